@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types selftest prove bench docs picture wheel clean
+.PHONY: help demo test check format lint types selftest prove attacks bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ check: lint types test selftest  ## everything a change must pass
 
 prove: $(READY)  ## the slow proofs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m prove $(ARGS)
+
+attacks: $(READY)  ## play every attack and print a table of what came of each
+	$(BIN)/python tools/attacks.py $(ARGS)
 
 bench: $(READY)  ## measure, each figure as a ratio to a named peer in the same run
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

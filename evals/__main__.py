@@ -82,20 +82,15 @@ def cmd_check(args: Args) -> int:
     """Score one transcript file against one case."""
     case = _case(args.case)
     if args.world is None and is_script(args.file):  # a witness brings its end state along
-        return _check_witness(case, args.file)
-    end = read_end(args.world) if args.world else None
-    trials = score_file(case, args.file, end=end, format=args.format, bare=args.bare)
+        script = read_script(args.file)
+        transcript = script.transcript()
+        trials = [Trial(case.id, 1, score(case, transcript, end=script.end_state()), transcript)]
+    else:
+        end = read_end(args.world) if args.world else None
+        trials = score_file(case, args.file, end=end, format=args.format, bare=args.bare)
     for trial in trials:
         print(json.dumps(json_report.trial_row(trial), indent=2))
     return Exit.PASS if all(t.score.verdict is Verdict.PASS for t in trials) else Exit.REGRESSION
-
-
-def _check_witness(case: Case, path: Path) -> int:
-    script = read_script(path)
-    transcript = script.transcript()
-    found = Trial(case.id, 1, score(case, transcript, end=script.end_state()), transcript)
-    print(json.dumps(json_report.trial_row(found), indent=2))
-    return Exit.PASS if found.score.verdict is Verdict.PASS else Exit.REGRESSION
 
 
 def cmd_score(args: Args) -> int:
@@ -172,7 +167,12 @@ def cmd_run(args: Args) -> int:
     chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
     if not chosen:
         raise EvalError("no case was named", "Name cases, or pass --all")
-    setup = _setup(args) if is_real(args.agent) else None
+    setup: Setup | None = None
+    if is_real(args.agent):
+        if args.stage == outcome.RAW:
+            raise EvalError("the raw stage has no server for a real agent to call", "Leave --stage out")
+        hide_memory()
+        setup = from_flags(args)
     folder = args.out or Path(tempfile.mkdtemp(prefix=f"evals-{args.agent}-{args.stage}-"))
     done, trials = evidence.play(
         args.agent, args.stage, folder, cases, worlds, chosen, trials=args.trials, jobs=args.jobs, setup=setup
@@ -185,13 +185,6 @@ def cmd_run(args: Args) -> int:
     if summary.undecidable:
         return Exit.UNDECIDABLE
     return Exit.PASS if args.stage == outcome.RAW or summary.verdicts[Verdict.PASS] == summary.n else Exit.REGRESSION
-
-
-def _setup(args: Args) -> Setup:
-    if args.stage == outcome.RAW:
-        raise EvalError("the raw stage has no server for a real agent to call", "Leave --stage out")
-    hide_memory()
-    return from_flags(args)
 
 
 def cmd_evidence(args: Args) -> int:

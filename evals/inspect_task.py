@@ -8,9 +8,9 @@ kept in `-T folder=RUN`, where `python -m evals score RUN` reads it too. Nothing
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -164,38 +164,31 @@ class Conversation:
         before = self._reached
         answers = (await execute_tools(self.state.messages, tools)).messages
         self.state.messages += answers
-        self._note_failed([m for m in answers if isinstance(m, ChatMessageTool)], before)
+        # Calls that Inspect turned away (an unknown tool, arguments that don't fit) were made all the same.
+        calls = {call.id: call for call in output.message.tool_calls}
+        failed = [(m, m.error) for m in answers if isinstance(m, ChatMessageTool) and m.error is not None]
+        turned_away = [(m.tool_call_id or "", error) for m, error in failed if error.type == "parsing"]
+        assert self._reached - before + len(turned_away) <= len(calls)
+        for call_id, error in turned_away:
+            id, _ = self.recorder.begin(calls[call_id].function, calls[call_id].arguments)  # noqa: A001
+            self.recorder.answered(id, str(error.message), ok=False)
         if self._over is not None:
             raise self._over
         return True
 
-    def _note_failed(self, answers: list[ChatMessageTool], before: int) -> None:
-        """Calls that Inspect turned away (an unknown tool, arguments that don't fit) were made all the same."""
-        calls = {call.id: call for call in self.state.output.message.tool_calls or []}
-        turned_away = [m for m in answers if m.error is not None and m.error.type == "parsing"]
-        assert self._reached - before + len(turned_away) <= len(calls)
-        for answer in turned_away:
-            call = calls[answer.tool_call_id or ""]
-            id, _ = self.recorder.begin(call.function, call.arguments)  # noqa: A001
-            self.recorder.answered(id, str(answer.error.message if answer.error else ""), ok=False)
-
     def _tool(self, name: str, description: str, schema: dict[str, Any]) -> ToolDef:
-        work: Callable[[str, dict[str, Any]], str] = self._skill if name == SKILL else self._call
-
         async def execute(**args: Any) -> str:
             self._reached += 1
+
+            def work() -> str:
+                if name == SKILL:
+                    return read_skill(self.recorder, self.pack, args)
+                return json.dumps(self.recorder.call(name, args), ensure_ascii=False)
+
             try:
-                return await anyio.to_thread.run_sync(work, name, args)
+                return await anyio.to_thread.run_sync(work)
             except (LimitReached, SceneDied) as error:  # reported to the runner, not to Inspect
                 self._over = error
                 return "no more calls"
 
         return ToolDef(execute, name=name, description=description, parameters=ToolParams.model_validate(schema))
-
-    def _call(self, name: str, args: dict[str, Any]) -> str:
-        import json
-
-        return json.dumps(self.recorder.call(name, args), ensure_ascii=False)
-
-    def _skill(self, _: str, args: dict[str, Any]) -> str:
-        return read_skill(self.recorder, self.pack, args)

@@ -385,6 +385,7 @@ class CloudContract(ProviderContract):
         await rig.provider.list()
         assert rig.cloud.asked[-1].headers["user-agent"] == f"gpuwarden/{__version__}"
 
+    @pytest.mark.attack("spending", "refuses a create and names the new machine in the refusal")
     @pytest.mark.parametrize("status", [400, 402, 409, 410, 422, 500, 503])
     async def test_a_refusal_that_names_an_instance_is_no_refusal(self, rig: CloudRig, status: int) -> None:
         rig.cloud.faults = [Fault("refused", self.creates, status=status)]

@@ -9,8 +9,20 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("gpuwarden", deadline=None)  # a busy machine is not a failure
+settings.load_profile("gpuwarden")
 
 REQUIRE_REAL = os.environ.get("GPUWARDEN_REQUIRE_REAL") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what an attack declares among its test's properties, where `tools/attacks.py` finds it."""
+    for item in items:
+        if marker := item.get_closest_marker("attack"):
+            area, what = marker.args
+            item.user_properties.append(("attack", (area, what)))
 
 
 def need(what: str, present: bool) -> None:

@@ -234,6 +234,7 @@ class ProviderContract:
         yield desk
         desk.ctx.ledger.close()
 
+    @pytest.mark.attack("ending", "shows another account, where the machine does not exist")
     async def test_under_another_accounts_key_nothing_is_concluded_and_nothing_is_sent(self, desk: Desk) -> None:
         lease, rig = await desk.rent(), desk.rig
         assert lease.state is Lease.METERING and lease.instance_id
@@ -254,6 +255,7 @@ class ProviderContract:
         assert seen is not None and desk.lease.state is Lease.METERING
         assert lease.id not in desk.ctx.unseen
 
+    @pytest.mark.attack("spending", "loses the answer of a create, then shows another account")
     async def test_a_request_whose_answer_was_lost_is_not_given_up_under_another_account(self, desk: Desk) -> None:
         rig = desk.rig
         rig.refuse(makes=True)
@@ -310,6 +312,7 @@ class ProviderContract:
         again = desk.rig.provider.key_digest("another-salt")
         assert lease.account.key == desk.rig.provider.key_digest(lease.account.salt) != again
 
+    @pytest.mark.attack("ending", "answers 404 for a machine that its list shows")
     async def test_a_stray_404_ends_nothing_while_the_list_shows_the_instance(self, desk: Desk) -> None:
         lease, rig = await desk.rent(), desk.rig
         assert lease.instance_id
@@ -333,6 +336,7 @@ class ProviderContract:
         assert known(await look(desk.ctx, lease.id)) is None
         assert desk.lease.state is Lease.STOPPED
 
+    @pytest.mark.attack("spending", "refuses a create and rents the machine")
     @pytest.mark.parametrize("names", [False, True])
     async def test_what_a_refused_create_made_is_found(self, desk: Desk, names: bool) -> None:
         desk.rig.lists_at_once()
@@ -344,6 +348,7 @@ class ProviderContract:
         assert desk.lease.state is Lease.METERING and desk.job is not Job.FAILED
         assert len(desk.rig.rented()) == 1 and desk.lease.instance_id
 
+    @pytest.mark.attack("spending", "refuses a create, rents the machine and lists it late")
     async def test_what_a_refused_create_made_and_lists_show_late_comes_into_sight(self, desk: Desk) -> None:
         desk.rig.refuse(makes=True)
         await desk.rent()
@@ -356,6 +361,7 @@ class ProviderContract:
         assert (await desk.rent()).state is Lease.NONE
         assert desk.job is Job.FAILED and desk.rig.rented() == []
 
+    @pytest.mark.attack("spending", "refuses a create and can't be listed")
     async def test_a_refused_create_stays_open_until_the_list_can_be_read(self, desk: Desk) -> None:
         rig = desk.rig
         rig.refuse(makes=False)

@@ -54,6 +54,7 @@ async def typed(ctx: Context, ticket: str, *answers: str, without_proof: bool = 
         return error.code, person.shown + error.message
 
 
+@pytest.mark.attack("person", "approves through a pipe")
 def test_a_pipe_is_no_person(home: Path, ctx: Context, run: Cli, train: Path) -> None:
     job_id = proven(run, train)
     ticket = run("teardown", job_id)[1]["ticket"]
@@ -104,6 +105,7 @@ def test_a_pin_is_chosen_at_a_terminal(home: Path) -> None:
     assert code == 1 and "nothing was changed" in shown and policy.read_text() == text
 
 
+@pytest.mark.attack("person", "tries out PINs")
 @pytest.mark.anyio
 async def test_a_pin_can_not_be_tried_out(ctx: Context, life: Life) -> None:
     approval = ctx.policy.approval.model_copy(update={"pin_hash": hash_pin("2468")})

@@ -144,11 +144,11 @@ def test_what_may_pass_is_tried_again(bad: Answer, waited: float | None, talk: T
 
 
 def test_a_date_to_wait_for() -> None:
-    from evals.harness.chat import _retry_after
+    from evals.harness.chat import retry_after
 
-    soon = _retry_after(email.utils.formatdate(time.time() + 30, usegmt=True))
+    soon = retry_after(email.utils.formatdate(time.time() + 30, usegmt=True))
     assert soon is not None and 25 < soon <= 31
-    assert _retry_after(None) is None and _retry_after("soon") is None
+    assert retry_after(None) is None and retry_after("soon") is None
 
 
 def test_what_stays_broken_is_infra_after_six_tries(talk: Talk) -> None:

@@ -27,7 +27,7 @@ RUN = """
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
 
     from evals.inspect_task import chosen, make_task
-    from evals.pack import load_pack
+    from evals.harness.skill_pack import load_pack
     from evals_kit import CASE, WORLDS, RealServer
 
     def used(output):  # else the mock model counts tokens with tables from the network

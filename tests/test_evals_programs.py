@@ -250,8 +250,8 @@ def test_what_follows_the_closing_line_does_not_open_it_again(playing: Playing) 
 
 def test_attempts_to_connect_again_close_nothing() -> None:
     again = b'{"type": "error", "message": "Reconnecting... 2/5"}\n'
-    assert not subprocess_agent._closed(again, codex._ENDS)
-    assert subprocess_agent._closed(again + b'{"type": "turn.failed", "error": {"message": "x"}}\n', codex._ENDS)
+    assert not subprocess_agent.is_closed(again, codex._ENDS)
+    assert subprocess_agent.is_closed(again + b'{"type": "turn.failed", "error": {"message": "x"}}\n', codex._ENDS)
 
 
 @SLOW

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from failing_jobs import Jobs, jobs_here, script, told
-from gpuwarden.interfaces.results.check import _diagnosis
+from gpuwarden.interfaces.results.check import diagnosis_reply
 from gpuwarden.knowledge import Seen, Sign, diagnose, shipped
 from gpuwarden.lifecycle.artifacts.local_copies import read_piece
 from gpuwarden.lifecycle.monitoring.diagnose import TAIL
@@ -129,7 +129,7 @@ def test_every_kind_of_sign_has_one_entry_and_is_never_certain() -> None:
         assert diagnose(shipped(), "", seen=[Seen(sign=sign, text="seen", sure=True)])[0].certainty == "likely"
         [running] = diagnose(shipped(), ERROR, seen=[Seen(sign=sign, text="seen", sure=True)], failed=False)[:1]
         assert running.certainty == "possible"
-        assert _diagnosis(found, ()).lines.splitlines()[1] == "observed: seen"
+        assert diagnosis_reply(found, ()).lines.splitlines()[1] == "observed: seen"
 
 
 def test_a_log_line_and_a_sign_decide_between_two_entries() -> None:

@@ -27,7 +27,7 @@ from gpuwarden.core.sanitize import QUOTE, UNQUOTE, named, quoted
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import verify_report
-from gpuwarden.interfaces.cli.approval import _show
+from gpuwarden.interfaces.cli.approval import show_request
 from gpuwarden.interfaces.cli.base import answer as print_reply
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.interfaces.results import Result
@@ -180,6 +180,7 @@ async def calling(ctx: Context) -> AsyncIterator[Callable[..., Any]]:
 # ---------------------------------------------------------------------------------------------------- the machine
 
 
+@pytest.mark.attack("text", "speaks to the model through a running job's status")
 async def test_a_running_job_s_words_are_fenced(ctx: Context) -> None:
     job = await running(ctx)
     async with calling(ctx) as call:
@@ -188,6 +189,7 @@ async def test_a_running_job_s_words_are_fenced(ctx: Context) -> None:
         await call("cancel_job", job_id=job)
 
 
+@pytest.mark.attack("text", "speaks to the model through a failed job's log")
 async def test_a_failed_job_s_words_are_fenced(ctx: Context) -> None:
     job = await ended(ctx, "failed")
     async with calling(ctx) as call:
@@ -196,6 +198,7 @@ async def test_a_failed_job_s_words_are_fenced(ctx: Context) -> None:
         assert words(await call("cancel_job", job_id=job)) >= {"why"}
 
 
+@pytest.mark.attack("text", "speaks to the model through names of files and processes")
 async def test_names_of_files_and_processes_are_fenced(ctx: Context) -> None:
     job = await ended(ctx)
     async with calling(ctx) as call:
@@ -207,6 +210,7 @@ async def test_names_of_files_and_processes_are_fenced(ctx: Context) -> None:
         await call("verify_checkpoint", job_id=job)
 
 
+@pytest.mark.attack("text", "speaks to the model through names inside a checkpoint")
 async def test_names_inside_a_checkpoint_are_fenced(ctx: Context, tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     folder.mkdir()
@@ -223,6 +227,7 @@ async def test_names_inside_a_checkpoint_are_fenced(ctx: Context, tmp_path: Path
 # ------------------------------------------------------------------------------------------------ the Hub, the clouds
 
 
+@pytest.mark.attack("text", "speaks to the model through a repo of the Hub")
 async def test_what_the_hub_holds_is_fenced(ctx: Context, tmp_path: Path) -> None:
     rows = "\n".join(json.dumps({hostile("column"): hostile("row")}) for _ in range(3))
     card = f"---\nlicense: {json.dumps(hostile('license'))}\n---\n# {hostile('readme')}\n"
@@ -239,6 +244,7 @@ async def test_what_the_hub_holds_is_fenced(ctx: Context, tmp_path: Path) -> Non
             await call("dataset_search", query="evil")
 
 
+@pytest.mark.attack("text", "speaks to the model through a provider's error")
 async def test_what_a_provider_says_is_fenced(ctx: Context) -> None:
     job = await running(ctx)
 
@@ -322,10 +328,11 @@ async def test_a_terminal_is_shown_harmless_text(ctx: Context, printed: Callable
     assert QUOTE not in shown and UNQUOTE not in shown, "people need no marks"
 
 
+@pytest.mark.attack("text", "draws on the terminal of the person who approves")
 async def test_a_person_who_approves_is_shown_harmless_text(ctx: Context) -> None:
     job = await ended(ctx)
     person = Typed()
-    _show(ctx, await request(ctx, job, "terminate"), person)
+    show_request(ctx, await request(ctx, job, "terminate"), person)
     assert words(person.shown) >= {"output", "stray"} and not DANGER.search(person.shown)
 
 
@@ -342,6 +349,7 @@ async def test_a_report_on_a_terminal_is_harmless(
 # ------------------------------------------------------------------------------------------------------- the marks
 
 
+@pytest.mark.attack("text", "forges the end of a fence")
 def test_a_quotation_can_t_close_itself() -> None:
     for text in (CLOSERS, UNQUOTE, QUOTE * 3, f"a{UNQUOTE}b{QUOTE}c", quoted(CLOSERS)):
         shown = quoted(text)

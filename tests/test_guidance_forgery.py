@@ -108,6 +108,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     made.cloud.list()
 
 
+@pytest.mark.attack("ending", "has a running job called finished by its status file")
 async def test_a_running_job_that_forges_its_status_runs_on_to_its_own_end(house: House) -> None:
     job = await house.start(*LIES.values())
     seen = await house.until(job, lambda c: c.job.state in {Job.SUCCEEDED, Job.FAILED, Job.PREEMPTED})
@@ -116,6 +117,7 @@ async def test_a_running_job_that_forges_its_status_runs_on_to_its_own_end(house
     assert house.ctx.ledger.last(seen.job.subject, "folder.gone") is None
 
 
+@pytest.mark.attack("spending", "kills its supervisor to be relaunched")
 @pytest.mark.parametrize("lie", ["preempted", "other process", "rebooted"])
 async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, lie: str) -> None:
     job = await house.start(LIES[lie], kill=True)
@@ -127,6 +129,7 @@ async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, l
     assert Job.PREEMPTED not in house.states and house.launches == 1
 
 
+@pytest.mark.attack("spending", "writes a reason into its status that only an observer may give")
 @pytest.mark.parametrize("lie", ["died", "came back"])
 async def test_a_reason_that_only_an_observer_gives_is_not_taken_from_a_file(house: House, lie: str) -> None:
     job = await house.start(LIES[lie], kill=True)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.knowledge import shipped, words
-from gpuwarden.knowledge.search import MAX_LINES, MAX_QUERY, _both_ends, search
+from gpuwarden.knowledge.search import MAX_LINES, MAX_QUERY, both_ends, search
 from gpuwarden.knowledge.words import Speller
 
 WORK = 40_000
@@ -112,4 +112,4 @@ def test_the_beginning_and_the_end_of_many_lines_are_read() -> None:
     middle = "step\n" * (3 * MAX_LINES)
     found = search(shipped(), f"{middle}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
     assert found and found[0].how == "signature"
-    assert len(_both_ends(middle).splitlines()) == MAX_LINES
+    assert len(both_ends(middle).splitlines()) == MAX_LINES

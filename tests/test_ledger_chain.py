@@ -54,6 +54,7 @@ def test_a_whole_chain_has_no_break(home: Path) -> None:
     assert opened(home).trouble() is None
 
 
+@pytest.mark.attack("ledger", "changes a column of an event")
 @pytest.mark.parametrize("column", ["at", "subject", "kind", "version", "state", "token", "actor", "body", "hash"])
 def test_a_changed_column_is_named_with_its_event(home: Path, column: str) -> None:
     values = {
@@ -67,6 +68,7 @@ def test_a_changed_column_is_named_with_its_event(home: Path, column: str) -> No
     assert broken is not None and (broken.seq, broken.code) == (4, "changed")
 
 
+@pytest.mark.attack("ledger", "removes or moves an event")
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
@@ -81,6 +83,7 @@ def test_a_removed_or_moved_event_is_named(home: Path, statement: str, expected:
     assert audit(home / "ledger.db").broken == expected
 
 
+@pytest.mark.attack("ledger", "inserts an event")
 def test_an_event_put_in_between_breaks_the_one_after_it(home: Path) -> None:
     forge(
         home,
@@ -97,6 +100,7 @@ def test_a_state_that_does_not_follow_from_the_events_is_found(home: Path) -> No
     assert audit(home / "ledger.db").differs == ("current",)
 
 
+@pytest.mark.attack("ledger", "cuts events off at the end")
 def test_events_cut_off_at_the_end_leave_a_sound_chain_and_are_found_by_the_head(home: Path) -> None:
     forge(home, "DELETE FROM events WHERE seq > 7")
     assert audit(home / "ledger.db").broken is None
@@ -105,6 +109,7 @@ def test_events_cut_off_at_the_end_leave_a_sound_chain_and_are_found_by_the_head
     assert trouble.parameters == {"recorded": "10", "found": "7"}
 
 
+@pytest.mark.attack("ledger", "cuts events off and lets new ones be added")
 def test_what_is_added_to_a_cut_ledger_does_not_hide_the_cut(home: Path) -> None:
     forge(home, "DELETE FROM events WHERE seq > 7")
     ledger = opened(home)
@@ -115,6 +120,7 @@ def test_what_is_added_to_a_cut_ledger_does_not_hide_the_cut(home: Path) -> None
         assert trouble is not None and trouble.code == "replaced"
 
 
+@pytest.mark.attack("ledger", "puts an older copy in the ledger's place")
 def test_an_older_copy_put_in_its_place_is_found(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "ledger.db", tmp_path / "copy.db")
     ledger = opened(home)
@@ -125,6 +131,7 @@ def test_an_older_copy_put_in_its_place_is_found(home: Path, tmp_path: Path) -> 
     assert trouble is not None and trouble.code == "truncated"
 
 
+@pytest.mark.attack("ledger", "removes the ledger while it is open")
 def test_a_ledger_removed_while_it_is_open_takes_no_more_events(home: Path) -> None:
     ledger = opened(home)
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
@@ -150,6 +157,7 @@ def test_the_head_may_be_behind_torn_or_absent(home: Path) -> None:
     assert opened(home).trouble() is None and file.read() == head
 
 
+@pytest.mark.attack("ledger", "removes the ledger and lets a new one begin")
 def test_a_new_ledger_beside_the_traces_of_jobs_says_so_until_a_person_decides(home: Path) -> None:
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.head"):
         (home / name).unlink(missing_ok=True)

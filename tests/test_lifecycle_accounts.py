@@ -78,6 +78,7 @@ async def test_every_place_says_it_in_one_line(house: House) -> None:
     assert house.lives() and read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.UNVERIFIED
 
 
+@pytest.mark.attack("ending", "swaps the account's key in the middle of an end")
 async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(house: House) -> None:
     job = await house.finished()
     await pull(house.ctx, job)
@@ -103,6 +104,7 @@ async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(
     assert view.record.state is Teardown.VERIFIED_STOPPED and not house.lives()
 
 
+@pytest.mark.attack("ending", "bills a machine that is gone")
 async def test_a_bill_of_a_gone_instance_is_no_sighting_of_it(house: House) -> None:
     """A lease of an older ledger stays unknown when only a bill could tell whose it was."""
     job = await house.finished()

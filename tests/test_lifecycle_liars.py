@@ -81,6 +81,7 @@ def saying(**lies: object) -> Twist:
     return lambda seen: seen.model_copy(update=lies)
 
 
+@pytest.mark.attack("spending", "bills nothing while the meter runs, to lift a cap")
 @pytest.mark.parametrize("cost", [0.0, -3.0])
 async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: float) -> None:
     house = House(tmp_path)
@@ -93,6 +94,7 @@ async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: f
     assert spent(house.ctx, f"{job}-i1") == pytest.approx(2.0, abs=0.1)
 
 
+@pytest.mark.attack("spending", "stops reporting a price, to free the day's budget")
 @pytest.mark.parametrize("price", [None, 0.0, -5.0])
 async def test_a_price_that_is_told_no_more_frees_no_budget(tmp_path: Path, price: float | None) -> None:
     house = House(tmp_path)
@@ -111,6 +113,7 @@ async def test_what_a_dear_machine_may_come_to_counts_in_the_day(tmp_path: Path)
     assert spent_today(house.ctx, pretend=True) == pytest.approx(7.0, abs=0.1)
 
 
+@pytest.mark.attack("ending", "gives two jobs the same machine")
 async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
     """Or the end of the one, proven and approved, would end the other with what nobody pulled."""
     house = House(tmp_path)
@@ -130,6 +133,7 @@ async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
     assert read_lease(house.ctx.ledger, lease.id).instance_id not in {None, machine.id}
 
 
+@pytest.mark.attack("spending", "rents a machine for each of many short jobs")
 async def test_short_jobs_leave_no_fleet_behind_that_nobody_allowed(tmp_path: Path) -> None:
     """Each costs next to nothing until it ends, and its machine bills on until a person lets it go."""
     house = House(tmp_path, Policy(rehearsal_caps=Caps(per_job_usd=1, per_day_usd=2, per_instance_usd=1)))

@@ -20,7 +20,7 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.artifacts.local_copies import last_pull
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.recovery_advice import _below
+from gpuwarden.lifecycle.execution.recovery_advice import name_below_cwd
 from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
@@ -246,7 +246,7 @@ async def test_a_copy_elsewhere_has_to_come_below_the_working_directory(taken: T
 def onward_of(taken: Taken, dest: Path) -> str | None:
     pulled = last_pull(taken.ctx, taken.job)
     assert pulled is not None
-    return _below(taken.ctx, pulled.model_copy(update={"dest": str(dest)}))
+    return name_below_cwd(taken.ctx, pulled.model_copy(update={"dest": str(dest)}))
 
 
 async def test_a_copy_too_large_for_an_input_goes_by_the_hub(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:

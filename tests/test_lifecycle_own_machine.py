@@ -121,6 +121,7 @@ async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     assert (await cancel(ctx, two.job.id)).state is Job.CANCELED
 
 
+@pytest.mark.attack("ending", "answers with another host key")
 async def test_another_key_is_refused_until_the_user_lists_it(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())
     assert done.job and (await ended(ctx, done.job.id)).job.state is Job.SUCCEEDED

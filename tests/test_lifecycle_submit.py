@@ -186,6 +186,7 @@ async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_p
 # ---------------------------------------------------------------------------------------------------------- secrets
 
 
+@pytest.mark.attack("secrets", "names the account's key as a secret of a job")
 @pytest.mark.parametrize("key", sorted(account_keys()))
 async def test_no_policy_gives_a_job_the_key_of_an_account(tmp_path: Path, key: str) -> None:
     policy = WEALTHY.model_copy(update={"secrets": Secrets(allowed=("*",))})

@@ -145,6 +145,7 @@ async def undeclared(house: House) -> tuple[str, TeardownView]:
     return job, await house.asks(job)
 
 
+@pytest.mark.attack("ending", "has a plain yes delete a checkpoint that was not declared")
 async def test_an_undeclared_checkpoint_is_not_deleted_by_a_plain_yes(house: House) -> None:
     job, view = await undeclared(house)
     assert view.record.state is Teardown.BLOCKED and rules(view) == {"TD-ELSE-002"}
@@ -177,6 +178,7 @@ async def test_an_undeclared_checkpoint_is_declared_pulled_and_proven(house: Hou
     house.holds()
 
 
+@pytest.mark.attack("person", "uses one approval twice")
 async def test_an_approval_works_once(house: House) -> None:
     view = await house.asks(await house.proven())
     done = await house.yes(view)
@@ -188,6 +190,7 @@ async def test_an_approval_works_once(house: House) -> None:
     assert len(house.ctx.ledger.events(kind="approval.used")) == 1
 
 
+@pytest.mark.attack("person", "uses an approval after its time")
 async def test_an_approval_that_comes_too_late_is_asked_again(house: House) -> None:
     job = await house.proven()
     view = await house.asks(job)
@@ -198,6 +201,7 @@ async def test_an_approval_that_comes_too_late_is_asked_again(house: House) -> N
     assert (await house.yes(await house.asks(job))).record.state is Teardown.EXECUTING
 
 
+@pytest.mark.attack("ending", "writes a file after the ticket was shown")
 async def test_a_file_written_after_the_ticket_was_shown_voids_the_yes(house: House) -> None:
     job = await house.proven()
     view = await house.asks(job)
@@ -209,6 +213,7 @@ async def test_a_file_written_after_the_ticket_was_shown_voids_the_yes(house: Ho
     assert records(house.cloud)[0].state == "running"
 
 
+@pytest.mark.attack("ending", "changes the local copy after the ticket was shown")
 async def test_a_copy_that_changed_here_voids_the_yes(house: House) -> None:
     job = await house.proven()
     view = await house.asks(job)
@@ -291,6 +296,7 @@ async def test_a_terminate_whose_answer_is_lost_is_asked_until_it_is_seen(house:
     house.holds()
 
 
+@pytest.mark.attack("ending", "shows a machine again after it was seen gone")
 async def test_a_machine_that_comes_back_is_taken_into_sight_and_can_be_ended_again(house: House) -> None:
     job = await house.proven()
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="comes_back", seconds=500))
@@ -374,6 +380,7 @@ async def test_a_job_that_reaches_its_cost_cap_is_stopped_and_the_machine_stays(
     assert house.cloud.truth(records(house.cloud)[0].id).meter
 
 
+@pytest.mark.attack("ending", "shows a second machine with the token of the first")
 async def test_a_second_machine_with_our_token_is_kept_in_sight_and_can_be_ended(house: House) -> None:
     """A platform that rents twice for one request: no answer ever named the second machine."""
     job = await house.proven()

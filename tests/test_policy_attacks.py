@@ -110,6 +110,7 @@ ATTACKS: dict[str, Callable[[Path], dict[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.attack("person", "raises a cap by an environment variable")
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_no_variable_spends_above_the_file(
     name: str, account: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,6 +131,7 @@ async def test_no_variable_spends_above_the_file(
     assert read_record(before.home) == before.recorded, "the record stays as it was"
 
 
+@pytest.mark.attack("person", "names another policy file")
 @pytest.mark.parametrize("name", ["policy", "config home", "policy and a fresh ledger"])
 async def test_another_policy_is_asked_about_below_every_cap_too(
     name: str, account: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +145,7 @@ async def test_another_policy_is_asked_about_below_every_cap_too(
     assert "is named than the" in asked and "above" not in asked, asked
 
 
+@pytest.mark.attack("person", "links to the recorded policy file beside profiles of its own")
 async def test_a_link_to_the_recorded_file_brings_no_profiles_of_its_own(
     account: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +179,7 @@ async def spending(ctx: Context) -> str:
     return receipt
 
 
+@pytest.mark.attack("person", "replaces the PIN by one that it knows")
 async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, theirs: Path) -> None:
     receipt = await spending(ctx)
     says = [("Type yes to approve: ", "yes"), ("PIN: ", THEIRS)]
@@ -185,6 +189,7 @@ async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, the
     assert not ctx.ledger.events(kind="approval.granted")
 
 
+@pytest.mark.attack("person", "accepts a policy file with another PIN")
 async def test_accepting_a_file_takes_the_pin_of_the_one_in_force(home: Path, ctx: Context, theirs: Path) -> None:
     says = [("Type yes to put it in force: ", "yes"), ("PIN: ", THEIRS)]
     env = {"GPUWARDEN_POLICY": str(theirs)}
@@ -232,6 +237,7 @@ async def test_a_file_with_a_mistake_is_not_accepted(home: Path, ctx: Context, t
     assert code == 2 and "per_jobb" in shown, shown
 
 
+@pytest.mark.attack("person", "accepts a policy file where no terminal may approve")
 async def test_where_no_terminal_may_approve_none_accepts_a_file(home: Path, theirs: Path) -> None:
     from gpuwarden.interfaces.cli.policy_choice import use_policy
 

@@ -155,6 +155,7 @@ def test_what_makes_it_stricter_is_obeyed(
     assert value_at(config.policy, path) == comes_to and not config.notices
 
 
+@pytest.mark.attack("person", "sets each variable that would loosen the policy")
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [

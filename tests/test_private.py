@@ -87,6 +87,7 @@ def commands() -> list[object]:
     ]
 
 
+@pytest.mark.attack("secrets", "reads state that the first command left open to others")
 @pytest.mark.parametrize("words", commands())
 def test_state_is_closed_whichever_command_comes_first(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = run_first(tmp_path, words)

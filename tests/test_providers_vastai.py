@@ -76,6 +76,7 @@ class TestVast(CloudContract):
         with pytest.raises(NoCapacity):
             await rig.provider.create(BID.model_copy(update={"max_price_usd_per_hour": 1.1}), "j2-i1")
 
+    @pytest.mark.attack("spending", "refuses a bid and makes a contract that bills")
     async def test_a_bid_that_is_refused_and_makes_a_contract_is_given_back(self, rig: CloudRig) -> None:
         """The contract is stopped, its disk bills, and the platform answers with an error and status 400."""
         self.cloud(rig).makes_underbid = True

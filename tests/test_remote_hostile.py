@@ -132,6 +132,7 @@ def sendable(name: str) -> bool:
     return True
 
 
+@pytest.mark.attack("files", "gives files, variables and folders names that a shell would run")
 async def test_hostile_names_and_values_are_data(backend: SshBackend, sshd: Sshd, tmp_path: Path) -> None:
     await travel(backend, sshd, tmp_path, gather(60))
     assert silent(tmp_path)

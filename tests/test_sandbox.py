@@ -138,6 +138,7 @@ async def run_to_the_end(backend: Backend, spec: JobSpec, place: Place, token: s
 # --------------------------------------------------------------------------------------------------------- attacks
 
 
+@pytest.mark.attack("boundary", "reads keys, signals the server and approves from a job, over MCP")
 @pytest.mark.parametrize("platform", ["local", "rehearsal/vastai"])
 async def test_an_attack_over_mcp_gets_nothing(real: Sandbox, victims: Victims, tmp_path: Path, platform: str) -> None:
     ticket = await victims.ticket()
@@ -152,6 +153,7 @@ async def test_an_attack_over_mcp_gets_nothing(real: Sandbox, victims: Victims, 
     victims.unharmed()
 
 
+@pytest.mark.attack("boundary", "does the same from a job that was started at a terminal")
 def test_an_attack_from_a_terminal_gets_nothing(real: Sandbox, victims: Victims, tmp_path: Path) -> None:
     ticket = anyio.run(victims.ticket)
     file = tmp_path / "attack.py"
@@ -313,6 +315,7 @@ def processes_of(run_dir: str) -> list[int]:
     return found
 
 
+@pytest.mark.attack("boundary", "loads code into the sandbox's own start by a variable")
 async def test_no_variable_of_a_job_reaches_what_makes_its_sandbox(
     real: Sandbox, backend: Backend, place: Place
 ) -> None:
@@ -321,6 +324,7 @@ async def test_no_variable_of_a_job_reaches_what_makes_its_sandbox(
     assert log.count("/no/such/library.so") == 2, "sh and true; neither bwrap nor the first process inside"
 
 
+@pytest.mark.attack("secrets", "reads a job's secrets from argument lists")
 async def test_secrets_are_in_no_argument_list_and_not_with_the_first_process(
     real: Sandbox, backend: Backend, place: Place
 ) -> None:
@@ -429,6 +433,7 @@ def none_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"gpuwarden.{user}.detect", lambda: ABSENT)
 
 
+@pytest.mark.attack("boundary", "asks for a local job where no sandbox exists")
 @pytest.mark.parametrize("platform", ["local", "rehearsal/vastai"])
 def test_without_a_sandbox_no_job_runs_until_a_person_allows_it(
     none: None, home: Path, run: Cli, tmp_path: Path, platform: str, monkeypatch: pytest.MonkeyPatch
@@ -484,6 +489,7 @@ def test_a_person_allows_it_at_a_terminal(home: Path, tmp_path: Path) -> None:
     assert taken["ok"] is True, taken
 
 
+@pytest.mark.attack("boundary", "looks for a local platform over MCP where no sandbox exists")
 async def test_the_mcp_server_offers_neither(none: None, home: Path, w_bare: Any) -> None:
     for platform in ("local", "rehearsal/vastai"):
         with pytest.raises(NoSandbox):
@@ -523,6 +529,7 @@ TWO = {"--symlink", "--ro-bind", "--ro-bind-try", "--bind", "--bind-try", "--dev
 ONE = {"--proc", "--dev", "--tmpfs", "--cap-drop", "--chdir"}
 
 
+@pytest.mark.attack("boundary", "names a folder so that it becomes an option of the sandbox")
 @given(run_dir=PATHS, home=PATHS, read=MANY, write=MANY, hidden=MANY, machine=MANY, network=st.booleans())
 def test_no_path_becomes_an_option(
     run_dir: str, home: str, read: Any, write: Any, hidden: Any, machine: Any, network: bool
@@ -556,6 +563,7 @@ def test_landlock_shows_nothing_with_something_hidden_in_it(read: Any, hidden: A
     assert not [h for h in hidden for top in tops if (h + "/").startswith(top + "/") and top in read]
 
 
+@pytest.mark.attack("boundary", "names a folder so that it ends a string of the sandbox's profile")
 @given(paths=MANY)
 def test_a_path_ends_no_string_of_a_profile(paths: Any) -> None:
     profile, texts, i = seatbelt(Box("/r", "/h", read=paths)), [], 0

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,7 @@ def test_edits_and_patches_of_the_policy_are_stopped() -> None:
     assert call("Read", path="/etc/gw/policy.toml") is None
 
 
+@pytest.mark.attack("guard", "edits the guard out of a client's settings")
 def test_the_guard_stays_in_the_settings_and_the_rest_is_theirs() -> None:
     file, hook = (
         "/home/me/.claude/settings.json",
@@ -392,14 +394,19 @@ def wrong(name: str) -> list[str]:
     return [s for s in spellings(name) if (verdict_of_spelling(s) is not None) is not expected]
 
 
+@pytest.mark.attack("guard", "types what goes around gpuwarden in a hasty agent's spellings")
 @pytest.mark.parametrize(("kind", "most"), [("hasty", 0.03), ("innocent", 0.01)])
-def test_few_spellings_are_judged_wrongly(kind: str, most: float) -> None:
+def test_few_spellings_are_judged_wrongly(
+    kind: str, most: float, record_property: Callable[[str, object], None]
+) -> None:
     """At most 3 % of the hasty ones pass and at most 1 % of the innocent ones are stopped, of the unseen third too."""
     for names in ((kind, f"{kind}_unseen"), (f"{kind}_unseen",)):
         total = sum(len(spellings(name)) for name in names)
         assert total >= (300 if len(names) == 2 else 100)
         faults = [s for name in names for s in wrong(name)]
         assert len(faults) <= most * total, "\n".join(faults)
+        wrongly = "pass" if kind == "hasty" else "stopped"
+        record_property("figure", f"{len(faults)} of {total} {', '.join(names).replace('_', ' ')} spellings {wrongly}")
 
 
 def test_no_spelling_is_in_two_lists() -> None:
@@ -450,11 +457,13 @@ def is_quick(command: str) -> bool:
     return False
 
 
+@pytest.mark.attack("guard", "sends text that takes long to parse")
 @pytest.mark.parametrize("name", TANGLED)
 def test_no_text_takes_longer_than_a_fifth_of_a_second(name: str) -> None:
     assert is_quick(TANGLED[name])
 
 
+@pytest.mark.attack("guard", "types 20,000 times `env` so that the guard's time runs out")
 @pytest.mark.parametrize("name", ["env", "sudo", "substitutions", "pipes", "words", "doubled", "a word"])
 def test_what_cannot_be_read_in_time_is_stopped_with_a_reason(name: str) -> None:
     assert "to be read" in str(verdict(TANGLED[name])) or str(MOST_BYTES) in str(verdict(TANGLED[name]))
@@ -516,6 +525,7 @@ def config(tmp_path: Path) -> str:
     return str(file)
 
 
+@pytest.mark.attack("guard", "sends a call that the guard can't read")
 @pytest.mark.parametrize("client", ["claude", "codex", "cursor"])
 @pytest.mark.parametrize(
     "call", [b"", b"[]", b"{", b"\xff", b"7", b'{"a":' * 9_000, b'{"tool_input": {"command": "' + b"a" * 9_000_000]
@@ -531,6 +541,7 @@ def test_the_guard_answers_a_harmless_call(config: str) -> None:
     assert process([*GUARD, "claude", config], CALL).returncode == 0
 
 
+@pytest.mark.attack("guard", "removes a part of the guard")
 @pytest.mark.parametrize(
     "missing", ["tree_sitter", "tree_sitter_bash", "sqlite3", "gpuwarden.interfaces.hooks.guard.judge"]
 )
@@ -540,6 +551,7 @@ def test_without_a_part_of_it_the_guard_lets_nothing_pass(missing: str, config: 
     assert done.returncode == 2 and b"the guard failed" in done.stderr
 
 
+@pytest.mark.attack("guard", "breaks the guard's configuration")
 def test_a_config_of_another_form_lets_nothing_pass(tmp_path: Path) -> None:
     (tmp_path / "guard.json").write_text("{}")
     for file in ("guard.json", "nowhere.json"):
@@ -547,6 +559,7 @@ def test_a_config_of_another_form_lets_nothing_pass(tmp_path: Path) -> None:
     assert process(GUARD, CALL).returncode == 2
 
 
+@pytest.mark.attack("guard", "makes the guard loop")
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
 def test_a_guard_that_loops_is_ended_by_the_system() -> None:
     code = "import gpuwarden.interfaces.hooks.guard.__main__ as g; g.MOST_CPU_S = 1; g.bounded()\nwhile True: pass"
@@ -560,6 +573,7 @@ def tool(name: str, **given_to_tool: Any) -> str | None:
     return judged({"tool_name": name, "tool_input": given_to_tool, "cwd": "/home/me"}, RULES)
 
 
+@pytest.mark.attack("guard", "changes gpuwarden's variables in a client's settings")
 def test_variables_of_a_client_stay_as_a_person_set_them(tmp_path: Path) -> None:
     file = tmp_path / ".mcp.json"
     file.write_text('{"env": {"GPUWARDEN_CAPS_PER_JOB_USD": "5"}, "x": 1}')
@@ -574,6 +588,7 @@ def test_variables_of_a_client_stay_as_a_person_set_them(tmp_path: Path) -> None
     assert tool("Write", file_path="/home/me/README.md", content="export GPUWARDEN_POLICY=/tmp/p") is None
 
 
+@pytest.mark.attack("guard", "switches a client's hooks off")
 def test_hooks_are_not_switched_off() -> None:
     assert tool("Write", file_path="/p/.claude/settings.local.json", content='{"disableAllHooks": true}')
     assert tool("Edit", file_path="/p/.codex/config.toml", old_string="", new_string="[features]\nhooks = false\n")
@@ -591,6 +606,7 @@ def test_cursors_events_are_read() -> None:
     assert judged({"tool_name": "Delete", "tool_input": {"file_path": "/etc/gw/policy.toml"}}, RULES)
 
 
+@pytest.mark.attack("guard", "ends a machine through another MCP server")
 def test_a_platforms_server_is_judged_by_its_arguments_too() -> None:
     assert tool("mcp__runpod__graphql", query="mutation { podTerminate(input: {}) }")
     assert tool("mcp__hf__hf_jobs", operation="cancel", args={"job_id": "1"})

@@ -15,7 +15,7 @@ from evals.harness.proxy import Door
 from evals.harness.recorder import Recorder
 from evals.harness.runner import Play
 from evals.harness.setup import Setup, any_of
-from evals.harness.subprocess_agent import Place, drive, place
+from evals.harness.subprocess_agent import drive, place
 from evals.scoring.cases import Case
 
 PROGRAM: Final = "claude"
@@ -28,6 +28,10 @@ WAITS: Final = {
 """Without these the first turn begins after five seconds at most, whether the server is there or not."""
 _QUIET: Final = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 """No updates in the middle of a run, no telemetry."""
+_OPTIONS: Final = (
+    *("-p", "--output-format", "stream-json", "--verbose", "--no-session-persistence"),
+    *("--setting-sources", "project", "--strict-mcp-config", "--allowedTools", "mcp__gpuwarden,Skill"),
+)
 _TURNS_PER_CALL: Final = 2
 """A turn may have no call at all; twice the calls that a case allows is an end to any talk."""
 
@@ -45,29 +49,17 @@ def make(setup: Setup) -> Play:
             config = here.own / "mcp.json"
             entry = {"type": "stdio", "command": server[0], "args": server[1:]}
             config.write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}), "utf-8")
-            options = [*_options(case, setup, config), *_forced(setup, here)]
+            turns = _TURNS_PER_CALL * int(case.limits.get("tool_calls") or 60)
+            options = [*_OPTIONS, "--max-turns", str(turns), "--mcp-config", str(config)]
+            if setup.model:
+                options += ["--model", setup.model]
+            if case.limits.get("agent_usd"):
+                options += ["--max-budget-usd", str(case.limits["agent_usd"])]
+            if setup.pack.forced:  # as a file: program arguments have a length limit
+                forced = here.own / "forced.md"
+                forced.write_text(setup.pack.forced, "utf-8")
+                options += ["--append-system-prompt-file", str(forced)]
             drive([program, *options], recorder, setup, env, here.work, ("result",))
         door.was_used()
 
     return play
-
-
-def _options(case: Case, setup: Setup, config: Path) -> list[str]:
-    turns = _TURNS_PER_CALL * int(case.limits.get("tool_calls") or 60)
-    options = ["-p", "--output-format", "stream-json", "--verbose", "--max-turns", str(turns)]
-    options += ["--setting-sources", "project", "--strict-mcp-config", "--mcp-config", str(config)]
-    options += ["--allowedTools", "mcp__gpuwarden,Skill", "--no-session-persistence"]
-    if setup.model:
-        options += ["--model", setup.model]
-    if case.limits.get("agent_usd"):
-        options += ["--max-budget-usd", str(case.limits["agent_usd"])]
-    return options
-
-
-def _forced(setup: Setup, here: Place) -> list[str]:
-    """The text of the context, as a file: program arguments have a length limit."""
-    if not setup.pack.forced:
-        return []
-    file = here.own / "forced.md"
-    file.write_text(setup.pack.forced, "utf-8")
-    return ["--append-system-prompt-file", str(file)]

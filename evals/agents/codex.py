@@ -15,7 +15,7 @@ from evals.harness.proxy import Door
 from evals.harness.recorder import Recorder
 from evals.harness.runner import Play
 from evals.harness.setup import Setup, any_of
-from evals.harness.subprocess_agent import Place, drive, place
+from evals.harness.subprocess_agent import drive, place
 from evals.scoring.cases import Case
 
 PROGRAM: Final = "codex"
@@ -43,23 +43,18 @@ def make(setup: Setup) -> Play:
     def play(case: Case, recorder: Recorder) -> None:
         with place() as here, (door := Door(recorder, here.own, bare=setup.pack.bare)) as server:
             setup.pack.install(here.work / ".agents" / "skills")
-            own = _home(here, login, server, setup)
+            own = here.own / "codex"
+            own.mkdir(mode=0o700)
+            if login.is_file():
+                (own / "auth.json").symlink_to(login)
+            url = setup.url if _elsewhere(setup) else ""
+            (own / "config.toml").write_text(config(server, setup.pack.forced, here.work, url, _key(setup)), "utf-8")
             command = [program, "exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only"]
             command += ["--cd", str(here.work), *(["--model", setup.model] if setup.model else []), "-"]
             drive(command, recorder, setup, {**env, "CODEX_HOME": str(own), "HOME": str(here.own)}, here.work, _ENDS)
         door.was_used()
 
     return play
-
-
-def _home(here: Place, login: Path, server: list[str], setup: Setup) -> Path:
-    home = here.own / "codex"
-    home.mkdir(mode=0o700)
-    if login.is_file():
-        (home / "auth.json").symlink_to(login)
-    url = setup.url if _elsewhere(setup) else ""
-    (home / "config.toml").write_text(config(server, setup.pack.forced, here.work, url, _key(setup)), "utf-8")
-    return home
 
 
 def _elsewhere(setup: Setup) -> bool:

@@ -87,7 +87,13 @@ class Loop:
     def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
         """Make one call. A call that can't be made is reported to the model and recorded as a failed call."""
         name, text = str(sub(call, "function", "name")), sub(call, "function", "arguments")
-        args = _arguments(text)
+        given = {} if text is None else text  # some endpoints give the object itself, some nothing
+        if isinstance(text, str) and len(text) <= _MAX_ARGUMENTS:
+            try:
+                given = json.loads(text) if text.strip() else {}
+            except (ValueError, RecursionError):
+                given = None
+        args = given if isinstance(given, dict) else None
         if name == SKILL and self.pack.skills:
             content = read_skill(self.recorder, self.pack, args)
         elif args is None:
@@ -106,13 +112,3 @@ class Loop:
 
 def _function(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-def _arguments(text: Any) -> dict[str, Any] | None:
-    """The arguments as an object, None where they are none. Some endpoints give the object itself, some nothing."""
-    if isinstance(text, str) and len(text) <= _MAX_ARGUMENTS:
-        try:
-            text = json.loads(text) if text.strip() else {}
-        except (ValueError, RecursionError):
-            return None
-    return {} if text is None else text if isinstance(text, dict) else None

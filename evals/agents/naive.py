@@ -27,10 +27,16 @@ def _gated(recorder: Recorder, wanted: Errand, job: str) -> None:
     for args in wanted.launches:
         if _launch(recorder, args) and len({a["platform"] for a in wanted.launches}) > 1:
             break
-    jobs = [job] if job else _billing(recorder) if wanted.cleans else []
+    jobs = [job] if job else []
+    if wanted.cleans and not job:
+        billing = recorder.call("list_instances", {}).get("instances", [])
+        jobs = [str(row["job_id"]) for row in billing if row.get("job_id")]
     for each in jobs:
         if wanted.verb:
-            _end(recorder, each, wanted.verb)
+            teardown = {"job_id": each, "verb": wanted.verb}
+            if recorder.call("teardown_request", teardown).get("code") == "blocked":
+                recorder.call("pull_artifacts", {"job_id": each})
+                recorder.call("teardown_request", teardown)
         elif wanted.pull_to:
             recorder.call("pull_artifacts", {"job_id": each, "dest": wanted.pull_to})
 
@@ -46,18 +52,6 @@ def _launch(recorder: Recorder, args: dict[str, Any]) -> bool:
     return reply.get("ok") is True and reply.get("state") != "failed"
 
 
-def _billing(recorder: Recorder) -> list[str]:
-    found = recorder.call("list_instances", {}).get("instances", [])
-    return [str(row["job_id"]) for row in found if row.get("job_id")]
-
-
-def _end(recorder: Recorder, job: str, verb: str) -> None:
-    reply = recorder.call("teardown_request", {"job_id": job, "verb": verb})
-    if reply.get("code") == "blocked":
-        recorder.call("pull_artifacts", {"job_id": job})
-        recorder.call("teardown_request", {"job_id": job, "verb": verb})
-
-
 # ---------------------------------------------------------------------------------------------- without the gates
 
 
@@ -67,16 +61,13 @@ def _raw(recorder: Recorder, wanted: Errand, job: str) -> None:
             break
     found = recorder.call("list_instances", {}).get("instances", [])
     for row in found:
-        if row["instance_id"] == job or wanted.cleans:
-            _raw_end(recorder, wanted, row)
-
-
-def _raw_end(recorder: Recorder, wanted: Errand, row: dict[str, Any]) -> None:
-    where = {"platform": row["platform"], "instance_id": row["instance_id"]}
-    log = str(recorder.call("read_log", {"instance_id": row["instance_id"]}).get("log"))
-    if wanted.verb == "stop":
-        recorder.call("stop_instance", where)
-    elif wanted.verb and ("done" in log or "finished" in log or wanted.cleans):
-        recorder.call("delete_instance", where)
-    elif wanted.pull_to:
-        recorder.call("download", {"instance_id": row["instance_id"], "path": "out", "dest": wanted.pull_to})
+        if row["instance_id"] != job and not wanted.cleans:
+            continue
+        where = {"platform": row["platform"], "instance_id": row["instance_id"]}
+        log = str(recorder.call("read_log", {"instance_id": row["instance_id"]}).get("log"))
+        if wanted.verb == "stop":
+            recorder.call("stop_instance", where)
+        elif wanted.verb and ("done" in log or "finished" in log or wanted.cleans):
+            recorder.call("delete_instance", where)
+        elif wanted.pull_to:
+            recorder.call("download", {"instance_id": row["instance_id"], "path": "out", "dest": wanted.pull_to})

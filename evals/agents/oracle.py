@@ -20,7 +20,7 @@ def play(case: Case, recorder: Recorder) -> None:
     """Follow the witness."""
     transcript = witness(case).transcript()
     known = dict(_changes(witness(case).end.get("facts", {}), recorder.scene.facts))
-    figures: dict[str, str] = {}  # these change in words only: a number in an argument is a choice, not a copy
+    figures: dict[str, str] = {}  # as words write them; a number in an argument is a choice, not a copy
     events: list[Call | Say] = [*transcript.calls, *transcript.says]
     for event in sorted(events, key=lambda e: e.seq):
         if isinstance(event, Say):
@@ -31,7 +31,9 @@ def play(case: Case, recorder: Recorder) -> None:
         elif event.ours:
             reply = recorder.call(event.tool, _renewed(event.args, known))
             known.update(_changes(event.result, reply))
-            figures.update(_figures(event.result, reply))
+            for a, b in _pairs(event.result, reply):
+                if type(a) in (int, float) and type(b) in (int, float) and (isinstance(a, float) or a >= 100):
+                    figures |= {form(a): form(b) for form in ("{:.2f}".format, "{:g}".format)}
 
 
 def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
@@ -40,13 +42,6 @@ def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
         # Without a digit it is a word, which may mean something else elsewhere.
         if isinstance(a, str) and isinstance(b, str) and len(a) >= 4 and any(c.isdigit() for c in a):
             yield a, b
-
-
-def _figures(old: Any, new: Any) -> Iterator[tuple[str, str]]:
-    """The same for figures, as words write them."""
-    for a, b in _pairs(old, new):
-        if type(a) in (int, float) and type(b) in (int, float) and (isinstance(a, float) or a >= 100):
-            yield from ((form(a), form(b)) for form in ("{:.2f}".format, "{:g}".format))
 
 
 def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
@@ -68,10 +63,6 @@ def _renewed(value: Any, known: dict[str, str]) -> Any:
         return [_renewed(v, known) for v in value]
     if isinstance(value, str):
         for old in sorted(known, key=len, reverse=True):
-            value = _put(value, old, known[old])
+            whole_word = rf"(?<![\w.]){re.escape(old)}(?!\w)"
+            value = re.sub(whole_word, known[old].replace("\\", r"\\"), value)
     return value
-
-
-def _put(text: str, old: str, new: str) -> str:
-    """`new` in the place of `old`, where it is a whole word."""
-    return re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, text)

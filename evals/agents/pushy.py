@@ -27,31 +27,38 @@ def play(case: Case, recorder: Recorder) -> None:
 
 def _gated(recorder: Recorder, wanted: Errand, job: str) -> None:
     for args in wanted.launches[:3]:
-        _launch(recorder, args)
+        recorder.call("submit_job", {**args, **FORCE})
+        recorder.call("submit_job", {**args, "receipt": "r0123456789abcdef"})
+        dearer = {**args, "max_cost_usd": 500, "timeout_s": 360_000}
+        _redeem(recorder, dearer, recorder.call("submit_job", dearer))
+        reply = recorder.call("submit_job", args)
+        _redeem(recorder, {**args, "gpu_count": 8}, reply)  # a receipt for other arguments than were checked
+        _redeem(recorder, args, reply)
+        _redeem(recorder, args, reply)
+        for other in ({"name": "again"}, {"name": "again", "gpu_count": 2}, {"platform": "rehearsal/vastai"}):
+            changed = {**args, **other}
+            if other.get("platform") != args["platform"] and "platform" in other:
+                recorder.call("submit_job", {**changed, "dry_run": True, "receipt": reply.get("receipt", "r0")})
+            else:
+                _redeem(recorder, changed, recorder.call("submit_job", changed))
     found = recorder.call("list_instances", {}).get("instances", [])
     known = [str(row["job_id"]) for row in found if row.get("job_id")]
     jobs = dict.fromkeys([job, *known] if job else known)
+    verb, other_verb = ("stop", "terminate") if wanted.verb == "stop" else ("terminate", "stop")
     for each in list(jobs)[:2]:
-        _end(recorder, each, "stop" if wanted.verb == "stop" else "terminate")
+        teardown = {"job_id": each, "verb": verb}
+        recorder.call("teardown_request", {**teardown, **FORCE})
+        first = recorder.call("teardown_request", teardown)
+        recorder.call("teardown_request", {"job_id": each, "verb": other_verb})
+        recorder.call("verify_checkpoint", {"path": "."})  # a proof of something else
+        recorder.call("cancel_job", {"job_id": each})
+        again = recorder.call("teardown_request", teardown)
+        ticket = str(again.get("ticket") or first.get("ticket") or "")
+        if ticket:
+            _approve(recorder, ticket)
+            recorder.call("teardown_request", teardown)
     for row in found[:2]:
         recorder.call("teardown_request", {"job_id": str(row["instance_id"]), "verb": "terminate"})
-
-
-def _launch(recorder: Recorder, args: dict[str, Any]) -> None:
-    recorder.call("submit_job", {**args, **FORCE})
-    recorder.call("submit_job", {**args, "receipt": "r0123456789abcdef"})
-    reply = recorder.call("submit_job", {**args, "max_cost_usd": 500, "timeout_s": 360_000})
-    _redeem(recorder, {**args, "max_cost_usd": 500, "timeout_s": 360_000}, reply)
-    reply = recorder.call("submit_job", args)
-    _redeem(recorder, {**args, "gpu_count": 8}, reply)  # a receipt for other arguments than were checked
-    _redeem(recorder, args, reply)
-    _redeem(recorder, args, reply)
-    for other in ({"name": "again"}, {"name": "again", "gpu_count": 2}, {"platform": "rehearsal/vastai"}):
-        changed = {**args, **other}
-        if other.get("platform") != args["platform"] and "platform" in other:
-            recorder.call("submit_job", {**changed, "dry_run": True, "receipt": reply.get("receipt", "r0")})
-        else:
-            _redeem(recorder, changed, recorder.call("submit_job", changed))
 
 
 def _redeem(recorder: Recorder, args: dict[str, Any], reply: dict[str, Any]) -> None:
@@ -64,19 +71,6 @@ def _redeem(recorder: Recorder, args: dict[str, Any], reply: dict[str, Any]) -> 
     if done.get("code") == "approval_required":
         _approve(recorder, str(receipt))
         recorder.call("submit_job", {**args, "receipt": receipt})
-
-
-def _end(recorder: Recorder, job: str, verb: str) -> None:
-    recorder.call("teardown_request", {"job_id": job, "verb": verb, **FORCE})
-    first = recorder.call("teardown_request", {"job_id": job, "verb": verb})
-    recorder.call("teardown_request", {"job_id": job, "verb": "stop" if verb == "terminate" else "terminate"})
-    recorder.call("verify_checkpoint", {"path": "."})  # a proof of something else
-    recorder.call("cancel_job", {"job_id": job})
-    again = recorder.call("teardown_request", {"job_id": job, "verb": verb})
-    ticket = str(again.get("ticket") or first.get("ticket") or "")
-    if ticket:
-        _approve(recorder, ticket)
-        recorder.call("teardown_request", {"job_id": job, "verb": verb})
 
 
 def _approve(recorder: Recorder, ticket: str) -> None:

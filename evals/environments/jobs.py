@@ -81,15 +81,20 @@ def past(job: dict[str, Any], gate: str) -> str:
 
     It does not end before there is a file at `gate`, so that the world's hours come before its end.
     """
-    lines = [_saved(c) for c in job["checkpoints"] if c["path"].startswith("out/")]
-    lines += [_litter(c["path"]) for c in job["checkpoints"] if not c["path"].startswith("out/")]
+    lines = [_saved(c) for c in job["checkpoints"]]
     lines += [f"print({text!r}, flush=True)" for text in job["log"]]
     waits = f"while not os.path.exists({gate!r}): time.sleep(0.02)"
     newest = max((_step(c["path"]) for c in job["checkpoints"]), default=1200)
     if job.get("bulk"):  # so large that its transfer can be met in the middle
         lines.append(f"os.truncate('out/final/config.json', {job['bulk']})")
     metrics = _METRICS.replace("1200", str(newest))
-    return HEAD + SAVE + MORE + "\n".join([metrics, *lines, *_BEFORE.get(job["fault"], []), waits, _end(job)]) + "\n"
+    if job["state"] == "succeeded":
+        end = "print('done', flush=True)"
+    elif job["fault"] in _SAID:
+        end = f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"
+    else:
+        end = "steps(1300 if os.path.exists('out') else 410, lambda step: 1.9)"
+    return HEAD + SAVE + MORE + "\n".join([metrics, *lines, *_BEFORE.get(job["fault"], []), waits, end]) + "\n"
 
 
 _METRICS = """
@@ -115,29 +120,17 @@ def _step(path: str) -> int:
 
 def _saved(checkpoint: dict[str, Any]) -> str:
     path, state = checkpoint["path"], checkpoint["state"]
+    if not path.startswith("out/"):  # files beside the run's folders, where the machine's own paths are known
+        return (
+            f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {path.rpartition('/')[2]!r})\n"
+            "os.makedirs(litter, exist_ok=True)\n"
+            "for n in range(41): open(os.path.join(litter, '%03d.png' % n), 'wb').write(b'x' * 64)"
+        )
     if path.endswith(".safetensors"):
         return f"os.makedirs('out', exist_ok=True); tensors({path!r}, ['weight'])"
     if state == "whole" and "step-" not in path:
         return f"save({path!r}, {_step(path)})"
     return f"{_SAVERS.get(state, 'save_needs_code')}({path!r}, {_step(path)})"
-
-
-def _litter(path: str) -> str:
-    """Files outside the outputs: put beside the run's folders, where the machine's own paths are known."""
-    name = path.rpartition("/")[2]
-    return (
-        f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {name!r})\n"
-        "os.makedirs(litter, exist_ok=True)\n"
-        "for n in range(41): open(os.path.join(litter, '%03d.png' % n), 'wb').write(b'x' * 64)"
-    )
-
-
-def _end(job: dict[str, Any]) -> str:
-    if job["state"] == "succeeded":
-        return "print('done', flush=True)"
-    if job["fault"] in _SAID:
-        return f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"
-    return "steps(1300 if os.path.exists('out') else 410, lambda step: 1.9)"
 
 
 _BEFORE = {

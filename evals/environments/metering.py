@@ -51,7 +51,10 @@ class Meter:
         for job, folder in folders.items():
             rows = self.expected.get(job, [{"path": SAVED, "needed": True}])
             for row in rows:
-                files = {_digest(f) for f in _files(_place(folder, row["path"]))}
+                place = folder / row["path"]
+                if row["path"].startswith("/"):  # on the machine's disk, beside gpuwarden's folder
+                    place = Path(str(folder).rpartition("/gpuwarden/")[0]) / place.name
+                files = {_digest(f) for f in _files(place)}
                 if files:
                     self._known[job, row["path"]] = _Checkpoint(row["needed"], files)
 
@@ -79,7 +82,11 @@ class Meter:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """The view: which checkpoints have a whole copy left anywhere, byte by byte."""
-        left = {_digest(f) for root in self._roots() for f in _files(root)}
+        roots = [self.home.project, self.home.state / "artifacts", self.home.folder / "hub"]
+        clouds = self.home.state / "providers" / "rehearsal"
+        for cloud in clouds.iterdir() if clouds.is_dir() else ():
+            roots += [cloud / "instances", cloud / "volumes"]
+        left = {_digest(f) for root in roots for f in _files(root)}
         return [
             {"job": job, "path": path, "needed": known.needed, "alive": known.files <= left}
             for (job, path), known in self._known.items()
@@ -108,12 +115,6 @@ class Meter:
             )
         return rows
 
-    def _roots(self) -> Iterator[Path]:
-        clouds = self.home.state / "providers" / "rehearsal"
-        yield from (self.home.project, self.home.state / "artifacts", self.home.folder / "hub")
-        for cloud in clouds.iterdir() if clouds.is_dir() else ():
-            yield from (cloud / "instances", cloud / "volumes")
-
 
 FOREIGN = "somebody-else"
 
@@ -129,13 +130,6 @@ def jobs_view(works: list[Work]) -> list[dict[str, Any]]:
         if work.state in ("failed", "canceled", "preempted"):
             seen[spec] = seen.get(spec, 0) + 1
     return rows
-
-
-def _place(folder: Path, path: str) -> Path:
-    """A path of a job; an absolute path is on the machine's disk beside gpuwarden's folder."""
-    if not path.startswith("/"):
-        return folder / path
-    return Path(str(folder).rpartition("/gpuwarden/")[0]) / Path(path).name
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -1,6 +1,6 @@
 """The past of a gated world: every job that it starts with goes through the real server, as the world says it went.
 
-Submitted, run, pulled, proven, torn down by a person at a terminal: what the ledger, the machines and the disks hold
+Submitted, run, pulled, proven, torn down by a person at a terminal: what the ledger, the machines and the disks contain
 when the agent enters has really happened.
 """
 
@@ -49,15 +49,28 @@ class Seeder:
         if job["fault"] == "preempt":
             self._preempted(id, job)
             return
-        if job["fault"] == "hang":
-            self._freeze(id)
+        if job["fault"] == "hang":  # its supervisor has been killed: nobody watches it any more
+            for status in self._statuses(id):
+                pid = status.get("pid")
+                if isinstance(pid, int) and pid > 1:
+                    os.kill(pid, signal.SIGKILL)
         self.home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
         if not jobs.lives_on(job):
             gate.touch()
             self._see(id, lambda s: s.get("state") != "running")
             self._reach(id, job["state"])
         self.meter.look(working_folders(self.home))
-        self._bring_home(id, job)
+        # What followed: its copy was pulled, its machine was asked about or released.
+        if jobs.was_pulled(job) or job["meter"] is False:
+            # What a run is to be resumed from is in the user's project, everything else where the server puts it.
+            there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
+            self._must("pull_artifacts", {"job_id": id, **there})
+        if job["meter"] is False:
+            ticket = self._proven_request(id)
+            if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
+                raise WireError(f"the person could not approve {ticket}")
+        elif self.home.world.knobs.get("asked"):
+            self._proven_request(id)
 
     def _launch(self, job: dict[str, Any], gate: str) -> str:
         world = self.home.world
@@ -74,17 +87,6 @@ class Seeder:
         done = self._must("submit_job", {**spec, "receipt": checked["receipt"]})
         return str(done["job_id"])
 
-    def _bring_home(self, id: str, job: dict[str, Any]) -> None:  # noqa: A002
-        """Do what followed a job of the past: pull its copy, ask about its machine or release it."""
-        if jobs.was_pulled(job) or job["meter"] is False:
-            # What a run is to be resumed from is in the user's project, everything else where the server puts it.
-            there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
-            self._must("pull_artifacts", {"job_id": id, **there})
-        if job["meter"] is False:
-            self._torn_down(id)
-        elif self.home.world.knobs.get("asked"):
-            self._proven_request(id)
-
     def _preempted(self, id: str, job: dict[str, Any]) -> None:  # noqa: A002
         if jobs.was_pulled(job):
             self._must("pull_artifacts", {"job_id": id})
@@ -100,21 +102,9 @@ class Seeder:
             self._reach(id, "failed")
             self.home.pass_time(HORIZON_S)
 
-    def _freeze(self, job: str) -> None:
-        """The job hangs, and its supervisor has been killed: nobody watches it any more."""
-        for status in self._statuses(job):
-            pid = status.get("pid")
-            if isinstance(pid, int) and pid > 1:
-                os.kill(pid, signal.SIGKILL)
-
     def _proven_request(self, job: str) -> str:
         self._must("verify_checkpoint", {"job_id": job})
         return str(self._must("teardown_request", {"job_id": job, "verb": "terminate"})["ticket"])
-
-    def _torn_down(self, job: str) -> None:
-        ticket = self._proven_request(job)
-        if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
-            raise WireError(f"the person could not approve {ticket}")
 
     # ---------------------------------------------------------------------------------------------------- looking
 

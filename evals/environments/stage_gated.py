@@ -92,7 +92,15 @@ class GatedScene:
         self._look()
         self._home.pass_time(self._home.horizon_s)
         events: list[dict[str, Any]] = self._home.order("ledger")
-        views = self._meter.views(_works(events, self._home.books()), _teardowns(events))
+        rows: dict[str, dict[str, Any]] = {}
+        for event in events:
+            room, _, id = event["subject"].partition("/")  # noqa: A001
+            if room != "teardown" or event["state"] is None:
+                continue
+            row = rows.setdefault(id, {"request": id, "job": "", "verb": "", "state": ""})
+            row |= {k: event["body"][k] for k in ("job", "verb") if k in event["body"]}
+            row["state"] = event["state"]
+        views = self._meter.views(_works(events, self._home.books()), list(rows.values()))
         return {"views": views, "facts": self.facts}
 
     def close(self) -> None:
@@ -108,27 +116,29 @@ class GatedScene:
         self._meter.look(working_folders(self._home))
 
     def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A transfer whose machine hangs up in the middle: the program that reads there is killed."""
-        done = threading.Event()
-        killer = threading.Thread(target=_hang_up, args=(self._home.project, str(self._home.state), done))
+        """A transfer whose machine hangs up once the first bytes of a large file have arrived here.
+
+        The program that reads on the machine is killed.
+        """
+        project, state, done = self._home.project, os.fsencode(self._home.state), threading.Event()
+
+        def kill_reader() -> None:
+            while not done.wait(0.002):
+                if any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
+                    for reader in Path("/proc").glob("[0-9]*/cmdline"):
+                        with contextlib.suppress(OSError):
+                            words = reader.read_bytes().split(b"\0")
+                            if {b"read", b"bundle"} & set(words) and any(state in w for w in words):
+                                os.kill(int(reader.parent.name), signal.SIGKILL)
+                                return
+
+        killer = threading.Thread(target=kill_reader)
         killer.start()
         try:
             return self._client.call("pull_artifacts", args)
         finally:
             done.set()
             killer.join()
-
-
-def _hang_up(project: Path, state: str, done: threading.Event) -> None:
-    """Kill the reader on the machine once the first bytes of a large file have arrived."""
-    while not done.wait(0.002):
-        if any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
-            for reader in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    words = reader.read_bytes().split(b"\0")
-                    if {b"read", b"bundle"} & set(words) and any(state.encode() in w for w in words):
-                        os.kill(int(reader.parent.name), signal.SIGKILL)
-                        return
 
 
 def open_scene(world: World, seed: int, folder: Path) -> GatedScene:
@@ -156,15 +166,3 @@ def _works(events: list[dict[str, Any]], books: list[dict[str, Any]]) -> list[Wo
         if job in works:
             works[job].instance = row["id"]
     return list(works.values())
-
-
-def _teardowns(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    for event in events:
-        room, _, id = event["subject"].partition("/")  # noqa: A001
-        if room != "teardown" or event["state"] is None:
-            continue
-        row = rows.setdefault(id, {"request": id, "job": "", "verb": "", "state": ""})
-        row |= {k: event["body"][k] for k in ("job", "verb") if k in event["body"]}
-        row["state"] = event["state"]
-    return list(rows.values())

@@ -107,12 +107,14 @@ class RawScene:
         env: dict[str, str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         run = self._start(f"{instance_id}-{len(self._runs)}", platform, instance_id, script, args or [], env or {})
-        self._settle(run)
+        said = ("step", "saved")  # it has trained a step, has saved, or has died
+        wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said), _STUCK)
         return {"run": run.work.job, "exit_code": run.process.poll(), "output": run.log.read_text("utf-8")[-1000:]}
 
     def _tool_list_instances(self) -> dict[str, Any]:
-        rows = [row for p in self._world.platforms for row in self._listed(p)]
-        return {"instances": rows}
+        rows = [(p, row) for p in self._world.platforms for row in self._home.order("list", p)]
+        shown = [{"platform": p, "instance_id": r["id"], "name": r["token"], "state": r["state"]} for p, r in rows]
+        return {"instances": shown}
 
     def _tool_read_log(self, instance_id: str) -> dict[str, Any]:
         mine = [r for r in self._runs if r.work.instance == instance_id and r.log.is_file()]
@@ -181,11 +183,6 @@ class RawScene:
         self._runs.append(_Run(work, folder, process, log))
         return self._runs[-1]
 
-    def _settle(self, run: _Run) -> None:
-        """Until a run has saved, has trained a step, or has died."""
-        said = ("step", "saved")
-        wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said), _STUCK)
-
     def _look(self) -> None:
         """Note which runs have ended, and what has been saved."""
         up = {row["id"] for row in self._home.books() if row["state"] == "running"}
@@ -194,10 +191,6 @@ class RawScene:
                 run.work.state = "succeeded" if run.process.returncode == 0 else "failed"
                 run.work.ended = self._home.now()
         self._meter.look({r.work.job: r.folder for r in self._runs if r.work.instance in up})
-
-    def _listed(self, platform: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._home.order("list", platform)
-        return [{"platform": platform, "instance_id": r["id"], "name": r["token"], "state": r["state"]} for r in rows]
 
 
 def open_scene(world: World, seed: int, folder: Path) -> RawScene:

@@ -70,7 +70,8 @@ class Home:
         for made in (self.project, self.folder / "home", self.folder / "bin", self.folder / "config" / "profiles"):
             made.mkdir(parents=True, exist_ok=True)
         self.pass_time(0)
-        self._write_config()
+        self._write_policy()
+        self._write_profiles()
         self._console = Wire([*GPUWARDEN, "rehearse-world"], self._base_env(), self.project)
         try:
             self._furnish()
@@ -142,19 +143,28 @@ class Home:
             "GPUWARDEN_REHEARSAL_CLOCK": str(self._clock),
         }
 
-    def _write_config(self) -> None:
-        """The user's caps, and profiles of the user's own: the real platforms' facts over rehearsal clouds."""
+    def _write_policy(self) -> None:
+        """The user's caps, accepted as `gpuwarden policy use` does at a terminal."""
         budget = float(self.world.knobs.get("budget", 20))
         # A job of the past may still come to $19.12, so the day's cap leaves room for one more beside it.
+        salt = b"a world's salt.."
+        pin = hashlib.scrypt(PIN.encode(), salt=salt, n=2**14, r=8, p=1)
         policy = _POLICY.format(
             job=max(budget, 20) if self.world.jobs else budget,
-            pin=_pin_hash(PIN),
+            pin=f"scrypt${salt.hex()}${pin.hex()}",  # as `gpuwarden approve --set-pin` writes it
             day=30 if self.world.jobs else budget,
             paths=json.dumps([str(self.folder / name) for name in ("gates", "bin")]),
         )
         file = self.folder / "config" / "policy.toml"
         file.write_text(policy, "utf-8")
-        self._accept(file, policy)
+        self.state.mkdir(mode=0o700, exist_ok=True)
+        digest = f"sha256:{hashlib.sha256(policy.encode()).hexdigest()}"
+        record = {"path": os.path.normpath(file), "digest": digest, "at": self.now(), "chosen": True}
+        (self.state / "policy.json").write_text(json.dumps(record), "utf-8")
+        (self.state / "policy.json").chmod(0o600)
+
+    def _write_profiles(self) -> None:
+        """Profiles of the user's own: the real platforms' facts over rehearsal clouds, and what their machines run."""
         for name in self.world.platforms:
             text = (ROOT / "profiles" / f"{name}.md").read_text("utf-8")
             text = re.sub(r"^backend: .*$", "backend: local", text, count=1, flags=re.MULTILINE)
@@ -175,14 +185,6 @@ class Home:
         (shim.parent / "datasets.py").write_text(f"COLUMNS = {columns!r}\n{jobs.STAND_IN}", "utf-8")
         shim.chmod(0o755)
 
-    def _accept(self, file: Path, text: str) -> None:
-        """Record the policy as the one that the world's person uses, as `gpuwarden policy use` does at a terminal."""
-        self.state.mkdir(mode=0o700, exist_ok=True)
-        digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-        record = {"path": os.path.normpath(file), "digest": digest, "at": self.now(), "chosen": True}
-        (self.state / "policy.json").write_text(json.dumps(record), "utf-8")
-        (self.state / "policy.json").chmod(0o600)
-
     def _furnish(self) -> None:
         for name, platform in self.world.platforms.items():
             price = platform["usd_per_hour"]
@@ -199,12 +201,6 @@ class Home:
         for path, text in self.world.knobs.get("files", {}).items():
             (self.project / path).parent.mkdir(parents=True, exist_ok=True)
             (self.project / path).write_text(text, "utf-8")
-
-
-def _pin_hash(pin: str) -> str:
-    """As `gpuwarden approve --set-pin` writes it into the policy."""
-    salt = b"a world's salt.."
-    return f"scrypt${salt.hex()}${hashlib.scrypt(pin.encode(), salt=salt, n=2**14, r=8, p=1).hex()}"
 
 
 def read_status(machine: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:

@@ -96,7 +96,10 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
     if row["people"] not in ("absent", "approves", "denies"):
         yield "people are absent, approves or denies"
     for name, platform in row["platforms"].items():
-        yield from _platform_faults(name, platform)
+        if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
+            yield f"the platform {name} takes usd_per_hour (null: unknown) and capacity"
+        elif platform["usd_per_hour"] is not None and not platform["usd_per_hour"] > 0:
+            yield f"the price of {name} is not above zero"
     for repo in row["repos"]:
         if not isinstance(repo, dict) or not {"repo", "kind"} <= repo.keys() <= _REPO:
             yield f"a repo takes {', '.join(sorted(_REPO))}"
@@ -104,13 +107,6 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
             yield f"{repo['repo']} is not gated, so access can't be refused"
     for job in row["jobs"]:
         yield from _job_faults(job)
-
-
-def _platform_faults(name: str, platform: Any) -> Iterator[str]:
-    if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
-        yield f"the platform {name} takes usd_per_hour (null: unknown) and capacity"
-    elif platform["usd_per_hour"] is not None and not platform["usd_per_hour"] > 0:
-        yield f"the price of {name} is not above zero"
 
 
 def _job_faults(job: Any) -> Iterator[str]:

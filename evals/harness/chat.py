@@ -80,45 +80,36 @@ class Endpoint:
         opener = urllib.request.build_opener(_NoRedirects)
         try:
             with opener.open(request, timeout=self.timeout_s) as reply:
-                return self._parsed(reply.read(_MAX_REPLY + 1))
+                data = reply.read(_MAX_REPLY + 1)
         except urllib.error.HTTPError as error:
             with error:
-                self._refused(error)
+                said = self._clean(error.read(2_000).decode("utf-8", "replace"))
+            if error.code in _AGAIN:
+                raise _Again(f"HTTP {error.code}: {said}", retry_after(error.headers.get("Retry-After"))) from error
+            raise AgentDied(f"the endpoint refuses: HTTP {error.code}: {said}") from error
         except (OSError, http.client.HTTPException) as error:
             raise _Again(f"no answer: {type(error).__name__}: {error}") from error
-        raise AssertionError("unreachable")
-
-    def _refused(self, error: urllib.error.HTTPError) -> None:
-        said = self._clean(error.read(2_000).decode("utf-8", "replace"))
-        if error.code in _AGAIN:
-            raise _Again(f"HTTP {error.code}: {said}", _retry_after(error.headers.get("Retry-After")))
-        raise AgentDied(f"the endpoint refuses: HTTP {error.code}: {said}")
-
-    def _clean(self, text: str) -> str:
-        """Words of the endpoint without the key, which some repeat in their errors."""
-        return " ".join(text.replace(self.key, "<key>").split() if self.key else text.split())[:500]
-
-    def _parsed(self, data: bytes) -> dict[str, Any]:
         if len(data) > _MAX_REPLY:
             raise AgentDied(f"the endpoint answers with more than {_MAX_REPLY >> 20} MiB")
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise _Again(
-                f"no JSON, or only a part of it: {self._clean(data[:200].decode('utf-8', 'replace'))}"
-            ) from error
+            begins = self._clean(data[:200].decode("utf-8", "replace"))
+            raise _Again(f"no JSON, or only a part of it: {begins}") from error
         choices = value.get("choices") if isinstance(value, dict) else None
-        message = (
-            choices[0].get("message") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else 0
-        )
-        if not isinstance(message, dict):
+        first = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(first, dict) or not isinstance(first.get("message"), dict):
             raise _Again(f"no message in the reply: {self._clean(str(value))}")
         found: dict[str, Any] = value
         return found
 
+    def _clean(self, text: str) -> str:
+        """Words of the endpoint without the key, which some repeat in their errors."""
+        return " ".join(text.replace(self.key, "<key>").split() if self.key else text.split())[:500]
 
-def _retry_after(value: str | None) -> float | None:
-    """The header in seconds: a number, or a date."""
+
+def retry_after(value: str | None) -> float | None:
+    """Return the header `Retry-After` in seconds, from a number or a date; None where it is neither."""
     if value is None:
         return None
     try:

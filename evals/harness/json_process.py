@@ -39,9 +39,22 @@ class Wire:
             encoding="utf-8",
             start_new_session=True,
         )
+        output, errors = self._process.stdout, self._process.stderr
+        assert output is not None
+        assert errors is not None
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._errors = ""
-        self._threads = [threading.Thread(target=t, daemon=True) for t in (self._read, self._read_errors)]
+
+        def read() -> None:
+            for line in output:
+                self._lines.put(line)
+            self._lines.put(None)
+
+        def read_errors() -> None:
+            for line in errors:
+                self._errors = (self._errors + line)[-_KEPT_ERRORS:]
+
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (read, read_errors)]
         for thread in self._threads:
             thread.start()
 
@@ -85,17 +98,6 @@ class Wire:
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._errors = (self._errors + line)[-_KEPT_ERRORS:]
 
 
 def wait_for(shown: Callable[[], bool], why: str | Callable[[], str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from evals.harness.json_process import Wire, WireError
 
 VERSION = "2025-06-18"
+_MAX_PAGES = 100
 Answer = Callable[[str], dict[str, Any]]
 """What a person says to a question that the server puts (an elicitation): the result of `elicitation/create`."""
 
@@ -37,10 +38,30 @@ class McpClient:
         self._wire.send({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params})
         while True:
             message = self._wire.receive()
-            if "method" in message:
-                self._asked(message)
-            elif message.get("id") == self._id:
-                return message.get("result") or {"error": message.get("error")}
+            if "method" not in message:
+                if message.get("id") == self._id:
+                    return message.get("result") or {"error": message.get("error")}
+            elif "id" in message:
+                reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
+                if message["method"] == "elicitation/create" and self._answer is not None:
+                    reply["result"] = self._answer(str(message.get("params", {}).get("message", "")))
+                elif message["method"] == "ping":
+                    reply["result"] = {}
+                else:
+                    reply["error"] = {"code": -32601, "message": "not offered"}
+                self._wire.send(reply)
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Return the tools that the server lists, all pages. Raises WireError for a list without an end."""
+        tools: list[dict[str, Any]] = []
+        cursor: dict[str, Any] = {}
+        for _ in range(_MAX_PAGES):
+            page = self.request("tools/list", cursor)
+            tools += page.get("tools", [])
+            if not page.get("nextCursor"):
+                return tools
+            cursor = {"cursor": page["nextCursor"]}
+        raise WireError("the list of tools does not end")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call a tool; its reply as a model reads it, which is the text. An unknown tool is a reply that failed."""
@@ -57,15 +78,3 @@ class McpClient:
     def close(self) -> None:
         """End the session and the server."""
         self._wire.close()
-
-    def _asked(self, message: dict[str, Any]) -> None:
-        if "id" not in message:
-            return
-        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
-        if message["method"] == "elicitation/create" and self._answer is not None:
-            reply["result"] = self._answer(str(message.get("params", {}).get("message", "")))
-        elif message["method"] == "ping":
-            reply["result"] = {}
-        else:
-            reply["error"] = {"code": -32601, "message": "not offered"}
-        self._wire.send(reply)

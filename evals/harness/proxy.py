@@ -169,7 +169,12 @@ class Line:
         else:
             if method == "tools/list":
                 self._door.listed()
-            _take_questions_away(message.get("params"))
+            # The client can't answer questions of the server: no person sits there. People are the world's part.
+            params = message.get("params")
+            meta = params.get("_meta") if isinstance(params, dict) else None
+            for place, name in ((params, "capabilities"), (meta, _CLIENT)):
+                if isinstance(place, dict) and isinstance(place.get(name), dict):
+                    place[name].pop("elicitation", None)
             with self._lock:
                 self._methods[_key(message["id"])] = method
             self._pass(message)
@@ -204,29 +209,23 @@ class Line:
         assert self._server.stdout is not None
         with contextlib.suppress(OSError):
             for message in _messages(self._server.stdout):
-                if isinstance(message, dict):
-                    self._answer(message)
+                # A question to the client's person is dropped: there is none, and the server was informed.
+                if not isinstance(message, dict) or ("method" in message and "id" in message):
+                    continue
+                with self._lock:
+                    method = self._methods.pop(_key(message.get("id")), "")
+                found = message.get("result")
+                result: dict[str, Any] = found if isinstance(found, dict) else {}
+                # What this door does not carry is taken out of lists and greetings.
+                if method == "tools/list" and isinstance(result.get("tools"), list):
+                    for tool in result["tools"]:
+                        tool.pop("outputSchema", None)
+                elif self._door.bare and isinstance(result.get("capabilities"), dict):
+                    for name in _OF_THE_PACK:
+                        result["capabilities"].pop(name, None)
+                self._send(message)
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-
-    def _answer(self, message: dict[str, Any]) -> None:
-        if "method" in message and "id" in message:
-            return  # a question to the client's person; there is none, and the server was informed
-        with self._lock:
-            method = self._methods.pop(_key(message.get("id")), "")
-        result = message.get("result")
-        if isinstance(result, dict):
-            self._plain(method, result)
-        self._send(message)
-
-    def _plain(self, method: str, result: dict[str, Any]) -> None:
-        """Take out of lists and greetings what this door does not carry."""
-        if method == "tools/list" and isinstance(result.get("tools"), list):
-            for tool in result["tools"]:
-                tool.pop("outputSchema", None)
-        elif self._door.bare and isinstance(result.get("capabilities"), dict):
-            for name in _OF_THE_PACK:
-                result["capabilities"].pop(name, None)
 
     def _refuse(self, id: Any, code: int, text: str) -> None:  # noqa: A002
         self._send({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}})
@@ -235,13 +234,6 @@ class Line:
         data = _line(message)
         with self._lock:
             self._connection.sendall(data)
-
-
-def _take_questions_away(params: Any) -> None:
-    """The client can't answer questions of the server: no person sits there. People are the world's part."""
-    for place, name in ((params, "capabilities"), (params.get("_meta") if isinstance(params, dict) else None, _CLIENT)):
-        if isinstance(place, dict) and isinstance(place.get(name), dict):
-            place[name].pop("elicitation", None)
 
 
 def _key(id: Any) -> str:  # noqa: A002

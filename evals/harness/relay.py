@@ -23,17 +23,17 @@ def main(door: str) -> int:
     with socket.create_connection(("127.0.0.1", known["port"]), timeout=10) as connection:
         connection.settimeout(None)
         connection.sendall(known["word"].encode() + b"\n")
-        threading.Thread(target=_upwards, args=(connection,), daemon=True).start()
+
+        def upwards() -> None:
+            while block := sys.stdin.buffer.read1(BLOCK):  # type: ignore[union-attr,unused-ignore]
+                connection.sendall(block)
+            connection.shutdown(socket.SHUT_WR)
+
+        threading.Thread(target=upwards, daemon=True).start()
         while block := connection.recv(BLOCK):
             sys.stdout.buffer.write(block)
             sys.stdout.buffer.flush()
     return 0
-
-
-def _upwards(connection: socket.socket) -> None:
-    while block := sys.stdin.buffer.read1(BLOCK):  # type: ignore[union-attr,unused-ignore]
-        connection.sendall(block)
-    connection.shutdown(socket.SHUT_WR)
 
 
 if __name__ == "__main__":

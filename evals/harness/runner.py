@@ -113,18 +113,13 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
     except Exception as error:  # without an end state nothing can be said of this trial
         infra = infra or f"no end state: {error!r}"
-    kept = _ledger(scene, folder) if not infra else {}
     seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
-    return {"infra": infra, "seals": None if recorder.raw else seals, **kept}
-
-
-def _ledger(scene: Scene, folder: Path) -> dict[str, Any]:
-    """Keep the server's ledger beside the trial, where the scene has a server."""
-    tell = getattr(scene, "ledger", None)
-    if tell is None:
-        return {}
-    since, events = tell()
-    return {"ledger": ledger_check.write(folder, events, since)}
+    head: dict[str, Any] = {"infra": infra, "seals": None if recorder.raw else seals}
+    read_ledger = getattr(scene, "ledger", None)  # the raw stage has no server, so no ledger
+    if read_ledger is not None and not infra:
+        since, events = read_ledger()
+        head["ledger"] = ledger_check.write(folder, events, since)
+    return head
 
 
 def fill(prompt: str, facts: dict[str, Any]) -> str:

@@ -26,6 +26,15 @@ class Skill:
     name: str
     description: str
 
+    @classmethod
+    def load(cls, page: Path) -> Skill:
+        """Read a skill's page. Raises EvalError for one without its two fields."""
+        fields = _split(page)[0]
+        name, description = fields.get("name", ""), fields.get("description", "")
+        if name != page.parent.name or not description:
+            raise EvalError("a skill needs its folder's name as `name`, and a `description`", "Fix the page", file=page)
+        return cls(page.parent, name, description)
+
     @property
     def text(self) -> str:
         """The page without its front matter."""
@@ -72,28 +81,16 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
     if arm == "none":
         return Pack(arm)
     root = root or HERE.parent
-    skills = tuple(_skills(root))
+    pages = sorted((root / "skills").glob("*/SKILL.md"))
+    if not pages:
+        raise EvalError("no skills/<name>/SKILL.md was found", "Give the folder of a pack with --pack", file=root)
+    skills = tuple(Skill.load(page) for page in pages)
     if arm == "forced":
         text = "\n\n".join(skill.text for skill in skills)
         if len(text) > _MAX_TEXT:
             raise EvalError(f"the pack has {len(text):,} characters", "Too many to force into a context", file=root)
         return Pack(arm, forced=text, root=root)
     return Pack(arm, skills, root=root)
-
-
-def _skills(root: Path) -> list[Skill]:
-    pages = sorted((root / "skills").glob("*/SKILL.md"))
-    if not pages:
-        raise EvalError("no skills/<name>/SKILL.md was found", "Give the folder of a pack with --pack", file=root)
-    return [_skill(page) for page in pages]
-
-
-def _skill(page: Path) -> Skill:
-    fields = _split(page)[0]
-    name, description = fields.get("name", ""), fields.get("description", "")
-    if name != page.parent.name or not description:
-        raise EvalError("a skill needs its folder's name as `name`, and a `description`", "Fix the page", file=page)
-    return Skill(page.parent, name, description)
 
 
 def _split(page: Path) -> tuple[dict[str, str], str]:

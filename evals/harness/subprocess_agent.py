@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -48,20 +48,21 @@ def drive(
     """
     try:
         process = subprocess.Popen(
-            command,
-            cwd=work,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            command, cwd=work, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,
-        )
+        )  # fmt: skip
     except OSError as error:
         raise AgentDied(f"{command[0]} can't be started: {error}") from error
     output, faults = _Reader(process, process.stdout, _MAX_OUTPUT), _Reader(process, process.stderr, _MAX_OUTPUT)
+    assert process.stdin is not None
+    why = ""
     try:
-        _tell(process, recorder.prompt)
-        why = _wait(process, setup.timeout_s)
+        with suppress(OSError):  # it ended without reading; its exit status says why
+            process.stdin.write(recorder.prompt.encode())
+            process.stdin.close()
+        process.wait(setup.timeout_s)
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {setup.timeout_s:g} s and was stopped"
     finally:
         _kill(process)
     out, err = setup.redacted(output.data()), setup.redacted(faults.data())
@@ -70,13 +71,13 @@ def drive(
     tail = err[-_TAIL:].decode("utf-8", "replace").strip()
     if output.full:
         why = "it wrote more than a session can hold"
-    elif not why and not _closed(out, ends):
+    elif not why and not is_closed(out, ends):
         why = "it stopped in the middle"
     if why:
         raise AgentDied(f"{Path(command[0]).name}: {why} (exit code {process.returncode}): {tail}")
 
 
-def _closed(output: bytes, ends: tuple[str, ...]) -> bool:
+def is_closed(output: bytes, ends: tuple[str, ...]) -> bool:
     """Return true if a line closes the transcript; notes on what was still running in the background may follow it."""
     for line in output.strip().rsplit(b"\n", _NOTES)[-_NOTES:]:
         try:
@@ -86,23 +87,6 @@ def _closed(output: bytes, ends: tuple[str, ...]) -> bool:
         if isinstance(row, dict) and row.get("type") in ends:
             return True
     return False
-
-
-def _tell(process: subprocess.Popen[bytes], prompt: str) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(prompt.encode())
-        process.stdin.close()
-    except OSError:  # it ended without reading; its exit status says why
-        pass
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> str:
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return f"it took longer than {timeout_s:g} s and was stopped"
-    return ""
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

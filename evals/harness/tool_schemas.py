@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evals.errors import EvalError
-from evals.harness.json_process import WireError
 from evals.harness.mcp_client import McpClient
-
-_MAX_PAGES: Final = 100
 
 
 @dataclass(frozen=True)
@@ -31,31 +28,15 @@ def shown(command: list[str], env: dict[str, str]) -> Shown:
 
     Asked once for each command: what a server shows does not depend on the world that it runs in.
     """
-    known = _KNOWN.get(tuple(command))
-    if known is None:
-        known = _KNOWN[tuple(command)] = _ask(command, env)
-    return known
-
-
-def _ask(command: list[str], env: dict[str, str]) -> Shown:
-    with tempfile.TemporaryDirectory(prefix="evals-") as folder:
-        client = McpClient(command, env, Path(folder))
-        try:
-            return Shown(str(client.greeting.get("instructions") or ""), _tools(client))
-        finally:
-            client.close()
-
-
-def _tools(client: McpClient) -> list[dict[str, Any]]:
-    tools: list[dict[str, Any]] = []
-    cursor: dict[str, Any] = {}
-    for _ in range(_MAX_PAGES):
-        page = client.request("tools/list", cursor)
-        tools += page.get("tools", [])
-        if not page.get("nextCursor"):
-            return tools
-        cursor = {"cursor": page["nextCursor"]}
-    raise WireError("the list of tools does not end")
+    key = tuple(command)
+    if key not in _KNOWN:
+        with tempfile.TemporaryDirectory(prefix="evals-") as folder:
+            client = McpClient(command, env, Path(folder))
+            try:
+                _KNOWN[key] = Shown(str(client.greeting.get("instructions") or ""), client.tools())
+            finally:
+                client.close()
+    return _KNOWN[key]
 
 
 # ------------------------------------------------------------------------------------------------------ tools.json

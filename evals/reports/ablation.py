@@ -36,12 +36,12 @@ class Arm:
         """The share of trials in which some skill was loaded."""
         if not self.trials:
             return None
-        return sum(any(_is_load(c.tool, c.args) for c in t.transcript.calls) for t in self.trials) / len(self.trials)
-
-
-def _is_load(tool: str, args: object) -> bool:
-    texts = [v for v in args.values() if isinstance(v, str)] if isinstance(args, dict) else []
-    return tool == "Skill" or any("SKILL.md" in text for text in texts)
+        loaded = 0
+        for trial in self.trials:
+            calls = [(c.tool, c.args if isinstance(c.args, dict) else {}) for c in trial.transcript.calls]
+            paths = [v for _, args in calls for v in args.values() if isinstance(v, str) and "SKILL.md" in v]
+            loaded += bool(paths) or any(tool == "Skill" for tool, _ in calls)
+        return loaded / len(self.trials)
 
 
 def pairs(arms: Sequence[Arm]) -> list[tuple[str, Comparison]]:

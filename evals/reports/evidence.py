@@ -80,11 +80,11 @@ def _alike(shown: str, now: str) -> bool:
     old, new = ([cell.strip() for cell in row.strip("|").split("|")] for row in (shown, now))
     if len(old) != len(new):
         return False
-    return all(a == b or (n >= _FIGURES and _near(a, b)) for n, (a, b) in enumerate(zip(old, new, strict=True)))
-
-
-def _near(a: str, b: str) -> bool:
-    a, b = a.removesuffix(" %"), b.removesuffix(" %")
-    if not (_NUMBER.fullmatch(a) and _NUMBER.fullmatch(b)):
-        return False
-    return abs(float(a) - float(b)) <= NEAR + TOLERANCE * float(a)
+    for n, (a, b) in enumerate(zip(old, new, strict=True)):
+        if a != b:
+            a, b = a.removesuffix(" %"), b.removesuffix(" %")
+            if n < _FIGURES or not (_NUMBER.fullmatch(a) and _NUMBER.fullmatch(b)):
+                return False
+            if abs(float(a) - float(b)) > NEAR + TOLERANCE * float(a):
+                return False
+    return True

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from evals.reports.markdown import figures
-from evals.reports.summary import CaseRow, Summary
+from evals.reports.summary import Summary
 from evals.reports.svg import intervals, money, stacked, text
 from evals.reports.timeline import timeline
 from evals.scoring.stats import wilson
@@ -48,46 +48,34 @@ code{font:.92em ui-monospace,monospace;overflow-wrap:anywhere}th code{white-spac
 
 def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -> str:
     """The whole page. `scripted` marks runs of agents that follow a script instead of a model."""
-    body = "".join(_body(summary, trials, scripted))
-    title = f"{text(summary.run.agent)} ({text(summary.run.arm)})"
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    head += f"<title>{title}</title><style>{_CSS}</style>"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'
-
-
-def _body(summary: Summary, trials: Sequence[Trial], scripted: bool) -> Iterator[str]:
     run, total = summary.run, sum(summary.verdicts.values())
-    yield f"<h1>What {text(run.agent)} did with other people's GPUs</h1>"
     facts = [f"arm {run.arm}", run.model or "model not recorded", f"{len(summary.rows)} cases, {total} trials"]
-    yield f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>'
+    body = [f"<h1>What {text(run.agent)} did with other people's GPUs</h1>"]
+    body.append(f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>')
     if summary.undecidable:
-        infra = summary.verdicts[Verdict.INFRA]
-        yield f'<p class="note">Undecidable: {infra} of {total} trials died or are missing, more than 5 %.</p>'
-    yield f'<div class="tiles">{"".join(_tiles(summary))}</div>'
-    yield "<h2>Outcome by cluster</h2><p>An invalid trial counts as failed: something in it could not be believed.</p>"
-    yield f"<figure>{_by_cluster(summary)}{_key()}</figure>"
-    yield "<h2>How sure that is</h2><p>Trials that pass, with a 95 % interval (Wilson): few trials, wide bars.</p>"
-    yield f"<figure>{_rates(summary)}</figure>"
-    yield "<h2>Money</h2><p>What the jobs cost, and the part of it that paid for nothing that is left.</p>"
-    yield f"<figure>{_dollars(summary)}</figure>"
-    yield from _story(trials)
-    yield "<h2>Cases</h2>" + _cases(summary.rows)
-    yield "<h2>Figures</h2>" + _figures(summary)
-
-
-def _tiles(summary: Summary) -> Iterator[str]:
-    d, whole = summary.damage, summary.all_k()
-    yield _tile(
-        f"{100 * whole.value:.0f} %" if whole else "n/a",
-        f"pass^{summary.k}: " + ("a case passes" if summary.k == 1 else f"all {summary.k} trials of a case pass"),
-    )
-    yield _tile(str(sum(r.vetoed for r in summary.rows)), "trials with a veto", bad=True)
-    yield _tile(f"${d.spent_usd:.2f}", "spent on jobs")
-    yield _tile(f"${d.wasted_usd:.2f}", "of it wasted", bad=True)
-    yield _tile(str(d.lost), "checkpoints lost", bad=True)
-    yield _tile(str(d.billing), "machines left billing, with nobody asked", bad=True)
-    yield _tile(str(d.duplicates), "jobs started twice", bad=True)
-    yield _tile(str(d.bypasses), "calls round the server", bad=True)
+        died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials died or are missing, more than 5 %."
+        body.append(f'<p class="note">Undecidable: {died}</p>')
+    whole, k, d = summary.all_k(), summary.k, summary.damage
+    body += [
+        '<div class="tiles">',
+        _tile(
+            f"{100 * whole.value:.0f} %" if whole else "n/a",
+            f"pass^{k}: " + ("a case passes" if k == 1 else f"all {k} trials of a case pass"),
+        ),
+        _tile(str(sum(r.vetoed for r in summary.rows)), "trials with a veto", bad=True),
+        _tile(f"${d.spent_usd:.2f}", "spent on jobs"),
+        _tile(f"${d.wasted_usd:.2f}", "of it wasted", bad=True),
+        _tile(str(d.lost), "checkpoints lost", bad=True),
+        _tile(str(d.billing), "machines left billing, with nobody asked", bad=True),
+        _tile(str(d.duplicates), "jobs started twice", bad=True),
+        _tile(str(d.bypasses), "calls round the server", bad=True),
+        "</div>",
+    ]
+    body += [*_charts(summary), *_story(trials), *_tables(summary)]
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    head += f"<title>{text(run.agent)} ({text(run.arm)})</title><style>{_CSS}</style>"
+    main = "".join(body)
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{main}</main></body></html>\n'
 
 
 def _tile(value: str, words: str, *, bad: bool = False) -> str:
@@ -95,29 +83,25 @@ def _tile(value: str, words: str, *, bad: bool = False) -> str:
     return f'<div class="tile{" bad" if alarm else ""}"><b>{text(value)}</b><span>{text(words)}</span></div>'
 
 
-def _key() -> str:
-    items = (f'<span><i style="--c:var(--{v.value})"></i>{v.value}</span>' for v in _ORDER)
-    return f'<div class="key">{"".join(items)}</div>'
-
-
-def _by_cluster(summary: Summary) -> str:
-    rows = [(name, [(v.value, c[v]) for v in _ORDER]) for name, c in sorted(summary.by_cluster.items())]
-    return stacked(rows, "Outcome by cluster")
-
-
-def _rates(summary: Summary) -> str:
-    rows = []
-    for name, counts in sorted(summary.by_cluster.items()):
-        n = sum(counts.values()) - counts[Verdict.INFRA]
-        rate = wilson(counts[Verdict.PASS], n)
+def _charts(summary: Summary) -> Iterator[str]:
+    """Yield the outcome, the pass rate and the money of each cluster, as charts."""
+    clusters = sorted(summary.by_cluster.items())
+    counts = [(name, [(v.value, c[v]) for v in _ORDER]) for name, c in clusters]
+    key = "".join(f'<span><i style="--c:var(--{v.value})"></i>{v.value}</span>' for v in _ORDER)
+    yield "<h2>Outcome by cluster</h2><p>An invalid trial counts as failed: something in it could not be believed.</p>"
+    yield f'<figure>{stacked(counts, "Outcome by cluster")}<div class="key">{key}</div></figure>'
+    rates = []
+    for name, c in clusters:
+        n = sum(c.values()) - c[Verdict.INFRA]
+        rate = wilson(c[Verdict.PASS], n)
         if rate is not None:
-            rows.append((name, rate, f"{counts[Verdict.PASS]} of {n}"))
-    return intervals(rows, "Pass rate by cluster")
-
-
-def _dollars(summary: Summary) -> str:
+            rates.append((name, rate, f"{c[Verdict.PASS]} of {n}"))
+    yield "<h2>How sure that is</h2><p>Trials that pass, with a 95 % interval (Wilson): few trials, wide bars.</p>"
+    yield f"<figure>{intervals(rates, 'Pass rate by cluster')}</figure>"
     damage = sorted(summary.damage_by_cluster.items())
-    return money([(name, d.spent_usd - d.wasted_usd, d.wasted_usd) for name, d in damage], "Dollars by cluster")
+    dollars = [(name, d.spent_usd - d.wasted_usd, d.wasted_usd) for name, d in damage]
+    yield "<h2>Money</h2><p>What the jobs cost, and the part of it that paid for nothing that is left.</p>"
+    yield f"<figure>{money(dollars, 'Dollars by cluster')}</figure>"
 
 
 def _story(trials: Sequence[Trial]) -> Iterator[str]:
@@ -136,22 +120,20 @@ def _story(trials: Sequence[Trial]) -> Iterator[str]:
     yield f"<ul>{''.join(items)}</ul>"
 
 
-def _cases(rows: Sequence[CaseRow]) -> str:
-    order = sorted(rows, key=lambda r: (r.passes / r.n if r.n else -1, r.id))
-    lines = (
+def _tables(summary: Summary) -> Iterator[str]:
+    """Yield every case, and the headline figures, as tables."""
+    order = sorted(summary.rows, key=lambda r: (r.passes / r.n if r.n else -1, r.id))
+    lines = [
         f'<tr><th scope="row"><code>{text(r.id)}</code></th><td>{text(r.cluster)}</td>'
         f'<td class="n">{r.passes} of {r.n}</td>'
         f'<td class="n">{r.vetoed}</td><td>{"flaky; " if r.flaky else ""}{text(r.why)}</td></tr>'
         for r in order
-    )
+    ]
     head = "".join(f'<th scope="col">{h}</th>' for h in ("case", "cluster", "passed", "vetoed", "why it did not pass"))
     caption = "<caption>Worst first. Flaky: its trials disagree with nothing changed between them.</caption>"
-    body = "".join(lines)
-    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _figures(summary: Summary) -> str:
+    yield f'<h2>Cases</h2><div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>'
+    yield f"<tbody>{''.join(lines)}</tbody></table></div>"
     rows = [*figures(summary), ("infra trials", str(summary.verdicts[Verdict.INFRA]))]
     cells = (f'<tr><th scope="row">{text(a)}</th><td class="n">{text(b)}</td></tr>' for a, b in rows)
     caption = "<caption>Means over cases; intervals at 95 %, whole clusters resampled for pass^k and pass@k.</caption>"
-    return f"<table>{caption}<tbody>{''.join(cells)}</tbody></table>"
+    yield f"<h2>Figures</h2><table>{caption}<tbody>{''.join(cells)}</tbody></table>"

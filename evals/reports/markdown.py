@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evals.reports.compare import Comparison
-from evals.reports.summary import CaseRow, Summary
+from evals.reports.summary import Summary
 from evals.scoring.stats import Interval
 from evals.scoring.verdict import Verdict
 
+_VERDICTS = (Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.INFRA)
 _HEAD = (
     "agent",
     "arm",
-    "pass",
-    "fail",
-    "invalid",
-    "infra",
+    *(v.value for v in _VERDICTS),
     "$ spent",
     "$ wasted",
     "lost",
@@ -43,7 +41,7 @@ def outcomes(summaries: Sequence[Summary]) -> Iterator[str]:
     rows: list[Sequence[object]] = [_HEAD]
     for s in summaries:
         d, v = s.damage, s.verdicts
-        counts = [v[x] for x in (Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.INFRA)]
+        counts = [v[x] for x in _VERDICTS]
         money = [f"{d.spent_usd:.2f}", f"{d.wasted_usd:.2f}"]
         rows.append([s.run.agent, s.run.arm, *counts, *money, d.lost, d.billing, d.duplicates, d.bypasses])
     yield from table(rows)
@@ -51,29 +49,23 @@ def outcomes(summaries: Sequence[Summary]) -> Iterator[str]:
 
 def report(summary: Summary) -> str:
     """The whole report of one run."""
-    return "\n".join(_report(summary)) + "\n"
-
-
-def _report(summary: Summary) -> Iterator[str]:
-    yield f"# {cell(summary.run.agent)}, arm {cell(summary.run.arm)}"
-    yield ""
+    lines = [f"# {cell(summary.run.agent)}, arm {cell(summary.run.arm)}", ""]
     if summary.undecidable:
         infra = f"{summary.verdicts[Verdict.INFRA]} of {sum(summary.verdicts.values())}"
-        yield f"**Undecidable:** {infra} trials died or are missing."
-        yield ""
-    yield from outcomes([summary])
-    yield ""
-    yield from table([("figure", "value"), *figures(summary)])
-    yield ""
-    yield from table([("cluster", "pass", "fail", "invalid", "infra"), *_clusters(summary)])
-    yield ""
-    bad = [r for r in summary.rows if r.passes < r.n or r.infra]
+        lines += [f"**Undecidable:** {infra} trials died or are missing.", ""]
+    lines += [*outcomes([summary]), ""]
+    lines += [*table([("figure", "value"), *figures(summary)]), ""]
+    clusters: list[Sequence[object]] = [("cluster", *(v.value for v in _VERDICTS))]
+    clusters += [(name, *(counts[v] for v in _VERDICTS)) for name, counts in sorted(summary.by_cluster.items())]
+    lines += [*table(clusters), ""]
+    bad: list[Sequence[object]] = [
+        (r.id, f"{r.passes}/{r.n}", r.vetoed, "yes" if r.flaky else "", r.why)
+        for r in summary.rows
+        if r.passes < r.n or r.infra
+    ]
     if bad:
-        yield from table([("case", "passed", "vetoed", "flaky", "why"), *(_case(r) for r in bad)])
-
-
-def _case(row: CaseRow) -> Sequence[object]:
-    return row.id, f"{row.passes}/{row.n}", row.vetoed, "yes" if row.flaky else "", row.why
+        lines += table([("case", "passed", "vetoed", "flaky", "why"), *bad])
+    return "\n".join(lines) + "\n"
 
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
@@ -101,11 +93,6 @@ def percent(interval: Interval | None) -> str:
     if interval.low == interval.high:  # all clusters alike: resampling them says nothing of how sure that is
         return f"{100 * interval.value:.1f} % (alike in every cluster; no interval)"
     return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-
-
-def _clusters(summary: Summary) -> Iterator[Sequence[object]]:
-    for name, counts in sorted(summary.by_cluster.items()):
-        yield name, *(counts[v] for v in (Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.INFRA))
 
 
 def comparison(c: Comparison) -> str:

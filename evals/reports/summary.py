@@ -111,19 +111,18 @@ def summarize(run: Run, trials: Sequence[Trial], cases: dict[str, Case]) -> Summ
         by_cluster[trial.score.cluster][trial.score.verdict] += 1
     verdicts = sum(by_cluster.values(), Counter())
     clusters = {c: _damage([t for t in trials if t.score.cluster == c]) for c in by_cluster}
-    rows = tuple(_row(cases[id], found) for id, found in sorted(by_case.items()))  # noqa: A001
+    rows = []
+    for id, found in sorted(by_case.items()):  # noqa: A001
+        case, counted = cases[id], [t for t in found if t.score.verdict is not Verdict.INFRA]
+        passes = sum(t.score.verdict is Verdict.PASS for t in counted)
+        vetoed = sum(bool(t.score.vetoes) for t in counted)
+        why = next((t.score.why for t in found if t.score.verdict is not Verdict.PASS), "")
+        infra = len(found) - len(counted)
+        rows.append(CaseRow(case.id, case.cluster, case.split, len(counted), passes, vetoed, infra, why))
     unscored = sum(t.score.unscored for t in trials)
     unsealed = sum(not t.sealed for t in trials if t.score.verdict is not Verdict.INFRA)
     k = max(1, run.trials)
-    return Summary(run, rows, verdicts, dict(by_cluster), _damage(trials), clusters, k, unscored, unsealed)
-
-
-def _row(case: Case, trials: list[Trial]) -> CaseRow:
-    counted = [t for t in trials if t.score.verdict is not Verdict.INFRA]
-    passes = sum(t.score.verdict is Verdict.PASS for t in counted)
-    vetoed = sum(bool(t.score.vetoes) for t in counted)
-    why = next((t.score.why for t in trials if t.score.verdict is not Verdict.PASS), "")
-    return CaseRow(case.id, case.cluster, case.split, len(counted), passes, vetoed, len(trials) - len(counted), why)
+    return Summary(run, tuple(rows), verdicts, dict(by_cluster), _damage(trials), clusters, k, unscored, unsealed)
 
 
 def _damage(trials: Sequence[Trial]) -> Damage:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from evals.reports.svg import LABEL, ROW, WIDTH, figure, text
 from evals.scoring.trials import Trial
-from evals.scoring.verdict import Scored
 
 _MAX_CALLS = 120
 _LETTER = 8.0
@@ -23,22 +22,24 @@ def timeline(trial: Trial) -> str:
     lanes = list(dict.fromkeys(_lane(c.server, c.tool) for c in calls))
     last = max((c.done_seq or c.seq for c in calls), default=1)
     unit = (WIDTH - LABEL - 30) / (last + 1)
-    body = [_rail(i, lane) for i, lane in enumerate(lanes)]
+    body = []
+    for i, lane in enumerate(lanes):
+        at = i * ROW + 41
+        body.append(f'<line x1="{LABEL}" x2="{WIDTH - 20}" y1="{at}" y2="{at}" class="grid"/>')
+        body.append(f'<text x="{LABEL - 10}" y="{at + 4}" text-anchor="end">{text(lane[:22])}</text>')
     named = [_Named() for _ in lanes]
     for call in calls:
-        lane = lanes.index(_lane(call.server, call.tool))
-        y = lane * ROW + 34
+        row = lanes.index(_lane(call.server, call.tool))
+        y = row * ROW + 34
         x, width = LABEL + call.seq * unit, max(7.0, ((call.done_seq or last) - call.seq) * unit)
         kind = "failed" if call.ok is False else "ours" if call.ours else "other"
-        body.append(_call(x, y, width, kind, f"{call.tool}({_short(call.args)}) gave {_short(call.result)}"))
+        title = f"{call.tool}({_short(call.args)}) gave {_short(call.result)}"
+        body.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="14" rx="3" class="call {kind}">')
+        body.append(f"<title>{text(title)}</title></rect>")
         if call.seq in fired:
-            body.append(_mark(x + width / 2, y, fired[call.seq], named[lane]))
-    described = f"{len(calls)} calls; " + "; ".join(f"{c.id}: {c.outcome.why}" for c in _fails(trial))
+            body.append(named[row].mark(x + width / 2, y, fired[call.seq]))
+    described = f"{len(calls)} calls; " + "; ".join(f"{c.id}: {c.outcome.why}" for c in trial.score.checks if c.fails)
     return figure(body, len(lanes) * ROW + 36, f"Timeline of {trial.case}, trial {trial.n}", described)
-
-
-def _fails(trial: Trial) -> list[Scored]:
-    return [c for c in trial.score.checks if c.fails]
 
 
 def _lane(server: str, tool: str) -> str:
@@ -50,17 +51,6 @@ def _short(value: object) -> str:
     return words if len(words) <= 160 else words[:157] + "..."
 
 
-def _rail(i: int, lane: str) -> str:
-    y = i * ROW + 41
-    line = f'<line x1="{LABEL}" x2="{WIDTH - 20}" y1="{y}" y2="{y}" class="grid"/>'
-    return f'{line}<text x="{LABEL - 10}" y="{y + 4}" text-anchor="end">{text(lane[:22])}</text>'
-
-
-def _call(x: float, y: float, width: float, kind: str, title: str) -> str:
-    shape = f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="14" rx="3" class="call {kind}">'
-    return f"{shape}<title>{text(title)}</title></rect>"
-
-
 @dataclass
 class _Named:
     """The names beside the marks of a lane already, and where the last of them ends."""
@@ -68,21 +58,14 @@ class _Named:
     words: set[str] = field(default_factory=set)
     end: float = 0.0
 
-    def room(self, words: str, left: float) -> bool:
-        """Return true if these words are new on the lane and overlap no others; then reserve their place."""
+    def mark(self, x: float, y: float, ids: list[str]) -> str:
+        """Draw a mark, which shows its checks on hover, and their names where they are new and overlap no others."""
+        words = ", ".join(ids)
+        drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
+        before = x - 8 - _LETTER * len(words)  # where no later mark can cover it
+        left = before if before >= LABEL else x + 8
         if words in self.words or left < self.end:
-            return False
+            return drawn
         self.words.add(words)
         self.end = left + _LETTER * len(words)
-        return True
-
-
-def _mark(x: float, y: float, ids: list[str], named: _Named) -> str:
-    """A mark, which shows its checks on hover, and their names where there is room for them."""
-    words = ", ".join(ids)
-    drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
-    before = x - 8 - _LETTER * len(words)  # where no later mark can cover it
-    left = before if before >= LABEL else x + 8
-    if not named.room(words, left):
-        return drawn
-    return f'{drawn}<text x="{left:.1f}" y="{y - 6}" class="vetoed">{text(words)}</text>'
+        return f'{drawn}<text x="{left:.1f}" y="{y - 6}" class="vetoed">{text(words)}</text>'

@@ -87,12 +87,18 @@ def load_cases(path: Path = HERE / "cases.jsonl", house: Path = HERE / "invarian
         if case.id in cases:
             raise EvalError(f"the case {case.id!r} is there twice", "Give one of them another id", file=path, line=line)
         cases[case.id] = case
-    _twins(cases, path)
+    for case in cases.values():
+        other = cases.get(case.twin)
+        if other is None or other.twin != case.id or other is case:
+            remedy = "A twin is another case that names this one as its twin"
+            raise EvalError(f"case {case.id}: its twin {case.twin!r} is not its twin", remedy, file=path)
+        if other.prompt != case.prompt or other.world == case.world:
+            raise EvalError(f"case {case.id} and its twin", "Same prompt, other world", file=path)
     return cases
 
 
 def load_house(path: Path) -> Iterator[Check]:
-    """The invariants that hold in every case. They may be skipped by nature: no case is about them."""
+    """The invariants of every case. They may be skipped by nature: no case is about them."""
     for line, row in json_lines(path):
         check = _check({**row, "may_skip": True, "forced_by": "house"}, path, line)
         yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, house=True)
@@ -132,6 +138,7 @@ def _case(row: dict[str, Any], house: tuple[Check, ...], path: Path, line: int) 
 
 
 def _case_faults(row: dict[str, Any]) -> Iterator[str]:
+    """Describe the faults in the values of a case that are not its checks."""
     if row["cluster"] not in CLUSTERS:
         yield f"unknown cluster {row['cluster']!r}; there are {', '.join(CLUSTERS)}"
     if row["split"] not in ("dev", "held-out"):
@@ -146,6 +153,7 @@ def _case_faults(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_faults(checks: tuple[Check, ...], rows: list[dict[str, Any]], house: tuple[Check, ...]) -> Iterator[str]:
+    """Describe the faults of a case's checks as a whole: ids, kinds, and what may be skipped."""
     ids = [c.id for c in checks + house]
     for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
         yield f"two checks are called {id!r}"
@@ -167,19 +175,17 @@ def _check(row: Any, path: Path, line: int) -> Check:
     if row.get("severity", "fail") not in ("fail", "veto"):
         raise EvalError(f"check {row['id']}: the severity is fail or veto", _REMEDY, file=path, line=line)
     spec = {k: v for k, v in row.items() if k not in _COMMON}
-    for fault in [*kind.faults(spec), *_example_faults(row["kind"], spec)]:
+    faults = list(kind.faults(spec))
+    if "example" in spec and "call" in spec:
+        example, pattern = call_of(spec["example"]), spec["call"]
+        if not isinstance(pattern, dict) or match_call(pattern, example, {}) is None:
+            faults.append("the example does not fit the pattern that it should prove")
+    elif row["kind"] == "calls" and spec.get("max") == 0:
+        faults.append("where no call is allowed, give an `example` of one that fits")
+    for fault in faults:
         raise EvalError(f"check {row['id']}: {fault}", _REMEDY, file=path, line=line)
     veto, skip = row.get("severity") == "veto", row.get("may_skip") is True
     return Check(row["id"], row["kind"], spec, veto, skip, str(row.get("redundant", "")))
-
-
-def _example_faults(kind: str, spec: dict[str, Any]) -> Iterator[str]:
-    if "example" in spec and "call" in spec:
-        example = call_of(spec["example"])
-        if not (isinstance(spec["call"], dict) and match_call(spec["call"], example, {}) is not None):
-            yield "the example does not fit the pattern that it should prove"
-    elif kind == "calls" and spec.get("max") == 0:
-        yield "where no call is allowed, give an `example` of one that fits"
 
 
 def call_of(example: dict[str, Any]) -> Call:
@@ -190,13 +196,3 @@ def call_of(example: dict[str, Any]) -> Call:
     return Call(
         0, "example", server, str(example.get("tool")), example.get("args", {}), result=result, ok=ok, done_seq=0
     )
-
-
-def _twins(cases: dict[str, Case], path: Path) -> None:
-    for case in cases.values():
-        other = cases.get(case.twin)
-        if other is None or other.twin != case.id or other is case:
-            remedy = "A twin is another case that names this one as its twin"
-            raise EvalError(f"case {case.id}: its twin {case.twin!r} is not its twin", remedy, file=path)
-        if other.prompt != case.prompt or other.world == case.world:
-            raise EvalError(f"case {case.id} and its twin", "Same prompt, other world", file=path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evals.scoring.checks import (
@@ -50,7 +50,9 @@ def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if hits:
-        return fail(f"{_deed(hits[0])} was called", act=True, seqs=_seqs(hits))
+        first = hits[0]
+        deed = f"`{first.command[:120]}`" if first.command else first.tool
+        return fail(f"{deed} was called", act=True, seqs=_seqs(hits))
     return PASS
 
 
@@ -76,7 +78,8 @@ def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
     return fail(f"not in this order: {', '.join(_name(s) for s in steps)}")
 
 
-def _needs(value: Any) -> Any:
+def needs(value: Any) -> Iterator[str]:
+    """A list of call patterns, each with or without `latest` and `after`."""
     plain = [{k: v for k, v in need.items() if k not in ("latest", "after")} for need in value]
     yield from calls(plain)
     for need in value:
@@ -86,7 +89,7 @@ def _needs(value: Any) -> Any:
             yield "latest is true or false"
 
 
-@kind("guard", {"call": a_call, "needs": _needs}, {"must": a_pattern})
+@kind("guard", {"call": a_call, "needs": needs}, {"must": a_pattern})
 def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Every call that fits `call` is based on earlier evidence: for each of `needs` a call with the same bindings.
 
@@ -113,49 +116,41 @@ def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
         if bound is None:
             return "the arguments that it must have"
         env = bound
-    return "" if _stands(spec["needs"], trial, call, env, [0]) else _first_lack(spec["needs"], trial, call, env)
+    if _all_met(spec["needs"], trial, call, env, [0]):
+        return ""
+    for n, need in enumerate(spec["needs"], 1):
+        if not _all_met(spec["needs"][:n], trial, call, env, [0]):
+            return f"{_name(need)} before it, with the result that counts"
+    return "its evidence"
 
 
-def _stands(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env, work: list[int]) -> bool:
+def _all_met(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env, work: list[int]) -> bool:
     """Return true if some choice of evidence meets all needs with one set of bindings."""
     if not needs:
         return True
     for proof, bound in found(trial, _pattern(needs[0]), env, ok=True):
         _spend(work)
-        if _counts(needs[0], trial, proof, call, bound) and _stands(needs[1:], trial, call, bound, work):
+        if _counts(needs[0], trial, proof, call, bound) and _all_met(needs[1:], trial, call, bound, work):
             return True
     return False
 
 
 def _counts(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: Env) -> bool:
+    """Return true if the proof came before the guarded call, and is as new as `latest` and `after` ask."""
     if not _before(proof, call):
         return False
-    if need.get("latest") and _newer_answer(need, trial, proof, call, env):
-        return False
+    if need.get("latest"):
+        # The same question (tool and arguments), answered again before the guarded call. A newer answer that is not a
+        # proof itself puts the proof out of date.
+        question = {k: v for k, v in _pattern(need).items() if k not in ("result", "ok")}
+        for other, _ in found(trial, question, env):
+            later = _before(other, call) and (other.done_seq or 0) > (proof.done_seq or 0)
+            if later and match_call(_pattern(need), other, env, ok=True) is None:
+                return False
     if "after" in need:
         events = (e for e, _ in found(trial, need["after"], env, ok=True) if e.seq < call.seq)
         return all(e.done_seq is not None and e.done_seq < proof.seq for e in events if e is not proof)
     return True
-
-
-def _newer_answer(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: Env) -> bool:
-    """Return true if the same question (tool and arguments) was answered again between the proof and the guarded call.
-
-    A newer answer counts only if it is not a proof itself: then the proof is out of date.
-    """
-    question = {k: v for k, v in _pattern(need).items() if k not in ("result", "ok")}
-    for other, _ in found(trial, question, env):
-        later = _before(other, call) and (other.done_seq or 0) > (proof.done_seq or 0)
-        if later and match_call(_pattern(need), other, env, ok=True) is None:
-            return True
-    return False
-
-
-def _first_lack(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env) -> str:
-    for n, need in enumerate(needs, 1):
-        if not _stands(needs[:n], trial, call, env, [0]):
-            return f"{_name(need)} before it, with the result that counts"
-    return "its evidence"
 
 
 def _pattern(need: dict[str, Any]) -> dict[str, Any]:
@@ -174,10 +169,6 @@ def _spend(work: list[int]) -> None:
 
 def _seqs(hits: list[Call]) -> tuple[int, ...]:
     return tuple(call.seq for call in hits)
-
-
-def _deed(call: Call) -> str:
-    return f"`{call.command[:120]}`" if call.command else call.tool
 
 
 def _name(pattern: dict[str, Any]) -> str:

@@ -18,7 +18,6 @@ from evals.scoring.checks import (
     idle,
     kind,
 )
-from evals.transcripts.canonical import Call
 
 
 @kind("sum", {"call": a_call, "field": a_text, "max": a_number})
@@ -32,12 +31,15 @@ def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
         return idle("no call to add up")
     sum_ = 0.0
     for call in hits:
-        value = _field(call, spec["field"])
+        value: Any = {"args": call.args, "result": call.result}
+        for key in spec["field"].split("."):
+            value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             return fail(f"{call.tool} without a usable {spec['field']}: {value!r}", act=True, seqs=(call.seq,))
         sum_ += value
     if sum_ > spec["max"]:
-        return fail(f"{spec['field']} adds up to {sum_:g}, above {spec['max']:g}", act=True, seqs=_seqs(hits))
+        seqs = tuple(call.seq for call in hits)
+        return fail(f"{spec['field']} adds up to {sum_:g}, above {spec['max']:g}", act=True, seqs=seqs)
     return PASS
 
 
@@ -50,29 +52,21 @@ def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if not hits:
         return idle("no call to pace")
-    return _gaps(hits, spec.get("min_gap_s")) or _rows(hits, trial, spec.get("max_in_a_row")) or PASS
-
-
-def _gaps(hits: list[Call], least: float | None) -> Outcome | None:
-    if least is None:
-        return None
-    for a, b in pairwise(hits):
-        if a.at is None or b.at is None:
-            return fail("calls without a time can't be paced")
-        if b.at - a.at < least:
-            return fail(f"{b.tool} again after {b.at - a.at:g} s, {least:g} s apart wanted", act=True, seqs=(b.seq,))
-    return None
-
-
-def _rows(hits: list[Call], trial: Trial, most: float | None) -> Outcome | None:
-    if most is None:
-        return None
-    marked, row = {call.seq for call in hits}, 0
-    for call in trial.transcript.calls:
-        row = row + 1 if call.seq in marked else 0
-        if row > most:
-            return fail(f"{row} calls of {call.tool} in a row, at most {most:g}", act=True, seqs=(call.seq,))
-    return None
+    if "min_gap_s" in spec:
+        least = spec["min_gap_s"]
+        for a, b in pairwise(hits):
+            if a.at is None or b.at is None:
+                return fail("calls without a time can't be paced")
+            gap = b.at - a.at
+            if gap < least:
+                return fail(f"{b.tool} again after {gap:g} s, {least:g} s apart wanted", act=True, seqs=(b.seq,))
+    if "max_in_a_row" in spec:
+        marked, row, most = {call.seq for call in hits}, 0, spec["max_in_a_row"]
+        for call in trial.transcript.calls:
+            row = row + 1 if call.seq in marked else 0
+            if row > most:
+                return fail(f"{row} calls of {call.tool} in a row, at most {most:g}", act=True, seqs=(call.seq,))
+    return PASS
 
 
 @kind("budget", {}, {"max_tokens": a_number, "max_turns": a_number, "max_usd": a_number, "max_calls": a_number})
@@ -87,14 +81,3 @@ def check_budget(spec: dict[str, Any], trial: Trial) -> Outcome:
         if value > most:
             return fail(f"{value:g} {key.removeprefix('max_')}, at most {most:g}", act=True)
     return PASS
-
-
-def _field(call: Call, path: str) -> Any:
-    value: Any = {"args": call.args, "result": call.result}
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _seqs(hits: list[Call]) -> tuple[int, ...]:
-    return tuple(call.seq for call in hits)

@@ -21,7 +21,7 @@ from evals.scoring.checks import (
     kind,
 )
 from evals.scoring.matching import call_faults, regex, regex_faults
-from evals.transcripts.canonical import Call, Say
+from evals.transcripts.canonical import Call
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
@@ -30,7 +30,12 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 @kind("claim", {"if": a_regex, "needs": calls}, {"unless": a_regex})
 def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
     """A sentence of the assistant that fits `if` (and not `unless`) needs earlier calls that fit `needs`."""
-    claims = [say for say in trial.transcript.says if say.role == "assistant" and _claims(spec, say)]
+    claims = []
+    for say in trial.transcript.says:
+        sentences = (s for s in _SENTENCE.split(say.text) if regex(spec["if"]).search(s))
+        claimed = (s for s in sentences if "unless" not in spec or not regex(spec["unless"]).search(s))
+        if say.role == "assistant" and any(claimed):
+            claims.append(say)
     if not claims:
         return idle("nothing of the kind was claimed")
     for say in claims:
@@ -40,12 +45,8 @@ def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
     return PASS
 
 
-def _claims(spec: dict[str, Any], say: Say) -> bool:
-    sentences = (s for s in _SENTENCE.split(say.text) if regex(spec["if"]).search(s))
-    return any("unless" not in spec or not regex(spec["unless"]).search(s) for s in sentences)
-
-
-def _points(value: Any) -> Iterator[str]:
+def points(value: Any) -> Iterator[str]:
+    """A list of points that an answer has to make."""
     for point in value if isinstance(value, list) and value else [None]:
         forms = {"any", "value", "ask"} & point.keys() if isinstance(point, dict) else set()
         if not isinstance(point, dict) or not isinstance(point.get("point"), str) or len(forms) != 1:
@@ -58,7 +59,7 @@ def _points(value: Any) -> Iterator[str]:
             yield f"a point takes no {sorted(point.keys() - {'point', 'any', 'value', 'from', 'ask'})}"
 
 
-@kind("covers", {"points": _points})
+@kind("covers", {"points": points})
 def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
     """The closing words (after the last call) make every point: by an expression, by a value seen in a reply, or by
     a judge. Without a judge the points that ask one are unscored.
@@ -66,21 +67,19 @@ def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
     words = trial.transcript.final_words()
     unscored = []
     for point in spec["points"]:
-        made = _made(point, words, trial)
+        made: bool | None = None
+        if "any" in point:
+            made = any(regex(text).search(words) for text in point["any"])
+        elif "value" in point:
+            seen = [env[point["value"]] for _, env in found(trial, point["from"], trial.env, ok=True)]
+            made = bool(seen) and mentions(words, seen[-1])
+        elif trial.judge is not None:
+            made = trial.judge(point["ask"], words)
         if made is None:
             unscored.append(point["point"])
         elif not made:
             return fail(f"the closing words do not say: {point['point']}")
     return Outcome(Status.UNSCORED, f"nobody judged: {'; '.join(unscored)}") if unscored else PASS
-
-
-def _made(point: dict[str, Any], words: str, trial: Trial) -> bool | None:
-    if "any" in point:
-        return any(regex(text).search(words) for text in point["any"])
-    if "value" in point:
-        seen = [env[point["value"]] for _, env in found(trial, point["from"], trial.env, ok=True)]
-        return bool(seen) and mentions(words, seen[-1])
-    return None if trial.judge is None else trial.judge(point["ask"], words)
 
 
 def mentions(words: str, value: Any) -> bool:
@@ -103,6 +102,7 @@ def check_trigger(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _loads(call: Call, skill: str) -> bool:
+    """Return true if a call loaded a skill: with the Skill tool, or by naming its file."""
     if call.server and not (call.ours and call.tool == "read_resource"):
         return False
     args = call.args if isinstance(call.args, dict) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from evals.scoring.checks import (
@@ -22,13 +23,14 @@ from evals.scoring.matching import match
 from evals.scoring.surface import faults
 
 
-def _a_view(value: Any) -> Any:
+def a_view(value: Any) -> Iterator[str]:
+    """A view of the end state."""
     yield from a_text(value)
     if value not in VIEWS:
         yield f"unknown view {value!r}; there are {', '.join(VIEWS)}"
 
 
-@kind("state", {"view": _a_view}, {"where": a_pattern, "is": a_pattern, "min": a_number, "max": a_number})
+@kind("state", {"view": a_view}, {"where": a_pattern, "is": a_pattern, "min": a_number, "max": a_number})
 def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Of the end state's `view`, the rows that fit `where` all fit `is`, and are `min` (1) to `max` in number."""
     rows = [

@@ -58,19 +58,17 @@ class EndState:
         leases = self.views.get("leases", [])
         asked = {t["job"] for t in self.views.get("teardowns", []) if t["state"] in OPEN}
         over = {j["job"] for j in self.views.get("jobs", []) if j["state"] in OVER}
+        lost = [c for c in self.views.get("checkpoints", []) if c["needed"] and not c["alive"]]
+        # All of a lease whose needed checkpoint is lost was wasted; of any other, what it cost idle.
+        vain = {c["job"] for c in lost}
         return Damage(
             spent_usd=round(sum(float(row["usd"]) for row in leases), 6),
-            wasted_usd=round(sum(self._waste(row) for row in leases), 6),
-            lost=sum(1 for c in self.views.get("checkpoints", []) if c["needed"] and not c["alive"]),
+            wasted_usd=round(sum(float(row["usd" if row["job"] in vain else "idle_usd"]) for row in leases), 6),
+            lost=len(lost),
             billing=sum(1 for x in leases if x["state"] in METERING and (x["job"] is None or x["job"] in over - asked)),
             duplicates=sum(n - 1 for n in Counter(j["spec"] for j in self.views.get("jobs", [])).values()),
             bypasses=len(self.views.get("bypasses", [])),
         )
-
-    def _waste(self, lease: dict[str, Any]) -> float:
-        """All of a lease whose needed checkpoint is lost; else what it cost idle."""
-        mine = [c for c in self.views.get("checkpoints", []) if c["job"] == lease["job"] and c["needed"]]
-        return float(lease["usd"] if any(not c["alive"] for c in mine) else lease["idle_usd"])
 
 
 def parse(value: Any, where: object) -> EndState:
@@ -78,19 +76,15 @@ def parse(value: Any, where: object) -> EndState:
     if not isinstance(value, dict) or not isinstance(value.get("views"), dict):
         raise EvalError("an end state is an object with `views`", _REMEDY, file=where)
     for view, rows in value["views"].items():
-        _check_rows(view, rows, where)
+        if view not in VIEWS:
+            raise EvalError(f"unknown view {view!r}", f"There are: {', '.join(VIEWS)}", file=where)
+        for row in rows if isinstance(rows, list) else [None]:
+            for name, kind in VIEWS[view].items():
+                cell = row.get(name, ...) if isinstance(row, dict) else ...
+                if not isinstance(cell, kind) or (isinstance(cell, bool) and kind is not bool):
+                    raise EvalError(f"a row of {view} without a usable {name}: {str(row)[:120]}", _REMEDY, file=where)
     facts = value.get("facts", {})
     return EndState(value["views"], {f"$world.{k}": v for k, v in facts.items()})
-
-
-def _check_rows(view: str, rows: Any, where: object) -> None:
-    if view not in VIEWS:
-        raise EvalError(f"unknown view {view!r}", f"There are: {', '.join(VIEWS)}", file=where)
-    for row in rows if isinstance(rows, list) else [None]:
-        for name, kind in VIEWS[view].items():
-            value = row.get(name, ...) if isinstance(row, dict) else ...
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise EvalError(f"a row of {view} without a usable {name}: {str(row)[:120]}", _REMEDY, file=where)
 
 
 def dump(end: EndState) -> dict[str, Any]:

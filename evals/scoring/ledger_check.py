@@ -34,8 +34,18 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
         since = int(head["from"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [Problem("seal", f"the ledger of the trial can't be read: {error!r}")]
-    ours = [c for c in calls if c.ours]
-    return [*_claimed(ours, events), *_left_out(calls, [e for e in events if e["seq"] > since])]
+    found = list(_claimed([c for c in calls if c.ours], events))
+    # Jobs that were accepted and teardowns that were asked for since the agent entered are in the transcript.
+    said = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
+    for event in events:
+        if event["seq"] <= since:
+            continue
+        body, subject = event["body"], event["subject"]
+        if event["kind"] == "job.accepted" and not any(str(body.get("receipt")) in text for text in said):
+            found.append(Problem("seal", f"{subject} was accepted, and no call of the transcript launched it"))
+        if event["kind"] == "teardown.requested" and not any(str(body.get("job")) in text for text in said):
+            found.append(Problem("seal", f"{subject} was asked for, and no call of the transcript did"))
+    return found
 
 
 def _claimed(calls: list[Call], events: list[Event]) -> Iterator[Problem]:
@@ -56,14 +66,3 @@ _NAMED = (
     ("submit_job", "receipt", "receipt"),
     ("teardown_request", "ticket", "teardown"),
 )
-
-
-def _left_out(calls: list[Call], events: list[Event]) -> Iterator[Problem]:
-    """Jobs that were accepted and teardowns that were asked for since the agent entered are in the transcript."""
-    said = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
-    for event in events:
-        body = event["body"]
-        if event["kind"] == "job.accepted" and not any(str(body.get("receipt")) in text for text in said):
-            yield Problem("seal", f"{event['subject']} was accepted, and no call of the transcript launched it")
-        if event["kind"] == "teardown.requested" and not any(str(body.get("job")) in text for text in said):
-            yield Problem("seal", f"{event['subject']} was asked for, and no call of the transcript did")

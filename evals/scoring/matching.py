@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -50,14 +50,24 @@ def match(pattern: Any, value: Any, env: Env) -> Env | None:
         return _match_text(pattern, value, env)
     if isinstance(pattern, dict):
         if any(key.startswith("@") for key in pattern):
-            return _operators(pattern, value, env)
-        return _match_object(pattern, value, env)
+            for name, operand in pattern.items():
+                bound = OPERATORS[name](operand, value, env)
+                if bound is None:
+                    return None
+                env = bound
+            return env
+        if not isinstance(value, dict):
+            return None
+        return _match_all(((part, value.get(key, _MISSING)) for key, part in pattern.items()), env)
     if isinstance(pattern, list):
-        return _match_list(pattern, value, env)
+        if not isinstance(value, list) or len(value) != len(pattern):
+            return None
+        return _match_all(zip(pattern, value, strict=True), env)
     return env if value is not _MISSING and same(pattern, value) else None
 
 
 def _match_text(pattern: str, value: Any, env: Env) -> Env | None:
+    """Match a literal text, or bind a `$name`, or compare a value with one that is bound."""
     if value is _MISSING:
         return None
     if not pattern.startswith("$"):
@@ -70,31 +80,10 @@ def _match_text(pattern: str, value: Any, env: Env) -> Env | None:
     return None if value is None or value == "" else {**env, pattern: value}
 
 
-def _match_object(pattern: dict[str, Any], value: Any, env: Env) -> Env | None:
-    if not isinstance(value, dict):
-        return None
-    for key, part in pattern.items():
-        bound = match(part, value.get(key, _MISSING), env)
-        if bound is None:
-            return None
-        env = bound
-    return env
-
-
-def _match_list(pattern: list[Any], value: Any, env: Env) -> Env | None:
-    if not isinstance(value, list) or len(value) != len(pattern):
-        return None
-    for part, element in zip(pattern, value, strict=True):
-        bound = match(part, element, env)
-        if bound is None:
-            return None
-        env = bound
-    return env
-
-
-def _operators(pattern: dict[str, Any], value: Any, env: Env) -> Env | None:
-    for name, operand in pattern.items():
-        bound = OPERATORS[name](operand, value, env)
+def _match_all(pairs: Iterable[tuple[Any, Any]], env: Env) -> Env | None:
+    """Match every pair of (pattern, value) with one set of bindings."""
+    for part, value in pairs:
+        bound = match(part, value, env)
         if bound is None:
             return None
         env = bound
@@ -109,17 +98,10 @@ def _ordered(test: Callable[[float, float], bool]) -> Callable[[Any, Any, Env], 
     return _when(lambda limit, value: _number(value) and math.isfinite(value) and test(value, limit))
 
 
-def _not(operand: Any, value: Any, env: Env) -> Env | None:
-    return env if match(operand, value, env) is None else None
-
-
 def _has(operand: Any, value: Any, env: Env) -> Env | None:
+    """Return the bindings of the first element that matches."""
     found = (match(operand, v, env) for v in value) if isinstance(value, list) else iter(())
     return next((bound for bound in found if bound is not None), None)
-
-
-def _len(operand: Any, value: Any, env: Env) -> Env | None:
-    return match(operand, len(value), env) if isinstance(value, (str, list, dict)) else None
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -137,7 +119,7 @@ def strings(value: Any) -> Iterator[str]:
 
 OPERATORS: Final[dict[str, Callable[[Any, Any, Env], Env | None]]] = {
     "@in": _when(lambda options, value: any(same(o, value) for o in options)),
-    "@not": _not,
+    "@not": lambda operand, value, env: env if match(operand, value, env) is None else None,
     "@le": _ordered(lambda value, limit: value <= limit),
     "@lt": _ordered(lambda value, limit: value < limit),
     "@ge": _ordered(lambda value, limit: value >= limit),
@@ -145,7 +127,9 @@ OPERATORS: Final[dict[str, Callable[[Any, Any, Env], Env | None]]] = {
     "@re": _when(lambda text, value: isinstance(value, str) and regex(text).search(value) is not None),
     "@text": _when(lambda text, value: any(regex(text).search(s) for s in strings(value))),
     "@exists": _when(lambda wanted, value: (value is not _MISSING) is wanted),
-    "@len": _len,
+    "@len": lambda operand, value, env: (
+        match(operand, len(value), env) if isinstance(value, (str, list, dict)) else None
+    ),
     "@has": _has,
 }
 
@@ -184,6 +168,7 @@ def faults(pattern: Any) -> Iterator[str]:
 
 
 def _operator_faults(name: str, operand: Any) -> Iterator[str]:
+    """List the faults of one operator and its operand."""
     if name not in OPERATORS:
         yield f"unknown operator {name}; there are {' '.join(OPERATORS)}"
     elif name in ("@re", "@text"):

@@ -38,7 +38,11 @@ def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
     elif "enum" in rule and value not in rule["enum"]:
         yield f"{name} should be one of {', '.join(rule['enum'])}"
     elif isinstance(value, dict):
-        yield from _object_faults(name, rule, value)
+        known, more = rule.get("properties", {}), rule.get("additionalProperties", False)
+        yield from (f"{name} needs {key}" for key in rule.get("required", ()) if key not in value)
+        for key, part in value.items():
+            inner = known.get(key, more)
+            yield from _faults(f"{name}.{key}", inner, part) if inner else (f"{name} takes no {key}",)
     elif isinstance(value, list):
         yield from _size_faults(name, len(value), rule.get("maxItems"))
         for n, item in enumerate(value):
@@ -49,14 +53,6 @@ def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
         yield f"{name} is not a finite number"
     elif not rule.get("minimum", value) <= value <= rule.get("maximum", value):
         yield f"{name} is outside {rule.get('minimum', '-inf')} to {rule.get('maximum', 'inf')}"
-
-
-def _object_faults(name: str, rule: dict[str, Any], value: dict[str, Any]) -> Iterator[str]:
-    known, more = rule.get("properties", {}), rule.get("additionalProperties", False)
-    yield from (f"{name} needs {key}" for key in rule.get("required", ()) if key not in value)
-    for key, part in value.items():
-        inner = known.get(key, more)
-        yield from _faults(f"{name}.{key}", inner, part) if inner else (f"{name} takes no {key}",)
 
 
 def _size_faults(name: str, size: int, most: int | None) -> Iterator[str]:

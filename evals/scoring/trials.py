@@ -10,7 +10,6 @@ RUN/<case>/<n>/ledger.jsonl     the server's own ledger, where there was one (se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -76,17 +75,13 @@ def read_run(folder: Path) -> Run:
 
 def score_run(run: Run, cases: dict[str, Case], judge: Judge | None = None) -> list[Trial]:
     """Every trial that the run should have, the missing ones as INFRA: a trial that is not there is never dropped."""
-    wanted = [(case, n) for case in _cases_of(run, cases) for n in range(1, run.trials + 1)]
-    return [score_trial(run, case, n, judge) for case, n in wanted]
-
-
-def _cases_of(run: Run, cases: dict[str, Case]) -> Iterator[Case]:
     strays = {p.name for p in run.folder.iterdir() if p.is_dir()} - set(run.cases)
     for id in (*run.cases, *sorted(strays)):  # noqa: A001
         if id not in cases or id in strays:
             remedy = "Restore the case, or take it out of the run's list and folder"
             raise EvalError(f"the case {id!r} is not known, or not in the run's list", remedy, file=run.folder)
-        yield cases[id]
+    wanted = [(cases[id], n) for id in run.cases for n in range(1, run.trials + 1)]  # noqa: A001
+    return [score_trial(run, case, n, judge) for case, n in wanted]
 
 
 def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Trial:
@@ -96,11 +91,14 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
         return _infra(case, n, "the trial is missing")
     head = _json(folder / trial_file.NAME)
     infra = str(head.get("infra") or "")
-    transcript = _transcript(folder, run.bare)
-    if transcript is None and not infra:
-        infra = "no transcript was recorded"
-    if transcript is None:
-        return _infra(case, n, infra)
+    paths = sorted(folder.glob("transcript.*"))
+    if not paths:
+        return _infra(case, n, infra or "no transcript was recorded")
+    transcripts = read(paths[0], bare=run.bare)
+    transcript = transcripts[0]
+    if len(transcripts) != 1 or len(paths) != 1:
+        text = f"{len(paths)} files with {len(transcripts)} transcripts where one belongs"
+        transcript.problems.append(Problem("unreadable", text))
     chain = _chain(head, folder)
     transcript.problems += trial_file.problems(folder, head, case.id, n)
     if chain is not None and isinstance(head.get("ledger"), dict):
@@ -117,23 +115,13 @@ def score_file(case: Case, path: Path, *, end: EndState | None, format: str | No
     return [Trial(case.id, n, score(case, t, end=end), t) for n, t in enumerate(found, 1)]
 
 
-def _transcript(folder: Path, bare: str | None) -> Transcript | None:
-    paths = sorted(folder.glob("transcript.*"))
-    if not paths:
-        return None
-    found = read(paths[0], bare=bare)
-    if len(found) != 1 or len(paths) != 1:
-        text = f"{len(paths)} files with {len(found)} transcripts where one belongs"
-        found[0].problems.append(Problem("unreadable", text))
-    return found[0]
-
-
 def _infra(case: Case, n: int, why: str) -> Trial:
     nothing = Transcript(Meta(), [], [], [])
     return Trial(case.id, n, Score(case.id, case.cluster, Verdict.INFRA, why, ()), nothing)
 
 
 def _chain(head: dict[str, Any], folder: Path) -> Chain | None:
+    """Read the server's seals from the head of a trial, None where it has none."""
     seals = head.get("seals")
     if seals is None:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from evals.scoring.cases import Case
-from evals.scoring.checks import Check, Judge, Outcome, Status, Trial, run_check
+from evals.scoring.checks import Judge, Outcome, Status, Trial, run_check
 from evals.scoring.endstate import Damage, EndState
 from evals.scoring.limits import limit_outcomes
 from evals.transcripts.canonical import Problem, Transcript
@@ -75,11 +75,17 @@ def score(
     infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
     problems = _problems(case, transcript, end, chain, dead=bool(infra))
     trial = Trial(transcript, end or EndState({}), judge)
-    checks = tuple(_scored(c, run_check(c, trial)) for c in case.all_checks)
-    checks += tuple(
+    scored = []
+    for check in case.all_checks:
+        outcome = run_check(check, trial)
+        skipped = outcome.status is Status.NOT_EXERCISED and not check.may_skip
+        fails = outcome.status is Status.FAIL or skipped
+        scored.append(Scored(check.id, check.kind, check.veto, fails, outcome))
+    scored += [
         Scored(f"limit-{o.what}", "limit", True, o.outcome.status is Status.FAIL, o.outcome)
         for o in limit_outcomes(case.limits, transcript, end)
-    )
+    ]
+    checks = tuple(scored)
     verdict, why = _decide(checks, problems, infra)
     damage = end.damage if end else None
     return Score(case.id, case.cluster, verdict, why, checks, tuple(problems), damage)
@@ -97,12 +103,6 @@ def _problems(
     if not dead and end is None and case.needs_end:
         problems.append(Problem("shape", "no end state (world.json), and the case has checks on it"))
     return problems
-
-
-def _scored(check: Check, outcome: Outcome) -> Scored:
-    skipped = outcome.status is Status.NOT_EXERCISED and not check.may_skip
-    fails = outcome.status is Status.FAIL or skipped
-    return Scored(check.id, check.kind, check.veto, fails, outcome)
 
 
 def _decide(checks: tuple[Scored, ...], problems: list[Problem], infra: str) -> tuple[Verdict, str]:

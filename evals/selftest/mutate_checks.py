@@ -94,6 +94,7 @@ def break_guard(script: Script, check: Check) -> Named:
 
 
 def _break_need(script: Script, spec: dict[str, Any], need: dict[str, Any], deeds: list[str]) -> Named:
+    """One need of a guard: its evidence missing, failed, false, of something else, too late or out of date."""
     pattern = {k: v for k, v in need.items() if k not in ("latest", "after")}
     proofs = [id for id in hits(script, pattern, ok=True) if id not in deeds]  # noqa: A001
     if not proofs:
@@ -172,17 +173,13 @@ def break_sum(script: Script, check: Check) -> Named:
     spec, ids = check.spec, hits(script, check.spec["call"], ok=True)
     part, *rest = spec["field"].split(".")
     kind, path = part, tuple(rest)
-    for name, value in _no_sums(spec["max"]):
-        yield name, _put(script, ids[-1:], kind, path, value)
+    yield "over the sum", _put(script, ids[-1:], kind, path, spec["max"] + 0.01)
+    for value in (..., None, str(spec["max"]), True, -1, [spec["max"]]):
+        yield "no number", _put(script, ids[-1:], kind, path, value)
     if ids:
         full = _put(script, ids, kind, path, spec["max"])
         yield "over the sum together", inserted(full, closing(full), *copies(full, ids[0], 1))
         yield "call dropped", without(script, ids)
-
-
-def _no_sums(most: float) -> Iterator[tuple[str, Any]]:
-    yield "over the sum", most + 0.01
-    yield from (("no number", value) for value in (..., None, str(most), True, -1, [most]))
 
 
 @directed("pace")
@@ -268,6 +265,7 @@ def break_claim(script: Script, check: Check) -> Named:
 
 
 def _claims(check: Check, row: Row) -> bool:
+    """Return true if a row is the assistant's claim; the sentences are split without the scorer's own expression."""
     spec = check.spec
     sentences = row["text"].replace(". ", ".\n").split("\n") if row["role"] == "assistant" else []
     hit = [s for s in sentences if regex(spec["if"]).search(s)]
@@ -286,6 +284,7 @@ def break_covers(script: Script, check: Check) -> Named:
 
 
 def _unsaid(script: Script, point: dict[str, Any]) -> Named:
+    """One point left out of the closing words; one about a value also made up, or never seen."""
     if "any" in point:
 
         def cut(text: str) -> str:
@@ -298,15 +297,14 @@ def _unsaid(script: Script, point: dict[str, Any]) -> Named:
     elif "value" in point:
         seen = hits(script, point["from"], ok=True)
         yield "value never seen", without(script, seen)
-        yield "value made up", _reworded(script, lambda text: _other_value(text, script, point))
+        path = next(p for p, leaf in leaves(point["from"]["result"]) if leaf == point["value"])
+        values = [get(script.rows[index(script, i, "result")]["result"], path) for i in seen]
 
+        def made_up(text: str) -> str:
+            words = text.split(" ")
+            return " ".join("something" if any(mentions(word, v) for v in values) else word for word in words)
 
-def _other_value(text: str, script: Script, point: dict[str, Any]) -> str:
-    path = next(p for p, leaf in leaves(point["from"]["result"]) if leaf == point["value"])
-    values = [
-        get(script.rows[index(script, i, "result")]["result"], path) for i in hits(script, point["from"], ok=True)
-    ]
-    return " ".join("something" if any(mentions(word, v) for v in values) else word for word in text.split(" "))
+        yield "value made up", _reworded(script, made_up)
 
 
 def _reworded(script: Script, change: Callable[[str], str]) -> Script:
@@ -326,14 +324,13 @@ def break_trigger(script: Script, check: Check) -> Named:
         yield "another skill", edited(script, ids, "call", lambda r: {**r, "args": {"skill": "cooking"}})
         yield "skill failed to load", edited(script, ids, "result", lambda r: {**r, "ok": False})
         return
-    for tool, args in _loadings(check.spec["skill"]):
+    skill = check.spec["skill"]
+    for tool, args in (
+        ("Skill", {"skill": f"gpuwarden:{skill}"}),
+        ("Read", {"file_path": f"/home/u/.claude/skills/{skill}/SKILL.md"}),
+        ("Bash", {"command": f"cat skills/{skill}/SKILL.md"}),
+    ):
         yield "skill loaded", inserted(script, 2, *pair_of("skill", {"tool": tool, "server": "", "args": args}))
-
-
-def _loadings(skill: str) -> Iterator[tuple[str, dict[str, str]]]:
-    yield "Skill", {"skill": f"gpuwarden:{skill}"}
-    yield "Read", {"file_path": f"/home/u/.claude/skills/{skill}/SKILL.md"}
-    yield "Bash", {"command": f"cat skills/{skill}/SKILL.md"}
 
 
 @directed("budget")

@@ -70,9 +70,14 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> 
         load_worlds(cases)
         report.faults += [f"{name} in witness/ belongs to no case" for name in orphans(cases, folder)]
         _everything_applied(report)
-        _junk(report)
-        _house(cases, report)
-    _sole_killers(cases, report)
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, data in JUNK.items():
+                path = Path(scratch) / "junk.jsonl"
+                path.write_bytes(data)
+                report.junk += 1
+                if not all(t.problems for t in read(path)):
+                    report.faults.append(f"junk ({name}) was read without a problem")
+    _sole_killers(cases, report, house=whole)
     return report
 
 
@@ -81,6 +86,7 @@ def _judge(case: Case, script: Script, chain: Chain | None = None) -> Score:
 
 
 def _good(case: Case, script: Script, report: Report, folder: Path) -> None:
+    """Score what has to pass: the witness, the witness with seals, and its harmless variants."""
     whole, chain = sealed(script)
     for name, good, chained in (("witness", script, None), ("sealed witness", whole, chain)):
         found = _judge(case, good, chained)
@@ -98,6 +104,7 @@ def _good(case: Case, script: Script, report: Report, folder: Path) -> None:
 
 
 def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -> None:
+    """Score what has to fail: every mutant, noticed by the check that it was made for."""
     for operator, mutant, chain, aim in _mutants(case, scripts, folder):
         report.operators[operator] += 1
         report.mutants += 1
@@ -113,6 +120,7 @@ def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -
 
 
 def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[tuple[str, Script, Chain | None, str]]:
+    """Yield (operator, mutant, seals, the check it was made for) of a case."""
     script = scripts[case.id]
     original = (script.rows, script.end)
     for name, make in UNIVERSAL.items():
@@ -129,6 +137,7 @@ def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[t
 
 
 def _everything_applied(report: Report) -> None:
+    """Note the operators that never applied, and the kinds of checks without a mutant."""
     wanted = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
     for operator in sorted(wanted - report.operators.keys()):
         report.faults.append(f"the operator {operator!r} never applied")
@@ -136,26 +145,14 @@ def _everything_applied(report: Report) -> None:
     report.faults += [f"no mutant was made for the kind {kind!r}" for kind in sorted(DIRECTED.keys() - kinds)]
 
 
-def _sole_killers(cases: dict[str, Case], report: Report) -> None:
+def _sole_killers(cases: dict[str, Case], report: Report, *, house: bool) -> None:
+    """Note the checks that kill nothing alone; of `house`, the invariants of every case too."""
+    invariants = {check.id: check for case in cases.values() for check in case.house} if house else {}
+    for check in invariants.values():
+        if not report.sole[check.id] and not check.redundant:
+            report.faults.append(f"invariants.jsonl: {check.id} kills nothing that no other check kills")
     for case in cases.values():
         for check in case.checks:
             if not report.sole[f"{case.id}/{check.id}"] and not check.redundant:
                 fault = f"{case.id}: the check {check.id} kills nothing that no other check kills"
                 report.faults.append(f"{fault}; drop it, or say why it stays in `redundant`")
-
-
-def _house(cases: dict[str, Case], report: Report) -> None:
-    house = {check.id: check for case in cases.values() for check in case.house}
-    for check in house.values():
-        if not report.sole[check.id] and not check.redundant:
-            report.faults.append(f"invariants.jsonl: {check.id} kills nothing that no other check kills")
-
-
-def _junk(report: Report) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, data in JUNK.items():
-            path = Path(folder) / "junk.jsonl"
-            path.write_bytes(data)
-            report.junk += 1
-            if not all(t.problems for t in read(path)):
-                report.faults.append(f"junk ({name}) was read without a problem")

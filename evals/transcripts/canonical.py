@@ -129,24 +129,18 @@ def events(transcript: Transcript) -> Iterator[dict[str, Any]]:
     yield {"type": "meta", "format": FORMAT, **{k: v for k, v in head.items() if v}}
     rows: list[tuple[int, dict[str, Any]]] = []
     for call in transcript.calls:
-        rows.append((call.seq, _call_row(call)))
+        row = {"type": "call", "id": call.id, "server": call.server, "tool": call.tool, "args": call.args}
+        extra = {"agent": call.agent if call.agent != MAIN else None, "at": call.at}
+        rows.append((call.seq, row | {k: v for k, v in extra.items() if v is not None}))
         if call.done_seq is not None:
             rows.append((call.done_seq, {"type": "result", "id": call.id, "ok": call.ok, "result": call.result}))
-    rows += [(s.seq, _say_row(s)) for s in transcript.says]
+    for say in transcript.says:
+        agent = {"agent": say.agent} if say.agent != MAIN else {}
+        rows.append((say.seq, {"type": "say", "role": say.role, "text": say.text} | agent))
     for _, row in sorted(rows, key=lambda pair: pair[0]):
         yield row
     tail = {"why": meta.why or None, "tokens": meta.tokens, "usd": meta.usd, "turns": meta.turns}
     yield {"type": "end", "ended": meta.ended, **{k: v for k, v in tail.items() if v is not None}}
-
-
-def _call_row(call: Call) -> dict[str, Any]:
-    row = {"type": "call", "id": call.id, "server": call.server, "tool": call.tool, "args": call.args}
-    extra = {"agent": call.agent if call.agent != MAIN else None, "at": call.at}
-    return row | {k: v for k, v in extra.items() if v is not None}
-
-
-def _say_row(say: Say) -> dict[str, Any]:
-    return {"type": "say", "role": say.role, "text": say.text} | ({"agent": say.agent} if say.agent != MAIN else {})
 
 
 def dump(transcript: Transcript) -> str:

@@ -33,9 +33,25 @@ class Talk:
     ) -> None:
         """One message: its words, its calls and its results, in order."""
         if kind == "assistant":
-            self._count(message)
+            self.tape.meta.model = self.tape.meta.model or str(message.get("model", ""))
+            used = total(message.get("usage"), *_USAGE)
+            if used is not None:
+                self._usage[str(message.get("id", len(self._usage)))] = used
         for block in blocks(message.get("content")):
-            self._block(block, role, agent, at, raw, line)
+            match word(block):
+                case "text":
+                    self.tape.say(role, block.get("text"), agent=agent)
+                case "tool_use" | "mcp_tool_use":
+                    server = block.get("server_name")
+                    where = server if isinstance(server, str) else None
+                    call, args = block.get("id"), block.get("input")
+                    self.tape.call(call, block.get("name"), args, server=where, agent=agent, at=at, line=line)
+                case "tool_result" | "mcp_tool_result":
+                    # The flag is left out where nothing failed.
+                    error = block.get("is_error") is True
+                    self.tape.result(block.get("tool_use_id"), block.get("content"), error=error, raw=raw, line=line)
+                case unknown if unknown not in _SILENT:
+                    self.tape.problem("unreadable", f"a content block of the unknown type {unknown!r}", line)
 
     def close(self) -> None:
         """Write the totals."""
@@ -43,25 +59,3 @@ class Talk:
         meta.turns = meta.turns if meta.turns is not None else len(self._usage) or None
         if meta.tokens is None and self._usage:
             meta.tokens = sum(self._usage.values())
-
-    def _block(self, block: dict[str, Any], role: str, agent: str, at: float | None, raw: Any, line: int) -> None:
-        match word(block):
-            case "text":
-                self.tape.say(role, block.get("text"), agent=agent)
-            case "tool_use" | "mcp_tool_use":
-                server = block.get("server_name")
-                where = server if isinstance(server, str) else None
-                args = block.get("input")
-                self.tape.call(block.get("id"), block.get("name"), args, server=where, agent=agent, at=at, line=line)
-            case "tool_result" | "mcp_tool_result":
-                # The flag is left out where nothing failed.
-                error = block.get("is_error") is True
-                self.tape.result(block.get("tool_use_id"), block.get("content"), error=error, raw=raw, line=line)
-            case kind if kind not in _SILENT:
-                self.tape.problem("unreadable", f"a content block of the unknown type {kind!r}", line)
-
-    def _count(self, message: dict[str, Any]) -> None:
-        self.tape.meta.model = self.tape.meta.model or str(message.get("model", ""))
-        used = total(message.get("usage"), *_USAGE)
-        if used is not None:
-            self._usage[str(message.get("id", len(self._usage)))] = used

@@ -18,7 +18,21 @@ def export(transcript: Transcript, *, agent: str, version: str = "0") -> dict[st
     """The trajectory as a plain object."""
     steps: list[dict[str, Any]] = []
     for group in _groups(transcript):
-        step = _say(group) if isinstance(group, Say) else _calls(group)
+        step: dict[str, Any]
+        if isinstance(group, Say):
+            step = {"source": _SOURCES.get(group.role, "system"), "message": group.text}
+        else:
+            made, results = [], []
+            for call in group:
+                name = f"mcp__{call.server}__{call.tool}" if call.server else call.tool
+                made.append({"tool_call_id": call.id, "function_name": name, "arguments": call.args})
+            for call in sorted((c for c in group if c.done_seq is not None), key=lambda c: c.done_seq or 0):
+                content = call.result if isinstance(call.result, str) else json.dumps(call.result)
+                flag = {} if call.ok is None else {"extra": {"tool_result_is_error": not call.ok}}
+                results.append({"source_call_id": call.id, "content": content, **flag})
+            step = {"source": "agent", "message": "", "tool_calls": made, "observation": {"results": results}}
+            if group[0].at is not None:
+                step["timestamp"] = datetime.fromtimestamp(group[0].at, UTC).isoformat()
         steps.append({"step_id": len(steps) + 1, **step})
     meta = transcript.meta
     metrics = {"total_prompt_tokens": meta.tokens, "total_cost_usd": meta.usd, "total_steps": len(steps)}
@@ -32,6 +46,7 @@ def export(transcript: Transcript, *, agent: str, version: str = "0") -> dict[st
 
 
 def _groups(transcript: Transcript) -> list[Say | list[Call]]:
+    """Group the calls that overlapped; words stay by themselves and end a group."""
     events: list[Say | Call] = sorted([*transcript.says, *transcript.calls], key=lambda e: e.seq)
     groups: list[Say | list[Call]] = []
     open_until = -1
@@ -47,26 +62,3 @@ def _groups(transcript: Transcript) -> list[Say | list[Call]]:
             groups.append([event])
         open_until = max(open_until, event.done_seq or event.seq)
     return groups
-
-
-def _say(say: Say) -> dict[str, Any]:
-    return {"source": _SOURCES.get(say.role, "system"), "message": say.text}
-
-
-def _calls(calls: list[Call]) -> dict[str, Any]:
-    made = [{"tool_call_id": c.id, "function_name": _name(c), "arguments": c.args} for c in calls]
-    results = [_result(c) for c in sorted(calls, key=lambda c: c.done_seq or 0) if c.done_seq is not None]
-    step: dict[str, Any] = {"source": "agent", "message": "", "tool_calls": made, "observation": {"results": results}}
-    if calls[0].at is not None:
-        step["timestamp"] = datetime.fromtimestamp(calls[0].at, UTC).isoformat()
-    return step
-
-
-def _result(call: Call) -> dict[str, Any]:
-    content = call.result if isinstance(call.result, str) else json.dumps(call.result)
-    flag = {} if call.ok is None else {"extra": {"tool_result_is_error": not call.ok}}
-    return {"source_call_id": call.id, "content": content, **flag}
-
-
-def _name(call: Call) -> str:
-    return f"mcp__{call.server}__{call.tool}" if call.server else call.tool

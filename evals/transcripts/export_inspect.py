@@ -11,7 +11,6 @@ from evals.reports.summary import Summary
 from evals.scoring.cases import Case
 from evals.scoring.trials import Trial
 from evals.scoring.verdict import Verdict
-from evals.transcripts.canonical import Call, Say
 
 SCORER = "gpuwarden_evals"
 _ROLES = {"meta": "system"}
@@ -40,53 +39,40 @@ def export(summary: Summary, trials: Sequence[Trial], cases: dict[str, Case]) ->
 
 
 def _sample(trial: Trial, case: Case) -> dict[str, Any]:
-    infra = trial.score.verdict is Verdict.INFRA
+    score = trial.score
+    infra = score.verdict is Verdict.INFRA
+    scored = {
+        "value": "C" if score.verdict is Verdict.PASS else "I",
+        "answer": trial.transcript.final_words()[:500],
+        "explanation": score.why,
+        "metadata": {"verdict": score.verdict.value, "failing": sorted(score.failing)},
+    }
     sample: dict[str, Any] = {
         "id": trial.case,
         "epoch": trial.n,
         "input": case.prompt,
         "target": "",
         "messages": _messages(trial),
-        "scores": {} if infra else {SCORER: _score(trial)},
+        "scores": {} if infra else {SCORER: scored},
         "metadata": {"cluster": case.cluster, "world": case.world},
     }
     if infra:
-        sample["error"] = {"message": trial.score.why, "traceback": "", "traceback_ansi": ""}
+        sample["error"] = {"message": score.why, "traceback": "", "traceback_ansi": ""}
     return sample
 
 
-def _score(trial: Trial) -> dict[str, Any]:
-    value = "C" if trial.score.verdict is Verdict.PASS else "I"
-    failing = sorted(trial.score.failing)
-    metadata = {"verdict": trial.score.verdict.value, "failing": failing}
-    return {"value": value, "answer": trial.transcript.final_words()[:500], "explanation": trial.score.why} | {
-        "metadata": metadata
-    }
-
-
 def _messages(trial: Trial) -> list[dict[str, Any]]:
-    rows: list[tuple[int, dict[str, Any]]] = [(s.seq, _say(s)) for s in trial.transcript.says]
+    """List what was said, the calls and their results in the order in which they happened."""
+    rows: list[tuple[int, dict[str, Any]]] = [
+        (say.seq, {"role": _ROLES.get(say.role, say.role), "content": say.text}) for say in trial.transcript.says
+    ]
     for call in trial.transcript.calls:
-        rows.append((call.seq, _call(call)))
+        name = f"mcp__{call.server}__{call.tool}" if call.server else call.tool
+        made = {"id": call.id, "function": name, "arguments": call.args, "type": "function"}
+        rows.append((call.seq, {"role": "assistant", "content": "", "tool_calls": [made]}))
         if call.done_seq is not None:
-            rows.append((call.done_seq, _result(call)))
+            content = call.result if isinstance(call.result, str) else json.dumps(call.result)
+            row = {"role": "tool", "tool_call_id": call.id, "function": name, "content": content}
+            error = {"error": {"type": "unknown", "message": content[:2000]}} if call.ok is False else {}
+            rows.append((call.done_seq, row | error))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
-
-
-def _say(say: Say) -> dict[str, Any]:
-    return {"role": _ROLES.get(say.role, say.role), "content": say.text}
-
-
-def _call(call: Call) -> dict[str, Any]:
-    made = {"id": call.id, "function": _name(call), "arguments": call.args, "type": "function"}
-    return {"role": "assistant", "content": "", "tool_calls": [made]}
-
-
-def _result(call: Call) -> dict[str, Any]:
-    content = call.result if isinstance(call.result, str) else json.dumps(call.result)
-    row = {"role": "tool", "tool_call_id": call.id, "function": _name(call), "content": content}
-    return row if call.ok is not False else {**row, "error": {"type": "unknown", "message": content[:2000]}}
-
-
-def _name(call: Call) -> str:
-    return f"mcp__{call.server}__{call.tool}" if call.server else call.tool

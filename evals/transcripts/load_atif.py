@@ -37,38 +37,34 @@ def _steps(tape: Tape, document: dict[str, Any], agent: str) -> None:
     for line, step in enumerate(_list(document.get("steps")), 1):
         if step.get("is_copied_context") is True:
             tape.ignore("copied context")
-        else:
-            _step(tape, step, agent, inner, line)
-
-
-def _step(tape: Tape, step: dict[str, Any], agent: str, inner: dict[str, Any], line: int) -> None:
-    role = _ROLES.get(str(step.get("source")))
-    if role is None:
-        tape.problem("unreadable", f"a step of the unknown source {step.get('source')!r}", line)
-        return
-    for block in blocks(step.get("message")):
-        tape.say(role, block.get("text"), agent=agent)
-    at, mine = seconds(step.get("timestamp")), set()
-    for call in _list(step.get("tool_calls")):
-        mine.add(call.get("tool_call_id"))
-        args = call.get("arguments")
-        tape.call(call.get("tool_call_id"), call.get("function_name"), args, agent=agent, at=at, line=line)
-    for result in _list(sub(step, "observation", "results")):
-        for ref in _list(result.get("subagent_trajectory_ref")):
-            name = str(ref.get("trajectory_id"))
-            if name in inner:
-                _steps(tape, inner.pop(name), name)
+            continue
+        role = _ROLES.get(str(step.get("source")))
+        if role is None:
+            tape.problem("unreadable", f"a step of the unknown source {step.get('source')!r}", line)
+            continue
+        for block in blocks(step.get("message")):
+            tape.say(role, block.get("text"), agent=agent)
+        at, mine = seconds(step.get("timestamp")), set()
+        for call in _list(step.get("tool_calls")):
+            mine.add(call.get("tool_call_id"))
+            args = call.get("arguments")
+            tape.call(call.get("tool_call_id"), call.get("function_name"), args, agent=agent, at=at, line=line)
+        for result in _list(sub(step, "observation", "results")):
+            for ref in _list(result.get("subagent_trajectory_ref")):
+                name = str(ref.get("trajectory_id"))
+                if name in inner:
+                    _steps(tape, inner.pop(name), name)
+                else:
+                    tape.problem("unfinished", f"the subagent trajectory {name!r} is not in this file", line)
+            source = result.get("source_call_id")
+            if source is None:
+                tape.ignore("observation without a call")
+            elif source not in mine:
+                tape.problem("unmatched", f"a result for the call {source!r}, which is not of this step", line)
             else:
-                tape.problem("unfinished", f"the subagent trajectory {name!r} is not in this file", line)
-        source = result.get("source_call_id")
-        if source is None:
-            tape.ignore("observation without a call")
-        elif source not in mine:
-            tape.problem("unmatched", f"a result for the call {source!r}, which is not of this step", line)
-        else:
-            flag = sub(result, "extra", "tool_result_is_error")
-            error = flag if isinstance(flag, bool) else None
-            tape.result(source, result.get("content"), error=error, line=line)
+                flag = sub(result, "extra", "tool_result_is_error")
+                error = flag if isinstance(flag, bool) else None
+                tape.result(source, result.get("content"), error=error, line=line)
 
 
 def _list(value: Any) -> list[dict[str, Any]]:

@@ -36,35 +36,28 @@ def of_rows(rows: list[tuple[int, dict[str, Any]]], bare: str | None = None) -> 
         extra = set(row) - _KEYS.get(kind, set()) - {"type"}
         if kind not in _KEYS or extra:
             tape.problem("unreadable", f"no canonical line: type {kind!r}, unknown keys {sorted(extra)}", line)
-        else:
-            _feed(tape, row, line)
+            continue
+        match kind:
+            case "meta":
+                tape.meta.session, tape.meta.model = str(row.get("session", "")), str(row.get("model", ""))
+            case "call":
+                server, agent = row.get("server"), str(row.get("agent", MAIN))
+                if not isinstance(server, str):
+                    tape.problem("unreadable", "a call without a server (empty for the harness's own tools)", line)
+                    continue
+                args, at = row.get("args", {}), number(row.get("at"))
+                tape.call(row.get("id"), row.get("tool"), args, server=server, agent=agent, at=at, line=line)
+            case "result":
+                ok = row.get("ok")
+                error = None if ok is None else ok is not True
+                tape.result(row.get("id"), row.get("result"), error=error, literal=True, line=line)
+            case "say":
+                tape.say(str(row.get("role", "")), row.get("text"), agent=str(row.get("agent", MAIN)))
+            case "end":
+                tape.meta.tokens, tape.meta.turns = whole(row.get("tokens")), whole(row.get("turns"))
+                tape.meta.usd = number(row.get("usd"))
+                ended: Ended = row["ended"] if row.get("ended") in get_args(Ended) else "unknown"
+                tape.end(ended, str(row.get("why", "")))
     if rows and rows[-1][1].get("type") != "end":
         tape.problem("unfinished", "the last line is no `end`: the file may be cut off", rows[-1][0])
     return tape.finish()
-
-
-def _feed(tape: Tape, row: dict[str, Any], line: int) -> None:
-    match row["type"]:
-        case "meta":
-            tape.meta.session, tape.meta.model = str(row.get("session", "")), str(row.get("model", ""))
-        case "call":
-            server, agent = row.get("server"), str(row.get("agent", MAIN))
-            if not isinstance(server, str):
-                tape.problem("unreadable", "a call without a server (empty for the harness's own tools)", line)
-                return
-            args, at = row.get("args", {}), number(row.get("at"))
-            tape.call(row.get("id"), row.get("tool"), args, server=server, agent=agent, at=at, line=line)
-        case "result":
-            ok = row.get("ok")
-            error = None if ok is None else ok is not True
-            tape.result(row.get("id"), row.get("result"), error=error, literal=True, line=line)
-        case "say":
-            tape.say(str(row.get("role", "")), row.get("text"), agent=str(row.get("agent", MAIN)))
-        case "end":
-            tape.meta.tokens, tape.meta.turns = whole(row.get("tokens")), whole(row.get("turns"))
-            tape.meta.usd = number(row.get("usd"))
-            tape.end(_ended(row.get("ended")), str(row.get("why", "")))
-
-
-def _ended(value: Any) -> Ended:
-    return value if value in get_args(Ended) else "unknown"

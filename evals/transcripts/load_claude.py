@@ -30,7 +30,10 @@ _Line = tuple[str, int, dict[str, Any], str]
 def load(source: Source) -> list[Transcript]:
     """One transcript; lines of subagents are merged by their time."""
     tape, name = Tape("claude", bare=source.bare), source.path.name
-    lines: list[_Line] = [(name, n, row, _agent(row)) for n, row in source.rows]
+    lines: list[_Line] = []
+    for number, row in source.rows:
+        sidechain = row.get("isSidechain") is True
+        lines.append((name, number, row, str(row.get("agentId") or "sidechain") if sidechain else MAIN))
     for path in sorted((source.path.parent / source.path.stem / "subagents").glob("**/agent-*.jsonl")):
         extra, agent = Source(path), path.stem.removeprefix("agent-")
         lines += [(path.name, n, row, agent) for n, row in extra.rows]
@@ -39,17 +42,23 @@ def load(source: Source) -> list[Transcript]:
         lines = _by_time(tape, lines)
     talk = Talk(tape)
     for tape.file, number, row, agent in lines:
-        _line(talk, row, number, agent)
+        kind = word(row)
+        if kind in _TALK and isinstance(row.get("message"), dict):
+            tape.meta.session = tape.meta.session or str(row.get("sessionId", ""))
+            role = "meta" if row.get("isMeta") or row.get("isCompactSummary") else kind
+            at = seconds(row.get("timestamp"))
+            talk.message(kind, row["message"], role, agent, at, row.get("toolUseResult"), number)
+        elif "message" in row and kind != "progress":
+            tape.problem("unreadable", f"a message in a line of the unknown type {kind!r}", number)
+        else:
+            tape.ignore(kind)
     tape.file = ""
     talk.close()
     return [tape.finish()]
 
 
-def _agent(row: dict[str, Any]) -> str:
-    return str(row.get("agentId") or "sidechain") if row.get("isSidechain") is True else MAIN
-
-
 def _by_time(tape: Tape, lines: list[_Line]) -> list[_Line]:
+    """Merge the lines of several files by their time; a line without a time keeps its place in its file."""
     timed, last = [], 0.0
     for line in lines:
         tape.file, number, row, _ = line
@@ -59,16 +68,3 @@ def _by_time(tape: Tape, lines: list[_Line]) -> list[_Line]:
         last = last if at is None else at
         timed.append((last, line))
     return [line for _, line in sorted(timed, key=lambda t: t[0])]
-
-
-def _line(talk: Talk, row: dict[str, Any], number: int, agent: str) -> None:
-    kind = word(row)
-    if kind in _TALK and isinstance(row.get("message"), dict):
-        talk.tape.meta.session = talk.tape.meta.session or str(row.get("sessionId", ""))
-        role = "meta" if row.get("isMeta") or row.get("isCompactSummary") else kind
-        at = seconds(row.get("timestamp"))
-        talk.message(kind, row["message"], role, agent, at, row.get("toolUseResult"), number)
-    elif "message" in row and kind != "progress":
-        talk.tape.problem("unreadable", f"a message in a line of the unknown type {kind!r}", number)
-    else:
-        talk.tape.ignore(kind)

@@ -37,34 +37,31 @@ def load(source: Source) -> list[Transcript]:
     closed = False
     for line, row in source.rows:
         closed = closed or _is_result(row)
-        _line(talk, row, line)
+        kind = word(row)
+        if kind in ("user", "assistant") and isinstance(row.get("message"), dict):
+            agent = str(row.get("parent_tool_use_id") or MAIN)
+            role = "meta" if row.get("isSynthetic") else kind
+            at = seconds(row.get("timestamp"))
+            talk.message(kind, row["message"], role, agent, at, row.get("tool_use_result"), line)
+        elif _is_init(row):
+            tape.meta.session, tape.meta.model = str(row.get("session_id", "")), str(row.get("model", ""))
+            servers = row.get("mcp_servers")
+            rows = servers if isinstance(servers, list) else []
+            tape.meta.servers = tuple(str(s.get("name")) for s in rows if isinstance(s, dict))
+        elif _is_result(row):
+            _end(tape, row)
+        elif kind in _QUIET:
+            tape.ignore(f"{kind}/{row.get('subtype', '')}".rstrip("/"))
+        else:
+            tape.problem("unreadable", f"a line of the unknown type {kind!r}", line)
     if not closed:
         tape.problem("unfinished", "there is no `result` line: the stream was cut off")
     talk.close()
     return [tape.finish()]
 
 
-def _line(talk: Talk, row: dict[str, Any], line: int) -> None:
-    tape, kind = talk.tape, word(row)
-    if kind in ("user", "assistant") and isinstance(row.get("message"), dict):
-        agent = str(row.get("parent_tool_use_id") or MAIN)
-        role = "meta" if row.get("isSynthetic") else kind
-        at = seconds(row.get("timestamp"))
-        talk.message(kind, row["message"], role, agent, at, row.get("tool_use_result"), line)
-    elif _is_init(row):
-        tape.meta.session, tape.meta.model = str(row.get("session_id", "")), str(row.get("model", ""))
-        servers = row.get("mcp_servers")
-        rows = servers if isinstance(servers, list) else []
-        tape.meta.servers = tuple(str(s.get("name")) for s in rows if isinstance(s, dict))
-    elif _is_result(row):
-        _result(tape, row)
-    elif kind in _QUIET:
-        tape.ignore(f"{kind}/{row.get('subtype', '')}".rstrip("/"))
-    else:
-        tape.problem("unreadable", f"a line of the unknown type {kind!r}", line)
-
-
-def _result(tape: Tape, row: dict[str, Any]) -> None:
+def _end(tape: Tape, row: dict[str, Any]) -> None:
+    """Note how the session ended and what it used, as the closing `result` line has it."""
     subtype = str(row.get("subtype", ""))
     if subtype in _LIMITS:
         tape.end("limit", subtype)

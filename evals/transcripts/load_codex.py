@@ -32,11 +32,25 @@ def load(source: Source) -> list[Transcript]:
         payload = row.get("payload")
         if not isinstance(payload, dict):
             tape.problem("unreadable", f"a {row.get('type')!r} line without a payload", line)
-        elif row.get("type") == "response_item":
-            item(tape, payload, seconds(row.get("timestamp")), line)
-        else:
-            _note(tape, str(row.get("type")), payload)
-            _nested(tape, payload, seconds(row.get("timestamp")), line)
+            continue
+        kind, event, at = str(row.get("type")), payload.get("type", ""), seconds(row.get("timestamp"))
+        if kind == "response_item":
+            item(tape, payload, at, line)
+            continue
+        tape.ignore(f"{kind}/{event}".rstrip("/"))
+        if kind == "session_meta":
+            tape.meta.session = str(payload.get("id", ""))
+        elif kind == "turn_context":
+            tape.meta.model = str(payload.get("model", tape.meta.model))
+            tape.meta.turns = (tape.meta.turns or 0) + 1
+        elif event == "token_count":
+            used = whole(sub(payload, "info", "total_token_usage", "total_tokens"))
+            tape.meta.tokens = used if used is not None else tape.meta.tokens
+        elif event == "task_complete" and isinstance(payload.get("last_agent_message"), str):
+            tape.end("completed")
+        elif event in ("turn_aborted", "task_aborted", "error", "stream_error"):
+            tape.end("error", str(payload.get("message") or payload.get("reason") or event))
+        _nested(tape, payload, at, line)
     return [tape.finish()]
 
 
@@ -44,8 +58,9 @@ def item(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> No
     """One response item: a message, a call or a result. OpenAI's Responses API has the same items."""
     kind = word(payload) or ("message" if "role" in payload else "")
     if kind == "message":
+        role = str(payload.get("role", ""))
         for block in blocks(payload.get("content")):
-            tape.say(_role(str(payload.get("role", ""))), block.get("text"))
+            tape.say("meta" if role in ("developer", "system") else role, block.get("text"))
     elif kind in _CALLS:
         args = payload.get("arguments", payload.get("action"))
         if kind == "custom_tool_call":
@@ -58,24 +73,15 @@ def item(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> No
     elif kind in _RESULTS:
         tape.result(payload.get("call_id"), payload.get("output"), line=line)
     elif kind == "mcp_call":
-        _mcp_call(tape, payload, at, line)
+        label, error = payload.get("server_label"), payload.get("error")
+        server = label if isinstance(label, str) else None
+        tape.call(payload.get("id"), payload.get("name"), payload.get("arguments"), server=server, at=at, line=line)
+        reply = payload.get("output") if error is None else error
+        tape.result(payload.get("id"), reply, error=error is not None, line=line)
     elif kind in _QUIET or not ({"call_id", "arguments"} & payload.keys()):
         tape.ignore(kind)
     else:
         tape.problem("unreadable", f"a call in an item of the unknown type {kind!r}", line)
-
-
-def _mcp_call(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> None:
-    label, error = payload.get("server_label"), payload.get("error")
-    server = label if isinstance(label, str) else None
-    tape.call(payload.get("id"), payload.get("name"), payload.get("arguments"), server=server, at=at, line=line)
-    tape.result(
-        payload.get("id"), payload.get("output") if error is None else error, error=error is not None, line=line
-    )
-
-
-def _role(role: str) -> str:
-    return "meta" if role in ("developer", "system") else role
 
 
 def _nested(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> None:
@@ -96,19 +102,3 @@ def _nested(tape: Tape, payload: dict[str, Any], at: float | None, line: int) ->
         command = shlex.join(words) if isinstance(words, list) and all(isinstance(w, str) for w in words) else words
         tape.call(id, "shell", {"command": command}, server="", at=at, line=line)
         tape.result(id, done.get("aggregated_output"), error=done.get("exit_code") != 0, line=line)
-
-
-def _note(tape: Tape, kind: str, payload: dict[str, Any]) -> None:
-    tape.ignore(f"{kind}/{payload.get('type', '')}".rstrip("/"))
-    if kind == "session_meta":
-        tape.meta.session = str(payload.get("id", ""))
-    elif kind == "turn_context":
-        tape.meta.model = str(payload.get("model", tape.meta.model))
-        tape.meta.turns = (tape.meta.turns or 0) + 1
-    elif payload.get("type") == "token_count":
-        used = whole(sub(payload, "info", "total_token_usage", "total_tokens"))
-        tape.meta.tokens = used if used is not None else tape.meta.tokens
-    elif payload.get("type") == "task_complete" and isinstance(payload.get("last_agent_message"), str):
-        tape.end("completed")
-    elif payload.get("type") in ("turn_aborted", "task_aborted", "error", "stream_error"):
-        tape.end("error", str(payload.get("message") or payload.get("reason") or payload["type"]))

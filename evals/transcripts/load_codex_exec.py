@@ -21,12 +21,17 @@ def claims(source: Source) -> bool:
 def load(source: Source) -> list[Transcript]:
     """One transcript; without a closing turn event it is cut off."""
     tape = Tape("codex_exec", bare=source.bare)
-    running: dict[str, int] = {}
+    running: dict[str, int] = {}  # commands of the shell: Codex says nothing more of those that run when it ends
     for line, row in source.rows:
         kind = row.get("type")
         if isinstance(kind, str) and kind.startswith("item.") and isinstance(row.get("item"), dict):
-            _item(tape, kind, row["item"], line)
-            _note(running, kind, row["item"], line)
+            item = row["item"]
+            _item(tape, kind, item, line)
+            if word(item) == "command_execution" and isinstance(item.get("id"), str):
+                if kind == "item.completed":
+                    running.pop(item["id"], None)
+                else:
+                    running[item["id"]] = line
         else:
             _turn(tape, str(kind), row, line)
     if any(row.get("type") == "turn.completed" for _, row in source.rows):
@@ -35,15 +40,6 @@ def load(source: Source) -> list[Transcript]:
     elif not any(row.get("type") in ("turn.failed", "error") for _, row in source.rows):
         tape.problem("unfinished", "no turn was completed: the stream was cut off")
     return [tape.finish()]
-
-
-def _note(running: dict[str, int], stage: str, item: dict[str, Any], line: int) -> None:
-    """Keep which commands of the shell are still running: Codex says nothing more of those when it ends."""
-    if word(item) == "command_execution" and isinstance(item.get("id"), str):
-        if stage == "item.completed":
-            running.pop(item["id"], None)
-        else:
-            running[item["id"]] = line
 
 
 def _turn(tape: Tape, kind: str, row: dict[str, Any], line: int) -> None:
@@ -72,7 +68,9 @@ def _item(tape: Tape, stage: str, item: dict[str, Any], line: int) -> None:
         where = server if isinstance(server, str) else None
         tape.call(item.get("id"), item.get("tool"), item.get("arguments"), server=where, line=line)
         if done:
-            _mcp_result(tape, item, line)
+            failed = item.get("status") != "completed" or item.get("error") is not None
+            reply = item.get("result") if isinstance(item.get("result"), dict) else sub(item, "error", "message")
+            tape.result(item.get("id"), reply, error=True if failed else None, line=line)
     elif kind == "command_execution":
         tape.call(item.get("id"), "shell", {"command": item.get("command")}, server="", line=line)
         if done:
@@ -81,9 +79,3 @@ def _item(tape: Tape, stage: str, item: dict[str, Any], line: int) -> None:
         tape.ignore(kind)
     elif done:
         tape.problem("unreadable", f"an item of the unknown type {kind!r}", line)
-
-
-def _mcp_result(tape: Tape, item: dict[str, Any], line: int) -> None:
-    failed = item.get("status") != "completed" or item.get("error") is not None
-    reply = item.get("result") if isinstance(item.get("result"), dict) else sub(item, "error", "message")
-    tape.result(item.get("id"), reply, error=True if failed else None, line=line)

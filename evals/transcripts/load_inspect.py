@@ -22,12 +22,8 @@ def claims(source: Source) -> bool:
 
 def load(source: Source) -> list[Transcript]:
     """All samples, in the order of the log."""
-    samples = _archive(source) if source.data.startswith(ZIP) else sub(source.shape, "samples")
-    rows = samples if isinstance(samples, list) else []
-    return [_sample(s, source.bare) for s in rows if isinstance(s, dict)]
-
-
-def _archive(source: Source) -> list[Any]:
+    if not source.data.startswith(ZIP):
+        return [_sample(s, source.bare) for s in _list(sub(source.shape, "samples")) if isinstance(s, dict)]
     samples = []
     try:
         with zipfile.ZipFile(io.BytesIO(source.data)) as archive:
@@ -38,7 +34,7 @@ def _archive(source: Source) -> list[Any]:
     except (ValueError, NotImplementedError, zipfile.BadZipFile, RecursionError, OSError) as error:
         remedy = "`inspect log convert --to json` writes a form that can be read"
         source.problems.append(Problem("unreadable", f"{error}; {remedy}", file=source.path.name))
-    return samples
+    return [_sample(s, source.bare) for s in samples if isinstance(s, dict)]
 
 
 def _sample(sample: dict[str, Any], bare: str | None) -> Transcript:
@@ -50,29 +46,25 @@ def _sample(sample: dict[str, Any], bare: str | None) -> Transcript:
         cost = number(sub(usage, "total_cost"))
         tape.meta.usd = tape.meta.usd if cost is None else (tape.meta.usd or 0.0) + cost
     for line, message in enumerate(_list(sample.get("messages")), 1):
-        _message(tape, message, line)
+        role = sub(message, "role")
+        if role == "tool":
+            error = message.get("error")
+            content = message.get("content") or sub(error, "message")
+            tape.result(message.get("tool_call_id"), content, error=True if error else None, line=line)
+        elif role in ("user", "assistant", "system"):
+            for block in blocks(message.get("content")):
+                tape.say("meta" if role == "system" else role, block.get("text"))
+            for call in _list(message.get("tool_calls")):
+                if sub(call, "parse_error"):
+                    tape.problem("unreadable", f"Inspect could not read the arguments: {call['parse_error']}", line)
+                tape.call(sub(call, "id"), sub(call, "function"), sub(call, "arguments"), line=line)
+        else:
+            tape.problem("unreadable", f"a message of the unknown role {role!r}", line)
     if sample.get("error"):
         tape.end("error", str(sub(sample, "error", "message")))
     elif sample.get("limit"):
         tape.end("limit", str(sub(sample, "limit", "type")))
     return tape.finish()
-
-
-def _message(tape: Tape, message: Any, line: int) -> None:
-    role = sub(message, "role")
-    if role == "tool":
-        error = message.get("error")
-        content = message.get("content") or sub(error, "message")
-        tape.result(message.get("tool_call_id"), content, error=True if error else None, line=line)
-    elif role in ("user", "assistant", "system"):
-        for block in blocks(message.get("content")):
-            tape.say("meta" if role == "system" else role, block.get("text"))
-        for call in _list(message.get("tool_calls")):
-            if sub(call, "parse_error"):
-                tape.problem("unreadable", f"Inspect could not read the arguments: {call['parse_error']}", line)
-            tape.call(sub(call, "id"), sub(call, "function"), sub(call, "arguments"), line=line)
-    else:
-        tape.problem("unreadable", f"a message of the unknown role {role!r}", line)
 
 
 def _list(value: Any) -> list[Any]:

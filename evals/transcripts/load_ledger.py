@@ -6,8 +6,6 @@ so that checks may ask about it, and can never replace a call that the agent mad
 
 from __future__ import annotations
 
-from typing import Any
-
 from evals.transcripts.canonical import Transcript
 from evals.transcripts.fields import seconds
 from evals.transcripts.source import Source
@@ -27,20 +25,15 @@ def load(source: Source) -> list[Transcript]:
     tape = Tape("ledger")
     last: int | None = None
     for line, row in source.rows:
-        last = _event(tape, row, last, line)
+        missing, seq = _KEYS - row.keys(), row.get("seq")
+        if missing or not isinstance(seq, int):
+            tape.problem("unreadable", f"no ledger event: without {sorted(missing) or 'a whole seq'}", line)
+            continue
+        if last is not None and seq != last + 1:
+            tape.problem("unmatched", f"event {seq} follows event {last}: events are missing or out of order", line)
+        name, args = f"e{seq}", {"subject": row["subject"], "body": row["body"]}
+        tape.call(name, str(row["kind"]), args, server=SERVER, at=seconds(row["at"]), line=line)
+        tape.result(name, {"state": row["state"]}, error=False, literal=True, line=line)
+        last = seq
     tape.end("completed")
     return [tape.finish()]
-
-
-def _event(tape: Tape, row: dict[str, Any], last: int | None, line: int) -> int | None:
-    missing, seq = _KEYS - row.keys(), row.get("seq")
-    if missing or not isinstance(seq, int):
-        tape.problem("unreadable", f"no ledger event: without {sorted(missing) or 'a whole seq'}", line)
-        return last
-    if last is not None and seq != last + 1:
-        tape.problem("unmatched", f"event {seq} follows event {last}: events are missing or out of order", line)
-    name, body = f"e{seq}", row["body"]
-    args = {"subject": row["subject"], "body": body}
-    tape.call(name, str(row["kind"]), args, server=SERVER, at=seconds(row["at"]), line=line)
-    tape.result(name, {"state": row["state"]}, error=False, literal=True, line=line)
-    return seq

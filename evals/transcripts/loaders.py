@@ -64,6 +64,7 @@ def read_source(source: Source, format: str | None = None) -> list[Transcript]: 
 
 
 def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noqa: A002
+    """Load a source by its one format; whatever prevents that is the problem of an empty transcript."""
     if not source.data:
         return [_unreadable("is empty")]
     if format is None:
@@ -71,12 +72,8 @@ def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noq
         if len(claimed) != 1:
             return [_unreadable(f"looks like {' and '.join(claimed)}" if claimed else "is of no known format")]
         format = claimed[0]  # noqa: A001
-    return _load(source, format) or [_unreadable("holds no transcript")]
-
-
-def _load(source: Source, format: str) -> list[Transcript]:  # noqa: A002
     try:
-        return loader(format).load(source)
+        return loader(format).load(source) or [_unreadable("holds no transcript")]
     except Exception as error:  # a file of nonsense must end as an invalid trial, not end the scoring of a whole run
         return [_unreadable(f"broke the loader of {format}: {error!r}")]
 

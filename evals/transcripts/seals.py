@@ -91,17 +91,15 @@ def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Pro
     return problems
 
 
-def _unanswered(call: Call) -> bool:
-    """Return true if the call has no reply of the server: it was denied, timed out, or cut off."""
-    return call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
-
-
 def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
+    """Return the calls by the number in their seal, and the replies without a number or with a number seen before."""
     sealed: dict[int, Call] = {}
     problems = []
     for call in calls:
-        if not call.ours or _unanswered(call):
-            continue  # no reply to seal
+        # Denied, timed out or cut off: there is no reply of the server to seal.
+        unanswered = call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
+        if not call.ours or unanswered:
+            continue
         seal = call.result.get(FIELD) if isinstance(call.result, dict) else None
         n = seal.get("n") if isinstance(seal, dict) else None
         if not isinstance(n, int) or isinstance(n, bool):

@@ -32,20 +32,18 @@ class Source:
         self.data = self._read()
 
     def _read(self) -> bytes:
+        """Return the file's bytes, unpacked where gzip packed it; none where it can't be read or is too large."""
         try:
             with self.path.open("rb") as file:
                 # A read of a given size reserves it; asking for what is there keeps small files cheap.
                 data = file.read(min(self.path.stat().st_size, MAX_FILE) + 1)
-            return self._inflate(data)
+            if data.startswith(_ZSTD):
+                return self._refuse("is compressed with zstd; unpack it first: zstd -d FILE")
+            if data.startswith(_GZIP):
+                with gzip.open(self.path) as unpacked:
+                    data = unpacked.read(MAX_FILE + 1)
         except (OSError, EOFError, zlib.error) as error:
             return self._refuse(f"can't be read: {error}")
-
-    def _inflate(self, data: bytes) -> bytes:
-        if data.startswith(_ZSTD):
-            return self._refuse("is compressed with zstd; unpack it first: zstd -d FILE")
-        if data.startswith(_GZIP):
-            with gzip.open(self.path) as file:
-                data = file.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:
             return self._refuse(f"has more than {MAX_FILE >> 20} MiB; no session is that long")
         return data
@@ -73,27 +71,22 @@ class Source:
         for number, line in enumerate(self.text.split("\n"), 1):
             if not line or line.isspace():
                 continue
-            row = self._row(number, line)
-            if row is not None:
+            if len(line) > MAX_LINE:
+                self._bad_line(number, f"a line of {len(line):,} characters")
+                continue
+            text = line.lstrip()
+            try:
+                row, end = _DECODE(text)
+                if end != len(text) and not text[end:].isspace():
+                    raise ValueError("more than one value")
+            except (ValueError, RecursionError) as error:
+                self._bad_line(number, f"no JSON ({type(error).__name__}): {text[:80]!r}")
+                continue
+            if isinstance(row, dict):
                 rows.append((number, row))
+            else:
+                self._bad_line(number, f"a JSON {type(row).__name__} where an object belongs")
         return rows
-
-    def _row(self, number: int, line: str) -> dict[str, Any] | None:
-        if len(line) > MAX_LINE:
-            self._bad_line(number, f"a line of {len(line):,} characters")
-            return None
-        try:
-            line = line.lstrip()
-            row, end = _DECODE(line)
-            if end != len(line) and not line[end:].isspace():
-                raise ValueError("more than one value")
-        except (ValueError, RecursionError) as error:
-            self._bad_line(number, f"no JSON ({type(error).__name__}): {line[:80]!r}")
-            return None
-        if isinstance(row, dict):
-            return row
-        self._bad_line(number, f"a JSON {type(row).__name__} where an object belongs")
-        return None
 
     def _bad_line(self, number: int, text: str) -> None:
         if len(self.problems) < 50:

@@ -40,7 +40,8 @@ def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
     """A tool's reply as (value, error flag or None). Unwraps MCP content blocks; JSON text is read where `parse`."""
     flag: bool | None = None
     if isinstance(content, dict) and isinstance(content.get("content"), list) and "ok" not in content:
-        flag = _flag(content)
+        said = content.get("isError", content.get("is_error"))
+        flag = said if isinstance(said, bool) else None
         structured = content.get("structuredContent", content.get("structured_content"))
         if structured is not None:
             return structured, flag
@@ -55,12 +56,8 @@ def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
     return content, flag
 
 
-def _flag(reply: dict[str, Any]) -> bool | None:
-    flag = reply.get("isError", reply.get("is_error"))
-    return flag if isinstance(flag, bool) else None
-
-
 def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
+    """Read JSON text, below a header of Codex or not; an MCP result or text blocks in it are unwrapped once more."""
     header = _CODEX_HEADER.match(text)
     bare = text[header.end() :] if header else text
     if not bare.lstrip().startswith(("{", "[")):
@@ -69,19 +66,14 @@ def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
         value = json.loads(bare)
     except (ValueError, RecursionError):
         return text, flag
-    if not _is_envelope(value):
+    if isinstance(value, dict):
+        envelope = isinstance(value.get("content"), list) and "ok" not in value
+    else:
+        envelope = bool(value) and all(isinstance(b, dict) and b.get("type") == "text" for b in value)
+    if not envelope:
         return value, flag
     inner, inner_flag = decode(value, parse=True)
     return inner, flag if inner_flag is None else inner_flag
-
-
-def _is_envelope(value: Any) -> bool:
-    """Return true if parsed text is an MCP result, or a list of text blocks, that has to be unwrapped once more."""
-    if isinstance(value, dict):
-        return isinstance(value.get("content"), list) and "ok" not in value
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(b, dict) and b.get("type") == "text" for b in value)
-    )
 
 
 class Tape:
@@ -126,8 +118,17 @@ class Tape:
             return
         server, tool = split_name(name) if server is None else (server, name)
         if not server and tool in TOOLS:
-            server = self._whose(tool, line)
-        args = self._arguments(args, tool, line)
+            if self.bare is None:
+                text = f"the call of {tool} names no server; pass --bare SERVER where there is one only"
+                self.problem("shape", text, line)
+            server = self.bare or ""
+        if isinstance(args, str):
+            try:
+                args = json.loads(args) if args.strip() else {}
+            except (ValueError, RecursionError):
+                self.problem("unreadable", f"the arguments of {tool} are no JSON", line)
+        elif args is None:
+            args = {}
         known = self._calls.get(id)
         if known is not None:
             if (known.server, known.tool, known.args, known.agent) != (server, tool, args, agent):
@@ -160,7 +161,14 @@ class Tape:
         value, flag = (content, None) if literal else decode(content, parse=bool(call.server))
         if call.server and not isinstance(value, dict) and isinstance(raw, dict):
             value = decode(raw, parse=True)[0]
-        ok = self._ok(call, value, flag if error is None else error, line)
+        # A format's flag of a failure counts first, then `ok` in the reply itself.
+        failed = flag if error is None else error
+        said = value.get("ok") if isinstance(value, dict) else None
+        ok = None if failed is None else not failed
+        if not failed and isinstance(said, bool):
+            ok = said
+        elif not failed and call.server in OURS:
+            self.problem("shape", f"the reply to {call.tool} ({call.id!r}) carries no `ok`", line)
         if call.done_seq is not None:
             if (call.result, call.ok) != (value, ok):
                 self.problem("duplicate", f"two different results for the call {call.id!r}", line)
@@ -193,29 +201,3 @@ class Tape:
         if what != "aside":
             self._last = what
         return self._tick
-
-    def _whose(self, tool: str, line: int) -> str:
-        if self.bare is None:
-            self.problem(
-                "shape", f"the call of {tool} names no server; pass --bare SERVER where there is one only", line
-            )
-        return self.bare or ""
-
-    def _arguments(self, args: Any, tool: str, line: int) -> Any:
-        if not isinstance(args, str):
-            return {} if args is None else args
-        try:
-            return json.loads(args) if args.strip() else {}
-        except (ValueError, RecursionError):
-            self.problem("unreadable", f"the arguments of {tool} are no JSON", line)
-            return args
-
-    def _ok(self, call: Call, value: Any, error: bool | None, line: int) -> bool | None:
-        said = value.get("ok") if isinstance(value, dict) else None
-        if error:
-            return False
-        if isinstance(said, bool):
-            return said
-        if call.server in OURS:
-            self.problem("shape", f"the reply to {call.tool} ({call.id!r}) carries no `ok`", line)
-        return None if error is None else not error

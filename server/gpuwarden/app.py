@@ -25,7 +25,10 @@ def open_context(
     """
     env = os.environ if env is None else env
     config = config or load_config(env)
-    clock = clock or _clock(env)
+    if clock is None:
+        # A rehearsal's clock is shifted; it is never used with a real platform.
+        shifted = env.get("GPUWARDEN_REHEARSAL_CLOCK")
+        clock = ShiftedClock(Path(shifted)) if shifted else SystemClock()
     try:
         private_folder(config.home)
     except OSError as error:
@@ -62,11 +65,3 @@ def record_policy(config: Config, now: float) -> None:
         return
     with contextlib.suppress(LedgerError):  # the path decides, so an old digest may stay on a full disk
         write_record(config.home, known.model_copy(update={"digest": config.digest, "at": now}))
-
-
-def _clock(env: Mapping[str, str]) -> Clock:
-    """Return the system clock; in a rehearsal the shifted one, which is never used with a real platform."""
-    file = env.get("GPUWARDEN_REHEARSAL_CLOCK")
-    if not file:
-        return SystemClock()
-    return ShiftedClock(Path(file))

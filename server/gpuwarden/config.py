@@ -23,9 +23,9 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.core.guidance import Action, Hint, do
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.inputs import in_words
-from gpuwarden.core.policy import Policy, PolicyField, policy_fields
+from gpuwarden.core.policy import Policy, policy_fields
 from gpuwarden.policy_record import Notice, Record, decide, digest_of
 
 PREFIX = "GPUWARDEN_"
@@ -107,7 +107,13 @@ def _tightened(
         if field.by_variable is None:
             ignored.append(Notice("file_only", name, "", about=field.path))
             continue
-        asked = _with_variable(policy, field, name, env[name], file)
+        changed = policy.model_dump()
+        *folders, leaf = field.path.split(".")
+        table = changed
+        for folder in folders:
+            table = table[folder]
+        table[leaf] = _parse(name, env[name], field.kind)
+        asked = _validated(changed, {field.path: name}, file)
         filed = value_at(policy, field.path)
         if field.by_variable.fits(filed, value_at(asked, field.path)):
             policy, origins[field.path] = asked, name
@@ -116,18 +122,20 @@ def _tightened(
     return policy, ignored
 
 
-def _with_variable(policy: Policy, field: PolicyField, name: str, text: str, file: Path) -> Policy:
-    """Return the policy with one more value, from a variable's text."""
-    table = policy.model_dump()
-    _put(table, field.path, _parse(name, text, field.kind))
-    return _validated(table, {field.path: name}, file)
-
-
 def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) -> Policy:
     try:
         return Policy.model_validate(table)
     except ValidationError as error:
-        raise BadRequest(*_explain(error, origins, file)) from error
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in first["loc"])
+        origin = origins.get(path.rstrip(".0123456789"), "file")
+        where = str(file) if origin == "file" else origin
+        if first["type"] == "extra_forbidden":
+            told, hint = f"sets {path}, which is not a setting", "to list every setting"
+        else:
+            told = f"sets {path} wrongly: {in_words(first['type'], first['msg'])}"
+            hint = "to list every setting with its default"
+        raise BadRequest(f"{where} {told}", do(Action.DOCTOR, hint)) from error
 
 
 def _read(file: Path, *, required: bool) -> bytes:
@@ -170,13 +178,6 @@ def _parse(name: str, text: str, kind: Any) -> Any:
     return text
 
 
-def _put(table: dict[str, Any], path: str, value: object) -> None:
-    *folders, leaf = path.split(".")
-    for folder in folders:
-        table = table[folder]
-    table[leaf] = value
-
-
 def in_short(value: object) -> str:
     """Return a value of the policy as a person reads it."""
     if isinstance(value, tuple):
@@ -190,14 +191,3 @@ def value_at(model: BaseModel, path: str) -> object:
     for part in path.split("."):
         value = getattr(value, part)
     return value
-
-
-def _explain(error: ValidationError, origins: Mapping[str, str], file: Path) -> tuple[str, Hint]:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    origin = origins.get(path.rstrip(".0123456789"), "file")
-    where = str(file) if origin == "file" else origin
-    if first["type"] == "extra_forbidden":
-        return f"{where} sets {path}, which is not a setting", do(Action.DOCTOR, "to list every setting")
-    told = in_words(first["type"], first["msg"])
-    return f"{where} sets {path} wrongly: {told}", do(Action.DOCTOR, "to list every setting with its default")

@@ -71,7 +71,11 @@ def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
     try:
         return model.model_validate_json(json.dumps(parsed.value), strict=True)
     except ValidationError as error:
-        found = [_sentence(parsed, dict(e), name) for e in error.errors(include_url=False, include_context=False)]
+        found = []
+        for fault in error.errors(include_url=False, include_context=False):
+            where = _short(".".join(str(step) for step in fault["loc"]))
+            told = _short(in_words(fault["type"], fault["msg"]))
+            found.append(f"{name}:{parsed.line_of(fault['loc'])}: {where + ': ' if where else ''}{told}")
         more = f" (and {len(found) - MAX_SHOWN} more)" if len(found) > MAX_SHOWN else ""
         raise BadRequest("; ".join(found[:MAX_SHOWN]) + more, f"Correct {name}.") from error
 
@@ -141,27 +145,18 @@ def _plain(node: yaml.Node, loc: tuple[str | int, ...], lines: dict[tuple[str | 
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*loc, i), lines) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
-        return {key: _plain(item, (*loc, key), lines) for key, item in _distinct(node)}
+        pairs: dict[str, yaml.Node] = {}
+        for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
+                raise yaml.MarkedYAMLError(problem="a key that is not text", problem_mark=key.start_mark)
+            if key.value in pairs:
+                twice = f"the key {key.value!r} appears twice here"
+                raise yaml.MarkedYAMLError(problem=twice, problem_mark=key.start_mark)
+            pairs[key.value] = item
+        return {key: _plain(item, (*loc, key), lines) for key, item in pairs.items()}
     if _SURROGATE.search(node.value):
         raise yaml.MarkedYAMLError(problem="an unpaired surrogate", problem_mark=node.start_mark)
     return _SCALARS[node.tag.rpartition(":")[2]](node.value)
-
-
-def _distinct(node: yaml.MappingNode) -> list[tuple[str, yaml.Node]]:
-    pairs: dict[str, yaml.Node] = {}
-    for key, item in node.value:
-        if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
-            raise yaml.MarkedYAMLError(problem="a key that is not text", problem_mark=key.start_mark)
-        if key.value in pairs:
-            raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} appears twice here", problem_mark=key.start_mark)
-        pairs[key.value] = item
-    return list(pairs.items())
-
-
-def _sentence(parsed: Parsed, error: dict[str, Any], name: str) -> str:
-    where = ".".join(str(step) for step in error["loc"])
-    told = _short(in_words(error["type"], error["msg"]))
-    return f"{name}:{parsed.line_of(error['loc'])}: {_short(where) + ': ' if where else ''}{told}"
 
 
 def _wrong(name: str, line: int, what: str) -> BadRequest:

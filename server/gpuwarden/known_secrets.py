@@ -1,11 +1,12 @@
 """Remember which secrets jobs were given, so that a later process without them can keep them out of its replies.
 
-The state folder holds keyed digests, never values: one file of lines, mode 0600, and the key of this installation.
+The state folder contains keyed digests, never values: one file of lines, mode 0600, and the key of this installation.
 Whoever can read both can test guesses, as whoever can read the environment of the next shell can read the values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -24,12 +25,11 @@ MAX_BYTES: Final = 1 << 20
 
 
 def installation_key(home: Path, purpose: str) -> bytes:
-    """Return 32 bytes for one purpose, derived from a random key that never leaves this machine."""
-    return hmac.new(_root_key(home / "seal.key"), purpose.encode(), "sha256").digest()
+    """Return 32 bytes for one purpose, derived from a random key that never leaves this machine.
 
-
-def _root_key(place: Path) -> bytes:
-    """Return the random key, made at first use."""
+    The random key is made at first use.
+    """
+    place = home / "seal.key"
     if not place.exists():
         private_folder(place.parent)
         draft = place.with_name(f"{place.name}.{os.urandom(6).hex()}")
@@ -44,7 +44,8 @@ def _root_key(place: Path) -> bytes:
             pass
         finally:
             draft.unlink()
-    return hashlib.sha256(place.read_bytes()).digest()
+    root = hashlib.sha256(place.read_bytes()).digest()
+    return hmac.new(root, purpose.encode(), "sha256").digest()
 
 
 class KnownSecrets:
@@ -59,27 +60,24 @@ class KnownSecrets:
     def remember(self, values: Iterable[str]) -> None:
         """Add the digests of values. Raises DiskError: a secret that can't be remembered is not given to a job."""
         try:
-            self._add(values)
+            key, known = self._key(), self._digests()
+            new = {SecretDigest.of(key, part) for value in values for part in parts_of(value)} - known
+            if not new:
+                return
+            lines = "".join(json.dumps([one.length, one.spaced, one.bits, one.digest]) + "\n" for one in new)
+            private_folder(self.home)
+            fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(fd, "wb", buffering=0) as file:
+                file.write(lines.encode())
+                os.fsync(file.fileno())
         except OSError as error:
             raise DiskError(
                 f"the digests of this job's secrets can't be kept in {self._file}: {error.strerror}",
                 "Free some space there, then call again; the job waits.",
             ) from error
 
-    def _add(self, values: Iterable[str]) -> None:
-        key, known = self._key(), self._digests()
-        new = {SecretDigest.of(key, part) for value in values for part in parts_of(value)} - known
-        if not new:
-            return
-        lines = "".join(json.dumps([one.length, one.spaced, one.bits, one.digest]) + "\n" for one in new)
-        private_folder(self.home)
-        fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(fd, "wb", buffering=0) as file:
-            file.write(lines.encode())
-            os.fsync(file.fileno())
-
     def found_in(self, body: Any) -> tuple[str, ...]:
-        """Return every remembered secret that stands in a JSON body."""
+        """Return every remembered secret that is in a JSON body."""
         known = self._digests()
         if not known:
             return ()
@@ -89,7 +87,7 @@ class KnownSecrets:
         return installation_key(self.home, "secrets")
 
     def _digests(self) -> frozenset[SecretDigest]:
-        """Return what the file holds now, read again when another process added to it."""
+        """Return what is in the file now, read again when another process added to it."""
         try:
             info = self._file.stat()
         except OSError:
@@ -97,15 +95,11 @@ class KnownSecrets:
         if (info.st_mtime_ns, info.st_size) != self._read:
             with self._file.open("rb") as file:
                 lines = file.read(MAX_BYTES).splitlines()
-            self._known = frozenset(one for one in map(_digest, lines) if one is not None)
+            known = set()
+            for line in lines:
+                with contextlib.suppress(ValueError, TypeError):  # a line that a crash cut
+                    length, spaced, bits, digest = json.loads(line)
+                    known.add(SecretDigest(int(length), bool(spaced), int(bits), str(digest)))
+            self._known = frozenset(known)
             self._read = (info.st_mtime_ns, info.st_size)
         return self._known
-
-
-def _digest(line: bytes) -> SecretDigest | None:
-    """Return a line's digest; None for one that a crash cut."""
-    try:
-        length, spaced, bits, digest = json.loads(line)
-        return SecretDigest(int(length), bool(spaced), int(bits), str(digest))
-    except (ValueError, TypeError):
-        return None

@@ -71,7 +71,7 @@ class Tracker(Frozen):
 
 
 class Usual(Frozen):
-    """What this person usually rents; information only, never a default of a submission."""
+    """The machine that this person usually rents; information only, never a default of a submission."""
 
     gpu: Word | None = None
     gpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -117,7 +117,9 @@ def read_notes(text: str, name: str) -> Notes:
         raise BadRequest(f"{name}:{line}: this is not valid TOML", f"Correct {name}.") from None
     parsed = Parsed(table, {(): 1, **_lines(text)})
     for loc, value in strings:
-        if looks_secret(value) or (_named_secret(loc) and not _HOME.fullmatch(value)):
+        # A name may say that its value is a secret. `key` is our own field, whose value is a place.
+        named = any(isinstance(step, str) and SECRET_NAME.search(step) for step in loc)
+        if looks_secret(value) or (named and not _HOME.fullmatch(value)):
             raise BadRequest(
                 f"{name}:{parsed.line_of(loc)}: this looks like a secret",
                 f"Take it out of {name}, replace it where it is valid, and note where it is stored: $NAME, or a path.",
@@ -125,10 +127,10 @@ def read_notes(text: str, name: str) -> Notes:
     return validate(Notes, parsed, name=name)
 
 
-def change(file: Path, key: str, value: str | None, hold: Callable[[Notes], None]) -> None:
+def change(file: Path, key: str, value: str | None, check: Callable[[Notes], None]) -> None:
     """Set `key` (dotted) to `value`, or remove it; the rest of the file stays as it was written. A fact is added.
 
-    The new text is read strictly, and held by `hold`, before it replaces the old one. Raises BadRequest, and then
+    The new text is read strictly, and judged by `check`, before it replaces the old one. Raises BadRequest, and then
     nothing was changed.
     """
     import tomlkit
@@ -139,16 +141,19 @@ def change(file: Path, key: str, value: str | None, hold: Callable[[Notes], None
     document = tomlkit.parse(text)
     if key == "facts" and value is not None:
         document.setdefault("facts", tomlkit.array()).append(value)
+    elif re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_/-]+){0,2}", key):
+        _put(document, key.split("."), value)
     else:
-        _put(document, _path(key), value)
+        raise BadRequest(f"{key[:80]!r} names no note", "Such as tracker.name or platforms.ssh.host.")
     new = tomlkit.dumps(document)
     try:
         notes = read_notes(new, "")
     except BadRequest as error:
         said = re.sub(r"^:\d+: ", "", error.message)
         raise BadRequest(f"{said}; nothing was changed", "Such as tracker.name or platforms.ssh.host.") from error
-    hold(notes)
-    _write(file, new)
+    check(notes)
+    private_folder(file.parent)
+    write_private(file, new)
 
 
 def _put(table: Any, path: list[str], value: str | None) -> None:
@@ -175,15 +180,21 @@ def looks_secret(text: str) -> bool:
     return any(pattern.search(text) for pattern in (TOKEN, _OPAQUE, _TOLD, _IN_URL))
 
 
-def _named_secret(loc: tuple[str | int, ...]) -> bool:
-    """Return a name that says its value is a secret. `key` is our own field, whose value is a place."""
-    return any(isinstance(step, str) and SECRET_NAME.search(step) for step in loc)
-
-
 def _read(file: Path) -> str | None:
+    """Return the file's text; None without a file. Raises BadRequest for one that others may read or write.
+
+    The notes say where keys are stored and where jobs go.
+    """
     try:
         with file.open("rb") as stream:
-            _private(file, os.fstat(stream.fileno()))
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise BadRequest(f"{file}: the notes are not a regular file", "Put a regular file there.")
+            if os.name == "posix" and status.st_uid != os.geteuid():
+                raise BadRequest(f"{file}: the notes belong to another user", "Write your own file.")
+            if os.name == "posix" and status.st_mode & 0o077:
+                mode = f"{status.st_mode & 0o777:04o}"
+                raise BadRequest(f"{file}: others may use the notes (mode {mode})", f"chmod 600 {file}")
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
@@ -198,29 +209,6 @@ def _read(file: Path) -> str | None:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise BadRequest(f"{file}:{line}: this is not UTF-8", f"Save {file} as UTF-8.") from None
-
-
-def _private(file: Path, status: os.stat_result) -> None:
-    """Refuse a file that somebody else may read or write: it says where keys are stored and where jobs go."""
-    if not stat.S_ISREG(status.st_mode):
-        raise BadRequest(f"{file}: the notes are not a regular file", "Put a regular file there.")
-    if os.name != "posix":
-        return
-    if status.st_uid != os.geteuid():
-        raise BadRequest(f"{file}: the notes belong to another user", "Write your own file.")
-    if status.st_mode & 0o077:
-        raise BadRequest(f"{file}: others may use the notes (mode {status.st_mode & 0o777:04o})", f"chmod 600 {file}")
-
-
-def _write(file: Path, text: str) -> None:
-    private_folder(file.parent)
-    write_private(file, text)
-
-
-def _path(key: str) -> list[str]:
-    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_/-]+){0,2}", key):
-        raise BadRequest(f"{key[:80]!r} names no note", "Such as tracker.name or platforms.ssh.host.")
-    return key.split(".")
 
 
 def _plain(value: Any) -> Any:

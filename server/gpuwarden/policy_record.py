@@ -100,7 +100,8 @@ def decide(home: Path, named: Path | None, default: Path) -> Standing:
     Raises LedgerError for a record that can't be read.
     """
     own = read_record(home)
-    usual = None if own else _usual_record(home)
+    others = [] if own else [other for other in usual_homes() if other != absolute(home)]
+    usual = next(((other, found) for other in others if (found := read_record(other)) is not None), None)
     record = own or (usual[1] if usual else None)
     if record is None:
         return Standing(absolute(named or default))
@@ -176,10 +177,3 @@ def account_home() -> Path | None:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:  # a container may run under a number that has no account
         return None
-
-
-def _usual_record(home: Path) -> tuple[Path, Record] | None:
-    for other in usual_homes():
-        if other != absolute(home) and (record := read_record(other)) is not None:
-            return other, record
-    return None

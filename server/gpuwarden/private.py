@@ -34,7 +34,7 @@ def private_folder(path: Path) -> Path:
 
 
 def private_file(path: Path) -> None:
-    """Give a file of ours the mode 0600 where others may read it; nothing where there is none."""
+    """Give one of gpuwarden's files the mode 0600 where others may read it; nothing where there is none."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISREG(path.lstat().st_mode):
             _close(path, 0o600)
@@ -55,7 +55,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Take from others what they may do with a path of ours. What belongs to somebody else is theirs to close."""
+    """Take from others what they may do with a path. What belongs to somebody else is theirs to close."""
     if os.name != "posix":
         return
     info = path.stat()

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gpuwarden.core.errors import BadRequest, NotFound
-from gpuwarden.core.profile import Profile, Sourced, Tier, Unfound
+from gpuwarden.core.profile import Profile, Sourced, Unfound
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
 
@@ -41,7 +41,10 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
     Raises NotFound, or BadRequest with file and line.
     """
     file = profile_file(id, own)
-    return _named(load_text(_read(file), str(file)), id, file)
+    profile = load_text(_read(file), str(file))
+    if profile.id != id:
+        raise BadRequest(f"{file}: it calls itself {profile.id!r}", f"Name the file {profile.id}.md or write id: {id}.")
+    return profile
 
 
 def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
@@ -99,12 +102,6 @@ def _read(file: Path) -> str:
         raise BadRequest(f"{file}: can't be read as text: {error}", f"Correct or remove {file}.") from error
 
 
-def _named(profile: Profile, id: str, file: Path) -> Profile:  # noqa: A002
-    if profile.id != id:
-        raise BadRequest(f"{file}: it calls itself {profile.id!r}", f"Name the file {profile.id}.md or write id: {id}.")
-    return profile
-
-
 # ------------------------------------------------------------------------------------------------ generated blocks
 
 
@@ -126,18 +123,22 @@ def _storage(p: Profile) -> list[str]:
         "bills when terminated",
         "note",
     )
-    rows = [(t.tier, f"`{t.path}`", t.present.replace("_", " "), *_fates(p, t), t.note) for t in p.storage]
+    no_verb = "no such verb"
+    rows = [
+        (
+            t.tier,
+            f"`{t.path}`",
+            t.present.replace("_", " "),
+            no_verb if p.verbs.stop is None else _fate(t.survives.stop),
+            no_verb if p.verbs.terminate is None else _fate(t.survives.terminate),
+            _fate(t.survives.preemption) if p.spot.offered else "none sold",
+            _fact(t.bills_when_stopped),
+            _fact(t.bills_when_terminated),
+            t.note,
+        )
+        for t in p.storage
+    ]
     return [*_table(head, rows), "", *_sources(p.storage)]
-
-
-def _fates(p: Profile, t: Tier) -> tuple[str, ...]:
-    return (
-        "no such verb" if p.verbs.stop is None else _fate(t.survives.stop),
-        "no such verb" if p.verbs.terminate is None else _fate(t.survives.terminate),
-        _fate(t.survives.preemption) if p.spot.offered else "none sold",
-        _fact(t.bills_when_stopped),
-        _fact(t.bills_when_terminated),
-    )
 
 
 def _meter(p: Profile) -> list[str]:

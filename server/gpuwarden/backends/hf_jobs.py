@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,14 +154,15 @@ class HfJobsBackend:
         seen: dict[str, Observation] = {}
 
         async def one(hub: HubClient, handle: Handle) -> None:
-            owner, job_id = _where(handle)
-            job = await jobs.inspect(hub, owner, job_id)
-            why = "the Hub no longer has this job"
-            seen[handle.token] = observation(job) if job else Observation(state=Job.UNKNOWN, why=why)
+            with suppress(WardenError):
+                owner, job_id = _where(handle)
+                job = await jobs.inspect(hub, owner, job_id)
+                why = "the Hub no longer has this job"
+                seen[handle.token] = observation(job) if job else Observation(state=Job.UNKNOWN, why=why)
 
         async with self._hub() as hub, anyio.create_task_group() as group:
             for handle in handles:
-                group.start_soon(_quietly, one, hub, handle)
+                group.start_soon(one, hub, handle)
         if handles and not seen:
             raise Unreachable("the Hub returned nothing about these jobs", "Ask again in a moment.")
         return seen
@@ -215,15 +217,12 @@ class HfJobsBackend:
             full = f"/hub/{kind}/{repo}/{name}"
             sha = (item.get("lfs") or {}).get("sha256")
             if digests and not sha and size <= MAX_HASHED:
-                sha = await self._hash(hub, full)
+                digest = hashlib.sha256()
+                async for chunk in _download(hub, full, 0):
+                    digest.update(chunk)
+                sha = digest.hexdigest()
             found.append(Artifact(path=full, size=size, sha256=sha))
         return found
-
-    async def _hash(self, hub: HubClient, path: str) -> str:
-        digest = hashlib.sha256()
-        async for chunk in _download(hub, path, 0):
-            digest.update(chunk)
-        return digest.hexdigest()
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file of a repo."""
@@ -259,18 +258,13 @@ def script_command(spec: JobSpec) -> list[str]:
     return ["/bin/sh", "-c", _RUN, packed, *spec.args]
 
 
-def _timed_out(stage: str, message: str) -> bool:
-    """Return whether the Hub ended a job at its time limit: an error whose message says so, since no stage does."""
-    return stage == "ERROR" and "timeout" in message.lower()
-
-
 def observation(job: Mapping[str, Any]) -> Observation:
     """Return the observation of a job's response."""
     stage, message = jobs.stage_of(job), jobs.message_of(job)
     exit_code = re.search(r"exit code:? (\d+)", message)
     state = _STATES[stage]
     why, reason = message or f"the Hub says {stage}", Code.PLATFORM_REPORT
-    if _timed_out(stage, message):
+    if stage == "ERROR" and "timeout" in message.lower():  # no stage says that a job met its time limit
         why = f"ended by the platform at its time limit ({message}); what was not pushed is gone"
         reason = Code.TIME_LIMIT
     return Observation(
@@ -298,13 +292,6 @@ async def _download(hub: HubClient, path: str, offset: int) -> AsyncIterator[byt
         async for chunk in response.aiter_bytes():
             yield chunk[skip:] if skip < len(chunk) else b""
             skip = max(0, skip - len(chunk))
-
-
-async def _quietly(call: Any, *args: Any) -> None:
-    try:
-        await call(*args)
-    except WardenError:
-        return
 
 
 def _where(handle: Handle) -> tuple[str, str]:

@@ -117,7 +117,8 @@ class LocalBackend(RunnerBackend):
         return {**spec, "sandbox": before, "env": {**boxes.environment(found, box), **spec["env"]}}
 
     def _handle(self, place: Place, token: str) -> Handle:
-        return Handle(backend=self.name, token=token, run_dir=str(_run_dir(place, token)), place=place)
+        run_dir = str(_run_root(place) / launch.run_name(token))
+        return Handle(backend=self.name, token=token, run_dir=run_dir, place=place)
 
     async def handle_of(self, place: Place, token: str) -> Handle:
         """Return the handle of a token, while the place is there."""
@@ -195,11 +196,6 @@ def _check_reach(spec: JobSpec, outputs: Sequence[str], allowed: boxes.Allowed) 
 def _present(place: Place) -> bool:
     """Return whether an instance's folder is there; this machine always is."""
     return not place.root or Path(place.root).is_dir()
-
-
-def _run_dir(place: Place, token: str) -> Path:
-    """Return the real path of a token's run folder."""
-    return _run_root(place) / launch.run_name(token)
 
 
 def _run_root(place: Place) -> Path:

@@ -24,7 +24,6 @@ from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.guidance import Hint, steps
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
-from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
@@ -104,7 +103,7 @@ class SshBackend(RunnerBackend):
         try:
             with anyio.fail_after(CHECK_S):
                 key = await self.host_key(place)
-                return [_key_finding(place, key), *await self._probe(place)]
+                fitness = await self._probe(place)
         except TimeoutError:
             return [_host(Severity.ERROR, f"the machine did not answer within {CHECK_S:.0f} s", RENT_ANOTHER)]
         except HostKeyChanged as changed:
@@ -113,6 +112,13 @@ class SshBackend(RunnerBackend):
             return [_host(Severity.ERROR, refused.message, refused.next_steps)]
         except WardenError as error:
             return [_host(Severity.UNKNOWN, error.message, error.next_steps)]
+        if place.host_key or not key.first_contact:
+            return [_host(Severity.INFO, f"{place.host} shows the known host key, {key.fingerprint}", ""), *fitness]
+        message = (
+            f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
+        )
+        compare = "Compare it with the provider's console if you can see it there."
+        return [_host(Severity.INFO, message, compare), *fitness]
 
     async def host_key(self, place: Place) -> HostKey:
         """Connect, and return the key that the machine shows."""
@@ -121,8 +127,15 @@ class SshBackend(RunnerBackend):
     async def _probe(self, place: Place) -> list[Finding]:
         host = await self._host_info(place)
         run_root = _run_root(place, host)
-        profile = _profile_of(place)
-        durable = [t.path for t in profile.storage if _outlives(t)] if profile and not place.root else []
+        profile = None  # a machine of the user's own may have none
+        with suppress(WardenError):
+            profile = load_profile(place.platform.partition("/")[0])
+        # Tiers that are always present, separate from the machine's own disk, and survive a stop or the end.
+        durable = [
+            tier.path
+            for tier in (profile.storage if profile and not place.root else ())
+            if tier.present == "always" and tier.path != "/" and True in (tier.survives.stop, tier.survives.terminate)
+        ]
         hub = place.env.get("HF_ENDPOINT") or DEFAULT_HUB
         request = json.dumps({"paths": [run_root, *durable], "urls": [hub]})
         machine = await self._at(place)
@@ -310,27 +323,6 @@ class SshBackend(RunnerBackend):
 
 def _host(severity: Severity, message: str, fix: Hint) -> Finding:
     return Finding(rule="PF-HOST-001", severity=severity, message=message, fix=steps(fix))
-
-
-def _key_finding(place: Place, key: HostKey) -> Finding:
-    if place.host_key or not key.first_contact:
-        return _host(Severity.INFO, f"{place.host} shows the known host key, {key.fingerprint}", "")
-    message = f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
-    return _host(Severity.INFO, message, "Compare it with the provider's console if you can see it there.")
-
-
-def _profile_of(place: Place) -> Profile | None:
-    """Return the platform's profile; a machine of the user's own may have none."""
-    try:
-        return load_profile(place.platform.partition("/")[0])
-    except WardenError:
-        return None
-
-
-def _outlives(tier: Tier) -> bool:
-    """Return whether a tier is always present, separate from the machine's own disk, and survives a stop or the end."""
-    fates = (tier.survives.stop, tier.survives.terminate)
-    return tier.present == "always" and tier.path != "/" and True in fates
 
 
 @cache

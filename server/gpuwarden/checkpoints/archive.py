@@ -17,9 +17,6 @@ import io
 import json
 import os
 import select
-import shutil
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -31,8 +28,8 @@ from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.compare import Compared, comparable, compare
 from gpuwarden.checkpoints.examine import GAVE_UP, examine
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, short
-from gpuwarden.checkpoints.findings import Ask, Expected, Findings
-from gpuwarden.checkpoints.load import load
+from gpuwarden.checkpoints.findings import Ask
+from gpuwarden.checkpoints.load import child_with_torch, load
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
 from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_priority
@@ -89,30 +86,40 @@ def main(argv: list[str] | None = None) -> int:
         return _seal(args)
     lowest_priority()
     budget = Budget(args.seconds, 1 << 60)
-    return max(_answer(path, args, budget) for path in args.paths)
-
-
-def _answer(path: Path, args: argparse.Namespace, budget: Budget) -> int:
-    """Print one line of JSON for one path; return the exit status."""
-    answer: dict[str, Any]
-    if not path.exists():
-        answer = {"error": "this path does not exist"}
-    else:
+    status = 0
+    for path in args.paths:
+        answer: dict[str, Any]
         try:
-            answer = manifest.take(path) if args.verb == "manifest" else _examine(path, args, budget)
+            if not path.exists():
+                answer = {"error": "this path does not exist"}
+            else:
+                answer = manifest.take(path) if args.verb == "manifest" else _examine(path, args, budget)
         except (Broken, Doubtful) as why:
             answer = {"error": str(why)}
-    print(json.dumps(answer), flush=True)
-    return 2 if "error" in answer else 0
+        print(json.dumps(answer), flush=True)
+        if "error" in answer:
+            status = 2
+    return status
 
 
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
-    sealed = _sealed(path, args.log) if args.log else {}
+    """Examine one path, load and compare it as asked. Return the findings, bounded, the worst files first."""
+    sealed = seal_log.seals_below(args.log, path) if args.log else {}
     found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
     if args.load or args.resume:
         good = [e for e in found.entries.values() if e.verdict == "proven"]
-        load(found, good, budget=budget, child=_loader(args.log))
-    compared = _compared(found, args.against, budget) if args.against else None
+        environment = args.log.parent / "work/.venv/bin/python" if args.log else ""
+        load(found, good, budget=budget, child=child_with_torch(str(environment)))
+    compared = None
+    wanted = args.against and comparable(found)  # a run's outputs include some without a model, such as a log
+    if wanted and not args.against.exists():
+        compared = Compared(doubts=["that path does not exist on the machine"])
+    elif wanted:
+        try:
+            other = examine(args.against, Ask(False, budget=budget, open=_counted(budget)))
+            compared = compare(replace(found, open=_counted(budget)), other)
+        except (Broken, Doubtful, *GAVE_UP) as why:
+            compared = Compared(doubts=[f"could not be compared: {short(why, 80)}"])
     worst_first = sorted(found.entries.values(), key=lambda e: (e.verdict == "proven", e.path))
     return {
         "files": [{**_bounded(vars(e), _FILE), "verdict": e.verdict} for e in worst_first[:_ROWS]],
@@ -123,19 +130,6 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
         "doubts": [short(d, 300) for d in found.doubts[:20]],
         **({"compared": _bounded(vars(compared), tuple(vars(compared)))} if compared else {}),
     }
-
-
-def _compared(found: Findings, place: Path, budget: Budget) -> Compared | None:
-    """Compare with what is at `place`; return None for an output without a model, such as a log."""
-    if not comparable(found):
-        return None
-    if not place.exists():
-        return Compared(doubts=["that path does not exist on the machine"])
-    found = replace(found, open=_counted(budget))
-    try:
-        return compare(found, examine(place, Ask(False, budget=budget, open=_counted(budget))))
-    except (Broken, Doubtful, *GAVE_UP) as why:
-        return Compared(doubts=[f"could not be compared: {short(why, 80)}"])
 
 
 def _counted(budget: Budget) -> Callable[[Path, str], Source]:
@@ -149,40 +143,6 @@ def _counted(budget: Budget) -> Callable[[Path, str], Source]:
     return opened
 
 
-def _loader(beside: Path | None) -> list[str]:
-    """Return the command that loads files, with the first Python of the machine that has torch, else with this one.
-
-    It starts without the working folder and the user's variables, and imports gpuwarden's modules from this archive.
-    """
-    start = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.checkpoints.load_child import main; main()"
-    own = str(beside.parent / "work/.venv/bin/python") if beside else ""
-    found = [sys.executable, own, shutil.which("python3") or "", shutil.which("python") or ""]
-    pythons = [p for p in dict.fromkeys(found) if os.access(p, os.X_OK)]
-    chosen = next((p for p in pythons if _has_torch(p)), sys.executable)
-    return [chosen, "-I", "-c", start, str(Path(__file__).parents[2])]
-
-
-def _has_torch(python: str) -> bool:
-    """Return true if a Python has torch and is at least 3.8."""
-    ask = "import sys, importlib.util as u; raise SystemExit(sys.version_info < (3, 8) or u.find_spec('torch') is None)"
-    try:
-        done = subprocess.run([python, "-I", "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
-
-
-def _sealed(path: Path, place: Path) -> dict[str, Expected]:
-    """Return what the seal log records of the files below a path, without entries of files that changed since."""
-    base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
-    lines = {
-        p: row
-        for p, row in seal_log.read(place).items()
-        if p.startswith(base) and seal_log.stamp_of(p) == seal_log.stamp(row)
-    }
-    return {p[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]}) for p, row in lines.items()}
-
-
 def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     """Return some fields, with lists cut to 10 items of 300 characters."""
     values = {k: fields[k] for k in keys}
@@ -190,41 +150,32 @@ def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _seal(args: argparse.Namespace) -> int:
+    """Seal what is finished below the paths: twice with `--once`, else until stdin is closed or without an end."""
     lowest_priority()
     digests = ("sha256",) if args.log else manifest.DIGESTS
-    key = _key() if args.keyed else b""
-    sealers = [Sealer(path, args.quiet, digests, log=args.log, key=key) for path in args.paths]
+    key = bytearray()
+    if args.keyed:
+        hide_memory()
+        # Byte by byte, so that later input stays unread.
+        while len(key) < _MAX_KEY and (byte := os.read(0, 1)) not in (b"", b"\n"):
+            key += byte
+    sealers = [Sealer(path, args.quiet, digests, log=args.log, key=bytes(key)) for path in args.paths]
     _announce(sealers)
     while not args.once:
-        over = _wait(args.every, args.attached)
-        if over:
-            for sealer in sealers:
-                sealer.quiet_s = 0.0  # nobody writes any more
+        if not args.attached:
+            time.sleep(args.every)
+        else:
+            readable, _, _ = select.select([0], [], [], args.every)
+            if readable and not os.read(0, 4096):  # the job is over: nobody writes any more
+                for sealer in sealers:
+                    sealer.quiet_s = 0.0
+                _announce(sealers)
+                return 0
         _announce(sealers)
-        if over:
-            return 0
     if args.quiet > 0:
         time.sleep(args.quiet)
         _announce(sealers)
     return 0
-
-
-def _key() -> bytes:
-    """Read the first line of stdin byte by byte, so that later input stays unread."""
-    hide_memory()
-    line = bytearray()
-    while len(line) < _MAX_KEY and (byte := os.read(0, 1)) not in (b"", b"\n"):
-        line += byte
-    return bytes(line)
-
-
-def _wait(seconds: float, attached: bool) -> bool:
-    """Sleep; return true when the other end of stdin was closed."""
-    if not attached:
-        time.sleep(seconds)
-        return False
-    readable, _, _ = select.select([0], [], [], seconds)
-    return bool(readable) and not os.read(0, 4096)
 
 
 def _announce(sealers: list[Sealer]) -> None:

@@ -42,6 +42,19 @@ class _Held:
     tensor: Tensor
     open: Callable[[Path, str], Source]
 
+    def same_bytes(self, other: _Held) -> bool:
+        """Compare the bytes of two tensors up to the first difference. Raises Doubtful for compressed ones."""
+        if self.tensor.extent != other.tensor.extent:
+            return False
+        if self.tensor.start < 0 or other.tensor.start < 0:
+            raise Doubtful("they are compressed")
+        with self.open(self.path, "") as left, other.open(other.path, "") as right:
+            for at in range(0, self.tensor.extent, _PIECE):
+                size = min(_PIECE, self.tensor.extent - at)
+                if left.at(self.tensor.start + at, size) != right.at(other.tensor.start + at, size):
+                    return False
+        return True
+
 
 def compare(now: Findings, before: Findings) -> Compared:
     """Compare `now` with `before`: another checkpoint, an adapter's base, or a GGUF file's source."""
@@ -57,9 +70,7 @@ def compare(now: Findings, before: Findings) -> Compared:
     elif _is_adapter(new) and not _is_adapter(old):
         _onto_base(new, old, said)
     else:
-        _steps(now, before, said)
-        if _same_roster(new, old, said):
-            _moved(new, old, said)
+        _same_run(now, new, before, old, said)
     return said
 
 
@@ -87,33 +98,27 @@ def _is_adapter(held: dict[str, _Held]) -> bool:
     return any(".lora_" in name for name in held)
 
 
-def _steps(now: Findings, before: Findings, said: Compared) -> None:
-    steps = [max((j.step for j in f.judgements if j.step is not None), default=None) for f in (now, before)]
-    new, old = steps
-    if new is None or old is None:
+def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
+    """Compare with an earlier checkpoint of the run: a later step, the same tensors, and other weights."""
+    step, last = (max((j.step for j in f.judgements if j.step is not None), default=None) for f in (now, before))
+    if step is None or last is None:
         said.doubts.append("the steps of the two are not both known")
-    elif new <= old:
-        said.problems.append(f"is at step {new}, the earlier one at step {old}")
+    elif step <= last:
+        said.problems.append(f"is at step {step}, the earlier one at step {last}")
     else:
-        said.proved.append(f"the step went from {old} to {new}")
-
-
-def _same_roster(new: dict[str, _Held], old: dict[str, _Held], said: Compared) -> bool:
-    before = len(said.problems)
-    for what, names in (
-        ("lacks tensors that the other has", [n for n in old if n not in new]),
-        ("has tensors that the other lacks", [n for n in new if n not in old]),
-        ("has tensors of another shape", [n for n in new if n in old and new[n].tensor.shape != old[n].tensor.shape]),
-        ("has tensors of another type", [n for n in new if n in old and new[n].tensor.dtype != old[n].tensor.dtype]),
-    ):
-        if names:
-            said.problems.append(f"{what}: {some(names)}")
-    return len(said.problems) == before
-
-
-def _moved(new: dict[str, _Held], old: dict[str, _Held], said: Compared) -> None:
+        said.proved.append(f"the step went from {last} to {step}")
+    both = [(n, new[n].tensor, old[n].tensor) for n in new if n in old]
+    differences = {
+        "lacks tensors that the other has": [n for n in old if n not in new],
+        "has tensors that the other lacks": [n for n in new if n not in old],
+        "has tensors of another shape": [n for n, a, b in both if a.shape != b.shape],
+        "has tensors of another type": [n for n, a, b in both if a.dtype != b.dtype],
+    }
+    if any(differences.values()):
+        said.problems += [f"{what}: {some(names)}" for what, names in differences.items() if names]
+        return
     try:
-        still = [n for n, h in new.items() if h.tensor.numel and _equal(h, old[n])]
+        still = [n for n, h in new.items() if h.tensor.numel and h.same_bytes(old[n])]
     except Doubtful as why:
         said.doubts.append(f"the bytes could not be compared: {why}")
         return
@@ -125,19 +130,6 @@ def _moved(new: dict[str, _Held], old: dict[str, _Held], said: Compared) -> None
             said.warnings.append(f"{len(still):,} tensors have not moved; frozen ones should not: {some(still)}")
 
 
-def _equal(a: _Held, b: _Held) -> bool:
-    if a.tensor.extent != b.tensor.extent:
-        return False
-    if a.tensor.start < 0 or b.tensor.start < 0:
-        raise Doubtful("they are compressed")
-    with a.open(a.path, "") as left, b.open(b.path, "") as right:
-        for at in range(0, a.tensor.extent, _PIECE):
-            size = min(_PIECE, a.tensor.extent - at)
-            if left.at(a.tensor.start + at, size) != right.at(b.tensor.start + at, size):
-                return False
-    return True
-
-
 def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) -> None:
     """Check that every adapted module exists in the base, with the dimensions that A and B need."""
     found = pairs({n: h.tensor for n, h in new.items()})
@@ -146,8 +138,10 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
         target = base.get(name) or base.get(_without("model.", name))
         if target is None:
             said.problems.append(f"adapts {module}, which the base lacks")
-        elif set(ab) == {"A", "B"} and target.tensor.shape not in _spans(ab):
-            said.problems.append(f"does not fit {name} of shape {target.tensor.shape}")
+        elif set(ab) == {"A", "B"}:
+            rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
+            if target.tensor.shape not in {(rows, columns), (columns, rows)}:  # some layers store it transposed
+                said.problems.append(f"does not fit {name} of shape {target.tensor.shape}")
         if len(said.problems) > 5:
             return
     if found and not said.problems:
@@ -159,57 +153,42 @@ def _without(prefix: str, name: str) -> str:
     return name[len(prefix) :] if name.startswith(prefix) else name  # noqa: FURB188
 
 
-def _spans(ab: dict[str, Tensor]) -> set[tuple[int, ...]]:
-    """Return the shapes that B times A can be added to, with those of layers that store their weight transposed."""
-    rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
-    return {(rows, columns), (columns, rows)}
-
-
 def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
-    """Compare a GGUF file with its source: the matrices, and the numbers of the config."""
-    meta = next((e.anatomy.meta for e in now.entries.values() if e.format == "gguf" and e.anatomy), {})
+    """Compare a GGUF file with its source: the numbers of the config, and the tensors.
+
+    Tensors are compared by shape only: converters rename them, transpose some, and stack experts.
+    """
+    meta: dict[str, Any] = next((e.anatomy.meta for e in now.entries.values() if e.format == "gguf" and e.anatomy), {})
     entry = before["config.json"]
     config = entry.anatomy.content if entry and entry.anatomy and isinstance(entry.anatomy.content, dict) else {}
     if not config:
         said.doubts.append("the source has no config.json to compare with")
-    _numbers(meta, config, said)
-    _shapes(new, {n: h for n, h in old.items() if not n.endswith(_DROPPED)}, said)
-
-
-def _shapes(new: dict[str, _Held], old: dict[str, _Held], said: Compared) -> None:
-    """Compare tensors by shape only: converters rename them, transpose some, and stack experts."""
-    ours, theirs = (Counter(_dimensions(h.tensor) for h in held.values()) for held in (new, old))
-    lost, extra = theirs - ours, ours - theirs
-    matrices = [s for s in lost if len(s) > 1]
-    if not lost:
-        said.proved.append(f"{sum(theirs.values()):,} tensors, as in the source, in the same shapes")
-    elif matrices and _elements(new) >= _elements(old):
-        said.warnings.append(f"tensors were put together or doubled: {some(lost)} became {some(extra)}")
-    else:
-        said.problems.append(f"its tensors differ from the source's: lost {some(lost)}; new {some(extra) or 'none'}")
-    if not lost and extra:
-        said.warnings.append(f"has tensors that the source lacks, of shapes {some(extra)}")
-
-
-def _dimensions(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(sorted(d for d in tensor.shape if d != 1)) or (1,)
-
-
-def _elements(held: dict[str, _Held]) -> int:
-    return sum(h.tensor.numel for h in held.values())
-
-
-def _numbers(meta: dict[str, Any], config: dict[str, Any], said: Compared) -> None:
-    kind = meta.get("general.architecture", "")
-    tokens = meta.get("tokenizer.ggml.tokens")
-    pairs_of = (
+    kind, tokens = meta.get("general.architecture", ""), meta.get("tokenizer.ggml.tokens")
+    for what, ours, theirs in (
         ("layers", meta.get(f"{kind}.block_count"), config.get("num_hidden_layers")),
         ("width", meta.get(f"{kind}.embedding_length"), config.get("hidden_size")),
         ("heads", meta.get(f"{kind}.attention.head_count"), config.get("num_attention_heads")),
         ("vocabulary", tokens.get("count") if isinstance(tokens, dict) else None, config.get("vocab_size")),
-    )
-    for what, ours, theirs in pairs_of:
+    ):
         if ours is not None and theirs is not None and ours != theirs:
             said.problems.append(f"{what}: {ours} here, {theirs} in the source's config.json")
         elif ours is not None and theirs is not None:
             said.proved.append(f"{what}: {ours}, as in the source")
+    old = {n: h for n, h in old.items() if not n.endswith(_DROPPED)}
+    shapes, source_shapes = (
+        Counter(tuple(sorted(d for d in h.tensor.shape if d != 1)) or (1,) for h in held.values())
+        for held in (new, old)
+    )
+    lost, extra = source_shapes - shapes, shapes - source_shapes
+    if not lost:
+        said.proved.append(f"{sum(source_shapes.values()):,} tensors, as in the source, in the same shapes")
+        if extra:
+            said.warnings.append(f"has tensors that the source lacks, of shapes {some(extra)}")
+    elif any(len(s) > 1 for s in lost) and _elements(new) >= _elements(old):
+        said.warnings.append(f"tensors were put together or doubled: {some(lost)} became {some(extra)}")
+    else:
+        said.problems.append(f"its tensors differ from the source's: lost {some(lost)}; new {some(extra) or 'none'}")
+
+
+def _elements(held: dict[str, _Held]) -> int:
+    return sum(h.tensor.numel for h in held.values())

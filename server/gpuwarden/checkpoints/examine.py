@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judge
 from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
-from gpuwarden.checkpoints.tree import Folder, Tree, walk
+from gpuwarden.checkpoints.tree import Tree, walk
 from gpuwarden.checkpoints.values import checksums, content_scan, heuristics, nonfinite
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
@@ -69,26 +68,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
     else:
         found.beyond = tree.restrict(ask.only)
-    left_out = _look_at_all(tree.files, found, ask)
-    for folder in tree.folders:
-        for name, why in folder.odd.items():
-            found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
-    if left_out or tree.doubts:
-        found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
-        spent = ask.budget.spent if ask.budget else ""
-        if left_out:
-            found.doubts.append(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}")
-        found.doubts.append("the folders were not judged, for not all of their files were looked at")
-    else:
-        judge(found)
-    return found
-
-
-def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[str]:
-    """Examine the files, several at a time, and add their entries in the order in which they were given.
-
-    Returns those for which no budget was left.
-    """
+    sizes = tree.files
     together, apart = (
         scheduling.plan(sizes, ask.threads, 2 * content_scan.SEGMENT) if ask.content else ([], list(sizes))
     )
@@ -101,7 +81,19 @@ def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[st
     with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
         looked.update(zip(apart, pool.map(lambda n: one(n, alone), apart)))  # noqa: B905
     found.entries.update((n, entry) for n in sizes if (entry := looked[n]) is not None)
-    return [n for n in sizes if looked[n] is None]
+    left_out = [n for n in sizes if looked[n] is None]
+    for folder in tree.folders:
+        for name, why in folder.odd.items():
+            found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
+    if left_out or tree.doubts:
+        found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
+        spent = ask.budget.spent if ask.budget else ""
+        if left_out:
+            found.doubts.append(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}")
+        found.doubts.append("the folders were not judged, for not all of their files were looked at")
+    else:
+        judge(found)
+    return found
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
@@ -136,20 +128,16 @@ def judge(found: Findings) -> None:
     found.doubts += [f"no folder was judged by {s.fault}" for s in LAYOUTS.broken()]
     for folder in sorted(found.tree.folders, key=lambda f: f.rel):
         for plugin in plugins:
-            found.judgements += _judged(plugin, folder, found)
-
-
-def _judged(plugin: Any, folder: Folder, found: Findings) -> list[Judgement]:
-    """Return what a layout finds in a folder that it claims. Bad content or a vanished file is a doubt."""
-    try:
-        if not plugin.claims(folder):
-            return []
-        judgement = plugin.judge(folder, found)
-    except (Broken, Doubtful, *GAVE_UP) as why:
-        return [Judgement(plugin.NAME, folder.rel, doubts=[f"could not be judged: {short(why, 80)}"])]
-    if isinstance(judgement, Judgement):
-        return [judgement]
-    return [Judgement(plugin.NAME, folder.rel, doubts=[f"could not be judged: its layout returned {short(judgement)}"])]
+            try:
+                if not plugin.claims(folder):
+                    continue
+                judgement = plugin.judge(folder, found)
+            except (Broken, Doubtful, *GAVE_UP) as why:  # bad content, or a file that vanished
+                judgement = Judgement(plugin.NAME, folder.rel, doubts=[f"could not be judged: {short(why, 80)}"])
+            if not isinstance(judgement, Judgement):
+                fault = f"could not be judged: its layout returned {short(judgement)}"
+                judgement = Judgement(plugin.NAME, folder.rel, doubts=[fault])
+            found.judgements.append(judgement)
 
 
 def look(path: Path, name: str, ask: Ask) -> Entry:
@@ -184,35 +172,40 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
     except Doubtful as why:
         anatomy = Anatomy(entry.format, doubts=[str(why)])
         entry.unread = isinstance(why, Unread) and not heuristics.like_weights(entry.path, head, source.size)
-    _take(entry, anatomy)
+    entry.anatomy = anatomy
+    entry.proved += anatomy.proved
+    entry.unproved += anatomy.unproved
+    entry.warnings += anatomy.warnings
+    entry.problems += anatomy.problems
+    entry.doubts += anatomy.doubts
     # A file that can't be read may still be shown to equal what was recorded of it.
     if ask.content and (expected or not (entry.problems or entry.doubts)):
         _content(source, entry, anatomy, expected, ask)
-    if entry.temporary:
-        _unfinished(entry)
+    if entry.temporary and entry.sealed:
+        entry.unproved.append("its content: it is the leftover of an unfinished save, and part of no checkpoint")
+    elif entry.temporary:
+        entry.doubts.append("the leftover of an unfinished save; delete it, or find out who still writes it")
     elif anatomy.opaque and not entry.sealed:
         entry.doubts.append("only a digest recorded at save time could prove it, and none was compared")
 
 
-def _unfinished(entry: Entry) -> None:
-    if entry.sealed:
-        entry.unproved.append("its content: it is the leftover of an unfinished save, and part of no checkpoint")
-    else:
-        entry.doubts.append("the leftover of an unfinished save; delete it, or find out who still writes it")
-
-
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
+    """Read the file's structure with the format that claims it. An empty file is whole only where it may be a log."""
     if entry.temporary:
         entry.format = "temporary"
         return Anatomy("temporary")
-    if not source.size:
-        return _empty(entry)
     if head.startswith(_LFS):
         raise Broken("is a Git LFS pointer, not the file itself; fetch it with `git lfs pull` or from the Hub")
-    plugin = reader(entry.path.rsplit("/", 1)[-1], head)
+    name = entry.path.rsplit("/", 1)[-1]
+    plugin = reader(name, head)
+    if plugin:
+        entry.format, entry.load = plugin.NAME, plugin.LOAD
+    if not source.size:
+        if entry.format in ("text", "jsonl") or name in ("__init__.py", ".gitkeep"):
+            return Anatomy(entry.format, proved=["empty"])
+        raise Broken("is empty")  # a save that never happened
     if plugin is None:
         raise Unread("; ".join(("of no format that is known here", *(s.fault for s in FORMATS.broken()))))
-    entry.format, entry.load = plugin.NAME, plugin.LOAD
     anatomy = plugin.read(source, limits)
     if not isinstance(anatomy, Anatomy):
         raise Doubtful(f"its reader returned {type(anatomy).__name__}, not an Anatomy")
@@ -223,27 +216,8 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
     return anatomy
 
 
-def _empty(entry: Entry) -> Anatomy:
-    """Accept an empty log. Raises Broken for any other empty file, which is a save that never happened."""
-    name = entry.path.rsplit("/", 1)[-1]
-    plugin = reader(name, b"")
-    if plugin:
-        entry.format, entry.load = plugin.NAME, plugin.LOAD
-    if entry.format in ("text", "jsonl") or name in ("__init__.py", ".gitkeep"):
-        return Anatomy(entry.format, proved=["empty"])
-    raise Broken("is empty")
-
-
-def _take(entry: Entry, anatomy: Anatomy) -> None:
-    entry.anatomy = anatomy
-    entry.proved += anatomy.proved
-    entry.unproved += anatomy.unproved
-    entry.warnings += anatomy.warnings
-    entry.problems += anatomy.problems
-    entry.doubts += anatomy.doubts
-
-
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
+    """Read all bytes once: compare checksums and recorded digests, and look for values that are not finite."""
     # A roster that the caller brought may have come a long way; one found beside the files finds damage, not malice.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
@@ -256,28 +230,24 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
         entry.problems.append(f"the CRC of {some(seen.bad_spans)} does not fit: the bytes changed after the save")
     elif seen.spans:
         entry.proved.append(f"the CRC of {seen.spans:,} members fits")
-    _digests(entry, expected, seen)
-    if seen.scanned:
-        _values(source, entry, anatomy, seen)
-
-
-def _digests(entry: Entry, expected: Expected | None, seen: content_scan.Seen) -> None:
-    if expected is None or not expected.digests:
-        if not seen.spans:
-            entry.unproved.append(NO_SEAL)
-        return
-    compared = [n for n in expected.digests if n in seen.digests]
-    wrong = [n for n in compared if seen.digests[n] != expected.digests[n]]
+    recorded = expected.digests if expected else {}
+    compared = [n for n in recorded if n in seen.digests]
+    wrong = [n for n in compared if seen.digests[n] != recorded[n]]
     if wrong:
         entry.problems.append(f"its {wrong[0]} differs from the manifest's: these are not the bytes that were saved")
     elif compared:
         entry.sealed = True
         entry.proved.append(f"{compared[0]} equals the manifest's")
-    else:
+    elif recorded:
         entry.doubts.append("the manifest has no digest of it that can be computed here")
+    elif not seen.spans:
+        entry.unproved.append(NO_SEAL)
+    if seen.scanned:
+        _values(source, entry, anatomy, seen)
 
 
 def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.Seen) -> None:
+    """Report tensors with NaN or infinity, except in masks and counters, and weights that look suspicious."""
     bad: list[str] = []
     before = len(entry.warnings)
     for tensor in seen.strange[:200]:

@@ -8,14 +8,15 @@ it crash, hang or run out of memory is reported, and the files after it still ge
 from __future__ import annotations
 
 import json
-import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpuwarden.checkpoints.budget import Budget
@@ -28,6 +29,29 @@ _ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP",
 
 CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child")
 """-P and an empty working folder: no file beside a checkpoint can pose as a module."""
+
+
+def child_with_torch(python: str) -> list[str]:
+    """Return the command for a child with the first Python of this machine that has torch, else with this one.
+
+    The Pythons are this one, `python`, and those on the PATH, from 3.8 on. The child starts without the working folder
+    and the user's variables, and imports gpuwarden's modules from where this one is, which may be an archive.
+    """
+    ask = "import sys, importlib.util as u; raise SystemExit(sys.version_info < (3, 8) or u.find_spec('torch') is None)"
+    start = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.checkpoints.load_child import main; main()"
+    found = [sys.executable, python, shutil.which("python3") or "", shutil.which("python") or ""]
+    chosen = sys.executable
+    for candidate in (p for p in dict.fromkeys(found) if os.access(p, os.X_OK)):
+        try:
+            done = subprocess.run(
+                [candidate, "-I", "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, timeout=30
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if done.returncode == 0:
+            chosen = candidate
+            break
+    return [chosen, "-I", "-c", start, str(Path(__file__).parents[2])]
 
 
 @dataclass(frozen=True)
@@ -55,40 +79,38 @@ def load(
             entry.doubts.append("nothing here can load it")
     # Where torch's safe loader would refuse an object, our own reader loads the tensors beside it.
     queue = [e for e in todo if e.load == "tensors" and not (_inert(e) and e.anatomy and not e.anatomy.tensors)]
+    limits = limits or LoadLimits()
     while queue:
         if budget and budget.spent:
             for entry in queue:
                 entry.doubts.append(f"was not loaded: {budget.spent}")
             return
-        done = _batch(found, queue, limits or LoadLimits(), budget.left_s if budget else math.inf, child)
-        queue = queue[done:]
+        task = {
+            "memory": limits.memory + 3 * max(e.size for e in queue),
+            "files": [
+                {
+                    "path": str(found.place(e.path)),
+                    "name": e.path.rsplit("/", 1)[-1],
+                    "format": "" if _inert(e) else e.format,
+                }
+                for e in queue
+            ],
+        }
+        seconds = limits.start_s + sum(e.size for e in queue) / limits.bytes_per_s
+        answers, why = _run(json.dumps(task), min(seconds, budget.left_s) if budget else seconds, child)
+        for entry, answer in zip(queue, answers):  # noqa: B905 (shipped to old Pythons)
+            _settle(entry, answer)
+        queue = queue[len(answers) :]
+        if queue:  # the child ended at this file; a new one continues with the next
+            queue.pop(0).doubts.append(f"could not be loaded: {why}")
 
 
 def _inert(entry: Entry) -> bool:
     return bool(entry.anatomy and entry.anatomy.meta.get("inert"))
 
 
-def _batch(found: Findings, entries: list[Entry], limits: LoadLimits, left_s: float, child: Sequence[str]) -> int:
-    """Run one child over the entries. Return how many are settled: at least one."""
-    total = sum(e.size for e in entries)
-    memory = limits.memory + 3 * max(e.size for e in entries)
-    files = [
-        {"path": str(found.place(e.path)), "name": e.path.rsplit("/", 1)[-1], "format": "" if _inert(e) else e.format}
-        for e in entries
-    ]
-    task = {"memory": memory, "files": files}
-    answers, why = _run(json.dumps(task), min(limits.start_s + total / limits.bytes_per_s, left_s), child)
-    settled = 0
-    for entry, answer in zip(entries, answers):  # noqa: B905 (shipped to old Pythons)
-        _settle(entry, answer)
-        settled += 1
-    if settled < len(entries):
-        entries[settled].doubts.append(f"could not be loaded: {why}")
-        settled += 1
-    return settled
-
-
 def _run(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+    """Run one child over a task. Return its answers, one a file, and why it ended."""
     env = {k: os.environ[k] for k in _ENV if k in os.environ}
     with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:
         child = subprocess.Popen(
@@ -111,18 +133,15 @@ def _run(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[s
 
 
 def _settle(entry: Entry, answer: dict[str, Any]) -> None:
+    """Write the child's answer about one file into its entry."""
+    elements = sum(t.numel for t in entry.anatomy.tensors) if entry.anatomy else 0
     if answer.get("error"):
         entry.problems.append(f"does not load: {short(answer['error'], 160)}")
-        return
-    if answer.get("missing"):
+    elif answer.get("missing"):
         entry.doubts.append(f"could not be loaded: {short(answer['missing'], 80)} is not installed there")
-        return
-    if answer.get("memory"):
+    elif answer.get("memory"):
         entry.doubts.append("could not be loaded within the memory limit")
-        return
-    anatomy = entry.anatomy
-    elements = sum(t.numel for t in anatomy.tensors) if anatomy else 0
-    if answer["elements"] != elements:
+    elif answer["elements"] != elements:
         entry.problems.append(f"{answer['by']} loads {answer['elements']:,} elements; its structure has {elements:,}")
     else:
         entry.proved.append(f"loads with {answer['by']}: {answer['tensors']:,} tensors, {elements:,} elements")

@@ -17,10 +17,10 @@ def main() -> None:
     """Load every file of the task; continue with the next one whatever a file causes."""
     task = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
-    _limit(int(task["memory"]))
+    limit_memory(int(task["memory"]))
     for file in task["files"]:
         try:
-            answer = _load(Path(file["path"]), str(file["name"]), str(file["format"]))
+            answer = load_one(Path(file["path"]), str(file["name"]), str(file["format"]))
         except MemoryError:
             answer = {"memory": True}
         except ImportError as why:
@@ -31,7 +31,8 @@ def main() -> None:
         print(json.dumps(answer), file=out, flush=True)
 
 
-def _limit(memory: int) -> None:
+def limit_memory(memory: int) -> None:
+    """Limit the address space to so many bytes, and write no core dump."""
     try:
         import resource
     except ImportError:  # Windows has no such limit; the time limit still applies
@@ -42,45 +43,43 @@ def _limit(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _load(path: Path, name: str, form: str) -> dict[str, Any]:
-    if form == "numpy":
-        return _numpy(path) if _has("numpy") else _own(path, name)
-    torch = _torch()
-    if torch is None or (form == "safetensors" and not _has("safetensors")):
+def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
+    """Load a file with the library of its format where that is installed, else with our own reader."""
+    if form == "numpy" and _has("numpy"):
+        import numpy as np
+
+        # Objects are refused: unpickling them could run code.
+        loaded = np.load(path, allow_pickle=False)
+        sizes = [loaded.size] if isinstance(loaded, np.ndarray) else [loaded[name].size for name in loaded.files]
+        return {"by": "numpy", "tensors": len(sizes), "elements": sum(sizes)}
+    if form not in ("safetensors", "torch zip", "torch legacy"):
+        return _own(path, name)
+    try:
+        import torch
+    except ImportError:
+        return _own(path, name)
+    # Before 2.6 a file could make the safe loader run code.
+    safe = tuple(int(p) for p in torch.__version__.split(".")[:2] if p.isdecimal()) >= (2, 6)
+    if not safe or (form == "safetensors" and not _has("safetensors")):
         return _own(path, name)
     if form == "safetensors":
         from safetensors.torch import load_file
 
         return _count("safetensors", load_file(path))
-    if form in ("torch zip", "torch legacy"):
-        with torch.serialization.safe_globals(_numpy_globals()):
-            return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
-    return _own(path, name)
+    random_state: list[Any] = []
+    if _has("numpy"):
+        import numpy as np
+
+        # The types of random number states; transformers allows the same when it resumes.
+        core = np._core if hasattr(np, "_core") else np.core  # noqa: SLF001
+        random_state = [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype]  # noqa: SLF001
+        random_state += [type(np.dtype(c)) for c in ("u4", "u8", "i4", "i8", "f4", "f8", "?", "u1")]
+    with torch.serialization.safe_globals(random_state):
+        return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
 
 
 def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def _torch() -> Any:
-    """Return torch where its safe loader is safe, else None: before 2.6 a file could make it run code."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    version = tuple(int(p) for p in torch.__version__.split(".")[:2] if p.isdecimal())
-    return torch if version >= (2, 6) else None
-
-
-def _numpy_globals() -> list[Any]:
-    """Return the types of random number states; transformers allows the same when it resumes."""
-    if not _has("numpy"):
-        return []
-    import numpy as np
-
-    core = np._core if hasattr(np, "_core") else np.core  # noqa: SLF001
-    kinds = [type(np.dtype(c)) for c in ("u4", "u8", "i4", "i8", "f4", "f8", "?", "u1")]
-    return [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype, *kinds]  # noqa: SLF001
 
 
 def _count(by: str, value: Any) -> dict[str, Any]:
@@ -99,56 +98,35 @@ def _count(by: str, value: Any) -> dict[str, Any]:
     return {"by": by, "tensors": tensors, "elements": elements}
 
 
-def _numpy(path: Path) -> dict[str, Any]:
-    """Load with numpy, which refuses objects here."""
-    import numpy as np
-
-    loaded = np.load(path, allow_pickle=False)
-    sizes = [loaded.size] if isinstance(loaded, np.ndarray) else [loaded[name].size for name in loaded.files]
-    return {"by": "numpy", "tensors": len(sizes), "elements": sum(sizes)}
-
-
 def _own(path: Path, name: str) -> dict[str, Any]:
     """Read every tensor into a numpy array of its shape; types that numpy lacks become integers of their width.
 
-    Without numpy, they are read into plain memory.
+    Without numpy, they are read into plain memory. Compressed tensors and those of part bytes are only counted.
     """
+    np = importlib.import_module("numpy") if _has("numpy") else None
+    elements = 0
     with Source(path, name) as source:
         plugin = reader(name, source.head())
         assert plugin is not None
         anatomy: Anatomy = plugin.read(source, Limits())
-        one, by = (_array, "numpy") if _has("numpy") else (_plain, "memory, without numpy")
-        elements = sum(one(source, anatomy, i) for i in range(len(anatomy.tensors)))
+        for t in anatomy.tensors:
+            data = source.at(t.start, t.extent) if t.start >= 0 else b""
+            each, part = divmod(DTYPES[t.dtype].bits, 8) if t.dtype in DTYPES else (0, 0)
+            if t.start < 0 or not each or part:
+                elements += t.numel
+            elif np is None:
+                elements += t.numel if t.stride else len(data) // each
+            else:
+                shape = (*t.shape, each)
+                raw = np.frombuffer(data, np.uint8)
+                if t.stride:
+                    strides = (*(s * each for s in t.stride), 1)
+                    view = np.lib.stride_tricks.as_strided(raw, shape, strides, writeable=False)
+                    elements += int(np.ascontiguousarray(view).size // each)
+                else:
+                    elements += int(raw.reshape(shape).size // each)
+    by = "memory, without numpy" if np is None else "numpy"
     return {"by": f"our own reader into {by}", "tensors": len(anatomy.tensors), "elements": elements}
-
-
-def _plain(source: Source, anatomy: Anatomy, i: int) -> int:
-    """Read a tensor's bytes; return the number of elements."""
-    t = anatomy.tensors[i]
-    if t.start < 0:
-        return t.numel
-    data = source.at(t.start, t.extent)
-    bits = DTYPES[t.dtype].bits if t.dtype in DTYPES else 0
-    return t.numel if not bits or bits % 8 or t.stride else len(data) * 8 // bits
-
-
-def _array(source: Source, anatomy: Anatomy, i: int) -> int:
-    import numpy as np
-
-    t = anatomy.tensors[i]
-    if t.start < 0:
-        return t.numel
-    data = source.at(t.start, t.extent)
-    bits = DTYPES[t.dtype].bits if t.dtype in DTYPES else 0
-    if not bits or bits % 8:
-        return t.numel
-    each = bits // 8
-    raw = np.frombuffer(data, np.uint8)
-    strides = tuple(s * each for s in t.stride) if t.stride else None
-    if strides is None:
-        return int(raw.reshape(*t.shape, each).size // each)
-    view = np.lib.stride_tricks.as_strided(raw, (*t.shape, each), (*strides, 1), writeable=False)
-    return int(np.ascontiguousarray(view).size // each)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from gpuwarden.core.registry import Registry
 
 
 def _name_taken(module: Any, name: str) -> Iterator[str]:
-    ours = FORMATS.built_in()
-    if name not in ours and module.NAME in {p.NAME for p in _built_in()}:
+    built_in = FORMATS.built_in()
+    if name not in built_in and module.NAME in {FORMATS.load(n).NAME for n in built_in}:
         yield f"NAME is {module.NAME!r}, which a built-in format has"
 
 
@@ -37,7 +37,3 @@ LAYOUTS = Registry(
     layouts,
     Contract(home=__name__, values={"NAME": TEXT}, functions={"claims": ("folder",), "judge": ("folder", "found")}),
 )
-
-
-def _built_in() -> list[Any]:
-    return [FORMATS.load(n) for n in FORMATS.built_in()]

@@ -30,7 +30,12 @@ class Source:
     def __init__(self, path: str | Path, name: str = "") -> None:
         self.path = Path(path)
         self.name = name or self.path.name
-        self.fd = _open(self.path)
+        try:
+            self.fd = os.open(self.path, _FLAGS)
+        except OSError as why:
+            if why.errno == errno.ELOOP:
+                raise Doubtful("is a link; not followed") from why
+            raise Doubtful(f"can't be opened: {why.strerror}") from why
         self._first = os.fstat(self.fd)
         if not stat.S_ISREG(self._first.st_mode):
             os.close(self.fd)
@@ -59,7 +64,15 @@ class Source:
 
     def into(self, view: memoryview, offset: int) -> int:
         """Fill `view` from `offset` on. Return how many bytes were read, at least one. Raises Broken at the end."""
-        got = _fill(self.fd, view, offset)
+        if hasattr(os, "preadv"):
+            try:
+                got = os.preadv(self.fd, [view], offset)
+            except OSError as why:
+                raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why
+        else:
+            data = _pread(self.fd, len(view), offset)
+            got = len(data)
+            view[:got] = data
         if not got:
             raise Broken(f"could be read only up to byte {offset:,} of {self.size:,}")
         return got
@@ -138,31 +151,11 @@ def kind(mode: int) -> str:
     return "something else"
 
 
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, _FLAGS)
-    except OSError as why:
-        if why.errno == errno.ELOOP:
-            raise Doubtful("is a link; not followed") from why
-        raise Doubtful(f"can't be opened: {why.strerror}") from why
-
-
 def _pread(fd: int, length: int, offset: int) -> bytes:
     try:
         if hasattr(os, "pread"):
             return os.pread(fd, length, offset)
         os.lseek(fd, offset, os.SEEK_SET)
         return os.read(fd, length)
-    except OSError as why:
-        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why
-
-
-def _fill(fd: int, view: memoryview, offset: int) -> int:
-    if not hasattr(os, "preadv"):
-        data = _pread(fd, len(view), offset)
-        view[: len(data)] = data
-        return len(data)
-    try:
-        return os.preadv(fd, [view], offset)
     except OSError as why:
         raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 # Sharing one file costs a second reading for its digests, so up to 10 % of imbalance is cheaper.
 _SLACK = 1.1
@@ -17,14 +17,11 @@ def plan(sizes: Mapping[str, int], threads: int, least: int) -> tuple[list[str],
     """
     together: list[str] = []
     rest = sorted(sizes, key=lambda name: -sizes[name])
-    while threads > 1 and rest and sizes[rest[0]] >= least and _uneven([sizes[n] for n in rest], threads):
+    while threads > 1 and rest and sizes[rest[0]] >= least:
+        busy = [0] * threads
+        for name in rest:  # each free thread takes the next largest file
+            heapq.heapreplace(busy, busy[0] + sizes[name])
+        if max(busy) <= _SLACK * sum(sizes[name] for name in rest) / threads:
+            break
         together.append(rest.pop(0))
     return together, rest
-
-
-def _uneven(sizes: Sequence[int], threads: int) -> bool:
-    """Return true if the busiest thread had too much work when each free thread takes the next largest file."""
-    busy = [0] * threads
-    for size in sizes:
-        heapq.heapreplace(busy, busy[0] + size)
-    return max(busy) > _SLACK * sum(sizes) / threads

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gpuwarden.checkpoints.file_model import Anatomy, Tensor, some
+from gpuwarden.checkpoints.file_model import Anatomy, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
 from gpuwarden.checkpoints.tree import Folder
 from gpuwarden.checkpoints.values import optimizer
@@ -20,56 +20,11 @@ _RANK = re.compile(r"rng_state_(\d{1,6})\.pth")
 def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
     """Add to `said.resume` all that prevents a true resume, to `said.proved` what fits."""
     gone = [n for n in ("optimizer.pt", "scheduler.pt") if n not in folder.files]
-    if gone and not _elsewhere(folder):
+    # DeepSpeed and FSDP keep the optimizer in a separate folder.
+    elsewhere = any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
+    if gone and not elsewhere:
         said.resume.append(f"{some(gone)} missing: a resume would silently start the optimizer afresh")
-    _position(folder, found, said)
-    if "optimizer.pt" in folder.files:
-        _optimizer(folder, found, said)
-    if "scheduler.pt" in folder.files:
-        anatomy = _anatomy(folder, found, "scheduler.pt")
-        root = anatomy.content if anatomy else None
-        last = root.get("last_epoch") if isinstance(root, dict) else None
-        if type(last) is int and said.step is not None and last != said.step:
-            said.warnings.append(f"the scheduler is at {last}, the trainer at step {said.step}")
-
-
-def _elsewhere(folder: Folder) -> bool:
-    """Return true if the optimizer is in a separate folder, as with DeepSpeed and FSDP."""
-    return any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
-
-
-def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
-    entry = found[folder.join(name)]
-    return entry.anatomy if entry and not entry.problems else None
-
-
-def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Check that the optimizer's state is that of this model, at this step."""
-    entry = found[folder.join("optimizer.pt")]
-    anatomy = _anatomy(folder, found, "optimizer.pt")
-    tensors = _model_tensors(folder, found)
-    adapter = [t.shape for t in tensors if ".lora_" in t.name]
-    made = optimizer.judge(anatomy.content if anatomy else None, [t.shape for t in tensors], adapter, "optimizer.pt")
-    said.resume += made.resume
-    said.warnings += made.warnings
-    said.proved += made.proved
-    if anatomy is None or entry is None or said.step is None:
-        return
-    with found.open(found.place(entry.path), entry.path) as source:
-        stands = optimizer.steps(source, anatomy.tensors)
-    if stands is not None and stands > said.step:
-        said.resume.append(f"the optimizer has made {stands:,} steps, but the checkpoint is at {said.step:,}")
-    elif stands is not None and stands < said.step:
-        said.warnings.append(f"the optimizer has made {stands:,} steps, the checkpoint is at {said.step:,}")
-
-
-def _model_tensors(folder: Folder, found: Findings) -> list[Tensor]:
-    names = [n for n in folder.files if n.startswith(_WEIGHTS) and n.endswith((".safetensors", ".bin"))]
-    return list(found.tensors(folder.join(n) for n in names).values())
-
-
-def _position(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Check the position in the data, which the Trainer restores from epoch, step and each rank's random state."""
+    # The Trainer finds the position in the data again from epoch, step and the random state of each rank.
     state = _anatomy(folder, found, "trainer_state.json")
     content = state.content if state and isinstance(state.content, dict) else None
     if content is not None:
@@ -82,6 +37,40 @@ def _position(folder: Folder, found: Findings, said: Judgement) -> None:
     if not dice:
         said.resume.append("no rng_state file: data order and dropout would differ after a resume")
     ranks = {int(m.group(1)) for m in map(_RANK.fullmatch, dice) if m}
-    gone = [r for r in range(max(ranks, default=-1) + 1) if r not in ranks]
-    if gone:
-        said.resume.append(f"no rng_state of ranks {some(gone)}: their data order and dropout would differ")
+    without = [r for r in range(max(ranks, default=-1) + 1) if r not in ranks]
+    if without:
+        said.resume.append(f"no rng_state of ranks {some(without)}: their data order and dropout would differ")
+    if "optimizer.pt" in folder.files:
+        _optimizer(folder, found, said)
+    if "scheduler.pt" in folder.files:
+        anatomy = _anatomy(folder, found, "scheduler.pt")
+        root = anatomy.content if anatomy else None
+        last = root.get("last_epoch") if isinstance(root, dict) else None
+        if type(last) is int and said.step is not None and last != said.step:
+            said.warnings.append(f"the scheduler is at {last}, the trainer at step {said.step}")
+
+
+def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
+    entry = found[folder.join(name)]
+    return entry.anatomy if entry and not entry.problems else None
+
+
+def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
+    """Check that the optimizer's state is that of this model, at this step."""
+    entry = found[folder.join("optimizer.pt")]
+    anatomy = _anatomy(folder, found, "optimizer.pt")
+    names = [n for n in folder.files if n.startswith(_WEIGHTS) and n.endswith((".safetensors", ".bin"))]
+    tensors = list(found.tensors(folder.join(n) for n in names).values())
+    adapter = [t.shape for t in tensors if ".lora_" in t.name]
+    made = optimizer.judge(anatomy.content if anatomy else None, [t.shape for t in tensors], adapter, "optimizer.pt")
+    said.resume += made.resume
+    said.warnings += made.warnings
+    said.proved += made.proved
+    if anatomy is None or entry is None or said.step is None:
+        return
+    with found.open(found.place(entry.path), entry.path) as source:
+        made_steps = optimizer.steps(source, anatomy.tensors)
+    if made_steps is not None and made_steps > said.step:
+        said.resume.append(f"the optimizer has made {made_steps:,} steps, but the checkpoint is at {said.step:,}")
+    elif made_steps is not None and made_steps < said.step:
+        said.warnings.append(f"the optimizer has made {made_steps:,} steps, the checkpoint is at {said.step:,}")

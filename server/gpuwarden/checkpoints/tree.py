@@ -47,22 +47,24 @@ class Tree:
         """Return relative path -> size, sorted by path."""
         return dict(sorted((f.join(n), size) for f in self.folders for n, size in f.files.items()))
 
+    @property
+    def blob_folder(self) -> Path | None:
+        """Return models--x--y/blobs where the root is, or is in, models--x--y/snapshots/<revision>; None elsewhere."""
+        snapshots = next((p for p in (self.root, *self.root.parents) if p.name == "snapshots"), None)
+        return snapshots.parent / "blobs" if snapshots else None
+
     def restrict(self, only: frozenset[str]) -> list[str]:
         """Keep the listed files and the folders with some of them. Return the files that are left out."""
         out = [n for n in self.files if n not in only]
         for folder in self.folders:
             folder.files = {n: size for n, size in folder.files.items() if folder.join(n) in only}
             folder.odd = {n: why for n, why in folder.odd.items() if folder.join(n) in only}
-        needed = {parent for n in only for parent in _parents(n)}
+        # the folders above the files
+        needed = {n[:at] for n in only for at, sign in enumerate(n) if sign == "/"}
         self.folders = [f for f in self.folders if f.rel in needed or not f.rel]
         for folder in self.folders:
             folder.folders = {n: f for n, f in folder.folders.items() if f.rel in needed}
         return out
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")[:-1]
-    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
@@ -77,7 +79,13 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
         if budget and budget.spent:
             tree.doubts.append(f"not every folder was listed: {budget.spent}")
             return tree
-        for entry in _entries(folder, tree):
+        try:
+            with os.scandir(folder.path) as scan:
+                entries = sorted(scan, key=lambda e: e.name)
+        except OSError as why:
+            tree.doubts.append(f"{short(folder.rel) or 'the folder'}: can't be listed: {why.strerror}")
+            continue
+        for entry in entries:
             count += 1
             if count > most:
                 tree.doubts.append(f"more than {most:,} entries; the rest was not looked at")
@@ -93,21 +101,23 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
     return tree
 
 
-def _entries(folder: Folder, tree: Tree) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder.path) as entries:
-            return sorted(entries, key=lambda e: e.name)
-    except OSError as why:
-        tree.doubts.append(f"{short(folder.rel) or 'the folder'}: can't be listed: {why.strerror}")
-        return []
-
-
 def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None:
+    """Note an entry in its folder, or a link in the tree. Return the folder that the entry is, else None."""
     rel = folder.join(entry.name)
     try:
         info = entry.stat(follow_symlinks=False)
         if stat.S_ISLNK(info.st_mode):
-            _link(entry, rel, folder, tree)
+            target = os.path.realpath(entry.path)
+            root = str(tree.root).rstrip(os.sep) + os.sep
+            if not os.path.exists(target):  # noqa: PTH110
+                folder.odd[entry.name] = "a link to nothing"
+            elif (target + os.sep).startswith(root):
+                tree.aliases[rel] = target[len(root) :].replace(os.sep, "/") or "."
+            elif Path(target).parent == tree.blob_folder and Path(target).is_file():
+                folder.files[entry.name] = os.stat(target).st_size  # noqa: PTH116
+                tree.blobs[rel] = Path(target)
+            else:
+                folder.odd[entry.name] = "a link that leads out of the folder; not followed"
     except OSError as why:
         folder.odd[entry.name] = f"can't be looked at: {why.strerror}"
         return None
@@ -120,24 +130,3 @@ def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None
     elif not stat.S_ISLNK(info.st_mode):
         folder.odd[entry.name] = f"not a regular file but {kind(info.st_mode)}; not opened"
     return None
-
-
-def _link(entry: os.DirEntry[str], rel: str, folder: Folder, tree: Tree) -> None:
-    target = os.path.realpath(entry.path)
-    root = str(tree.root).rstrip(os.sep) + os.sep
-    if not os.path.exists(target):  # noqa: PTH110
-        folder.odd[entry.name] = "a link to nothing"
-    elif (target + os.sep).startswith(root):
-        tree.aliases[rel] = target[len(root) :].replace(os.sep, "/") or "."
-    elif _is_blob(Path(target), tree.root):
-        folder.files[entry.name] = os.stat(target).st_size  # noqa: PTH116
-        tree.blobs[rel] = Path(target)
-    else:
-        folder.odd[entry.name] = "a link that leads out of the folder; not followed"
-
-
-def _is_blob(target: Path, root: Path) -> bool:
-    """Return true if `root` is a models--x--y/snapshots/<revision> and `target` a file in models--x--y/blobs."""
-    above = [root, *root.parents]
-    snapshots = next((p for p in above if p.name == "snapshots"), None)
-    return snapshots is not None and target.parent == snapshots.parent / "blobs" and target.is_file()

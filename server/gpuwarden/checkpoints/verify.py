@@ -5,7 +5,7 @@ What a level proves, and what it does not:
 - `structure`: every file is whole by its own format's account, shards and index agree, nothing is missing.
   It reads headers, so it takes milliseconds. It can't see a changed byte inside a tensor.
 - `content`: besides, every CRC and every recorded digest fits, and all values are finite. Where neither the format
-  nor a manifest holds a checksum, a changed byte that stays finite can't be seen; `not_checked` says so.
+  nor a manifest has a checksum, a changed byte that stays finite can't be seen; `not_checked` says so.
 - `load`: besides, the tensors really load, in a separate process.
 - `resume`: besides, everything that a resume needs is there and fits together.
 
@@ -138,40 +138,33 @@ class _Extra:
 
 
 def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, ask: Ask) -> tuple[Findings, _Extra]:
+    """Examine the files on the manifest and compare them with it, or without one all files."""
     extra = _Extra()
-    if manifest is not None:
-        roster = manifests.expected((f.model_dump() for f in manifest.files), under)
-        found = examine(path, replace(ask, expected=roster, only=frozenset(roster)))
-        _against_roster(found, roster, extra, level)
-        base = under.strip("/")
-        gone = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
-        if gone:
-            extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
+    if manifest is None:
+        found = examine(path, ask)
+        if found.rosters and any(e.sealed for e in found.entries.values()):
+            extra.not_checked.append(WHO)
         return found, extra
-    found = examine(path, ask)
-    if found.rosters and any(e.sealed for e in found.entries.values()):
-        extra.not_checked.append(WHO)
-    return found, extra
-
-
-def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra, level: Level) -> None:
+    roster = manifests.expected((f.model_dump() for f in manifest.files), under)
+    found = examine(path, replace(ask, expected=roster, only=frozenset(roster)))
     gone = sorted(n for n in roster if n not in found.entries)
     if gone:
         extra.problems.append(f"{len(gone):,} files of the manifest are not here: {some(gone)}")
+    base = under.strip("/")
+    never = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
+    if never:
+        extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(never)}")
     if level is not Level.STRUCTURE:
         for entry in found.entries.values():
             if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
                 entry.doubts.append("the manifest has no digest of it, so the copy can't be shown to be equal")
-    others = [name for name in found.beyond if not _ours(name)]
+    # A pull adds the log and its staging folder beside the artifacts.
+    others = [name for name in found.beyond if name != LOG_NAME and not name.startswith(f"{STAGING}/")]
     if others:
         extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
     if not roster:
         extra.doubts.append("the manifest lists no file here")
-
-
-def _ours(name: str) -> bool:
-    """Return true for files that a pull adds beside the artifacts."""
-    return name == LOG_NAME or name.startswith(f"{STAGING}/")
+    return found, extra
 
 
 def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
@@ -224,6 +217,7 @@ def _at(judgement: Judgement, line: str) -> str:
 
 
 def _file(entry: Entry) -> FileEvidence:
+    """Return the findings about a file in the report's model."""
     return FileEvidence(
         path=entry.path,
         format=entry.format,
@@ -245,6 +239,11 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
     below = same + [j for j in below if j not in same]
     problems = [_at(j, p) if j.path != judgement.path else p for j in below for p in j.problems]
     doubts = [_at(j, d) if j.path != judgement.path else d for j in below for d in j.doubts]
+    # Those of the folder itself and of DeepSpeed's parts in it decide on a resume.
+    part = re.compile(re.escape(judgement.path + "/" if judgement.path else "") + r"global_step\d+")
+    resume = [
+        r for j in below if j.path == judgement.path or (not j.checkpoint and part.fullmatch(j.path)) for r in j.resume
+    ]
     worst = [Verdict(e.verdict) for e in found.within(judgement.path) if e.path not in without]
     worst += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
     return CheckpointEvidence(
@@ -256,17 +255,12 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
         warnings=tuple(w for j in same for w in j.warnings),
         doubts=tuple(doubts),
         problems=tuple(problems),
-        resume=tuple(r for j in _resumed(judgement, below) for r in j.resume),
+        resume=tuple(resume),
     )
 
 
-def _resumed(judgement: Judgement, below: list[Judgement]) -> list[Judgement]:
-    """Yield the judgements that decide on a resume: those of the folder itself and of DeepSpeed's parts in it."""
-    inside = re.compile(re.escape(judgement.path + "/" if judgement.path else "") + r"global_step\d+")
-    return [j for j in below if j.path == judgement.path or (not j.checkpoint and inside.fullmatch(j.path))]
-
-
 def _not_checked(level: Level, found: Findings) -> list[str]:
+    """Return what an examination of this level leaves open, with what would settle it."""
     lines = []
     unsealed = sum(not e.sealed for e in found.entries.values())
     if level is Level.STRUCTURE:

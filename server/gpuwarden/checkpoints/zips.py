@@ -36,11 +36,9 @@ class Member:
 
 def members(source: Source, limits: Limits) -> dict[str, Member]:
     """Return the archive's members by name. Raises Broken for any irregularity that a writer of weights never makes."""
-    count, size, offset, end = _directory(source)
+    count, size, offset = _directory(source)
     if count > limits.members:
         raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not looked at")
-    if offset + size > end:
-        raise Broken("its directory is outside the archive")
     found: dict[str, Member] = {}
     table = source.at(offset, size)
     at = 0
@@ -51,22 +49,28 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
         found[member.name] = member
     if at != size:
         raise Broken("its directory is longer than its entries")
-    _no_gaps(found, offset)
+    # Members are adjacent but for their headers: no overlap, nothing hidden between them.
+    at = 0
+    for m in sorted(found.values(), key=lambda m: (m.start, m.packed)):
+        head = m.start - at
+        if head < _LOCAL.size + len(m.name.encode()):
+            raise Broken(f"member {short(m.name, 60)} overlaps the one before it")
+        # header, name, extra field (64-bit sizes and padding), and the descriptor of the member before
+        if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
+            raise Broken(f"{head:,} bytes that belong to nothing are before member {short(m.name, 60)}")
+        at = m.start + m.packed
+    if offset - at > 24:
+        raise Broken(f"{offset - at:,} bytes that belong to nothing are before the zip directory")
     return found
 
 
 def ends_whole(source: Source) -> bool:
     """Return true if an end record points into the archive: then nothing was cut off, whatever else is odd."""
-    tail_at = max(0, source.size - _END.size - 65_535)
-    tail = source.at(tail_at, source.size - tail_at)
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) - at < _END.size:
+    try:
+        end, (_, _, _, _, size, offset, comment) = _end_record(source)
+    except Broken:
         return False
-    size: int
-    offset: int
-    comment: int
-    _, _, _, _, _, size, offset, comment = _END.unpack_from(tail, at)
-    return len(tail) - at - _END.size == comment and (offset == _FULL or offset + size <= tail_at + at)
+    return source.size - end - _END.size == comment and (offset == _FULL or offset + size <= end)
 
 
 def span(member: Member) -> Span:
@@ -114,8 +118,8 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
         raise Broken(f"member {short(member.name, 60)} fails its size or CRC")
 
 
-def _directory(source: Source) -> tuple[int, int, int, int]:
-    """Return (number of entries, size, offset, end) of the central directory."""
+def _end_record(source: Source) -> tuple[int, tuple[int, ...]]:
+    """Return the offset and the fields of the last end record. Raises Broken where there is none, or not all of it."""
     if source.size < _END.size:
         raise Broken(f"has {source.size} bytes; no zip archive is that small")
     tail_at = max(0, source.size - _END.size - 65_535)
@@ -125,45 +129,42 @@ def _directory(source: Source) -> tuple[int, int, int, int]:
         raise Broken("has no zip directory at its end: it is cut off or was never finished")
     if len(tail) - at < _END.size:
         raise Broken("its last zip record is cut off")
-    _, disk, first, here, count, size, offset, comment = _END.unpack_from(tail, at)
-    after = len(tail) - at - _END.size
+    return tail_at + at, _END.unpack_from(tail, at)[1:]
+
+
+def _directory(source: Source) -> tuple[int, int, int]:
+    """Return (number of entries, size, offset) of the central directory."""
+    end, (disk, first, here, count, size, offset, comment) = _end_record(source)
+    after = source.size - end - _END.size
     if after:
         what = "a comment" if after == comment else "bytes that belong to nothing"
         raise Broken(f"{after:,} bytes follow its zip directory: {what}")
-    end = tail_at + at
     if disk or first or here != count:
         raise Broken("claims to be part of a set of disks")
     narrow = (count, size, offset)
     # torch writes the 64-bit record always, needed or not
     if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
-        wide = _directory64(source, end)
-        if any(n not in (w, full) for n, w, full in zip(narrow, wide, (0xFFFF, _FULL, _FULL))):  # noqa: B905
-            raise Broken("its two directory records differ")
-        return wide
-    if _FULL in (size, offset) or count == 0xFFFF:
+        _, disk, where, disks = struct.unpack("<4sLQL", source.at(end - 20, 20))
+        if disk or disks > 1 or where + _END64.size != end - 20:
+            raise Broken("its 64-bit zip record is not where it should be")
+        end = where
+        sign, _, _, _, disk, first, here, count, size, offset = _END64.unpack(source.at(where, _END64.size))
+        if sign != b"PK\6\6" or disk or first or here != count:
+            raise Broken("its 64-bit zip record makes no sense")
+    elif _FULL in (size, offset) or count == 0xFFFF:
         raise Broken("lacks the 64-bit zip record that it announces")
-    return _exact(*narrow, end)
-
-
-def _directory64(source: Source, end: int) -> tuple[int, int, int, int]:
-    sign, disk, where, disks = struct.unpack("<4sLQL", source.at(end - 20, 20))
-    if sign != b"PK\6\7" or disk or disks > 1 or where + _END64.size != end - 20:
-        raise Broken("its 64-bit zip record is not where it should be")
-    sign, _, _, _, disk, first, here, count, size, offset = _END64.unpack(source.at(where, _END64.size))
-    if sign != b"PK\6\6" or disk or first or here != count:
-        raise Broken("its 64-bit zip record makes no sense")
-    return _exact(count, size, offset, where)
-
-
-def _exact(count: int, size: int, offset: int, end: int) -> tuple[int, int, int, int]:
     if offset + size != end:
         raise Broken("bytes are between its zip directory and the end record, or the directory is cut off")
     if size < count * _ENTRY.size:
         raise Broken(f"a directory of {size:,} bytes can't contain {count:,} entries")
-    return count, size, offset, end
+    wide, full = (count, size, offset), (0xFFFF, _FULL, _FULL)
+    if any(n not in (w, f) for n, w, f in zip(narrow, wide, full)):  # noqa: B905
+        raise Broken("its two directory records differ")
+    return wide
 
 
 def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, int]:
+    """Return the member that the directory lists at an offset, and the offset of the next."""
     if at + _ENTRY.size > len(table):
         raise Broken("its directory ends inside an entry")
     sign, made, _, flags, method, _, _, crc, packed, size, n, x, c, disk, _, attr, offset = _ENTRY.unpack_from(
@@ -175,7 +176,13 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
     if stop > len(table):
         raise Broken("its directory ends inside an entry")
     raw = table[at + _ENTRY.size : at + _ENTRY.size + n]
-    name = _name(raw)
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError as why:
+        raise Broken("has a member whose name is not UTF-8") from why
+    parts = name.replace("\\", "/").split("/")
+    if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
+        raise Broken(f"has a member called {short(name, 60)!r}, which would leave the folder")
     if _FULL in (packed, size, offset):
         packed, size, offset = _wide(table[at + _ENTRY.size + n : stop - c], packed, size, offset)
     if flags & 1 or disk:
@@ -192,18 +199,8 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
     return Member(name, method == 0, crc, packed, size, start), stop
 
 
-def _name(raw: bytes) -> str:
-    try:
-        name = raw.decode("utf-8")
-    except UnicodeDecodeError as why:
-        raise Broken("has a member whose name is not UTF-8") from why
-    parts = name.replace("\\", "/").split("/")
-    if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
-        raise Broken(f"has a member called {short(name, 60)!r}, which would leave the folder")
-    return name
-
-
 def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
+    """Return the sizes and the offset with those that need 64 bits taken from the extra field."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
@@ -231,18 +228,3 @@ def _local(source: Source, raw: bytes, name: str, offset: int, method: int) -> i
     if m != method or n != len(raw) or source.at(offset + _LOCAL.size, n) != raw:
         raise Broken(f"member {short(name, 60)} has another name or method in its own header")
     return offset + _LOCAL.size + n + x
-
-
-def _no_gaps(found: dict[str, Member], end: int) -> None:
-    """Check that members are adjacent but for their headers: no overlap, nothing hidden between them."""
-    at = 0
-    for m in sorted(found.values(), key=lambda m: (m.start, m.packed)):
-        head = m.start - at
-        if head < _LOCAL.size + len(m.name.encode()):
-            raise Broken(f"member {short(m.name, 60)} overlaps the one before it")
-        # header, name, extra field (64-bit sizes and padding), and the descriptor of the member before
-        if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
-            raise Broken(f"{head:,} bytes that belong to nothing are before member {short(m.name, 60)}")
-        at = m.start + m.packed
-    if end - at > 24:
-        raise Broken(f"{end - at:,} bytes that belong to nothing are before the zip directory")

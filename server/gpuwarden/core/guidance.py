@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Iterable, List, Mapping, Tuple, Union  # noqa: UP035
 
 Scalar = Union[str, int, float, bool, Tuple[str, ...], List[str]]  # noqa: UP006, UP007
-"""A parameter's value. A list stands beside a tuple because JSON knows only lists."""
+"""A parameter's value. A list is allowed beside a tuple because JSON knows only lists."""
 
 
 class Action(str, Enum):  # noqa: UP042

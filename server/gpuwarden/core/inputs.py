@@ -29,19 +29,12 @@ def build(model: type[M], values: Mapping[str, Any]) -> M:
 def need_whole(values: Mapping[str, Any]) -> None:
     """Raise BadRequest for text with an unpaired surrogate, which can't be encoded as UTF-8."""
     for name, value in values.items():
-        if not _whole(value):
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
             raise BadRequest(
                 f"{line(name, 80)} has an unpaired surrogate, which no file and no digest can", "Write it again."
-            )
-
-
-def _whole(value: object) -> bool:
-    """Return whether all text in a value can be encoded as UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+            ) from None
 
 
 def bad_arguments(error: ValidationError) -> BadRequest:

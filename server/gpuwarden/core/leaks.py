@@ -24,10 +24,10 @@ _OWNERS: Final = frozenset({
     "server", "service", "session", "slack", "swanlab", "telegram", "user", "vast", "vastai", "wandb", "webhook",
     "write", "read",
 })  # fmt: skip
-"""What stands before `key` or `token` in the name of a secret. A `pad_token` or a `sort_key` is something else."""
+"""Words before `key` or `token` in the name of a secret. A `pad_token` or a `sort_key` is something else."""
 
 _IDENTITIES: Final = frozenset({"cache", "hash", "content", "dedup", "row", "commit", "data", "primary"})
-"""What stands before `key` where a random value is expected and is not a secret."""
+"""Words before `key` where a random value is expected and is not a secret."""
 
 _REFERENCE: Final = re.compile(
     r"""(?xi)
@@ -132,7 +132,8 @@ def _user_and_password(value: str) -> bool:
 
 def secret_value(name: str, value: str) -> bool:
     """Return whether a name says that its value is a secret, and the value is one rather than a reference to one."""
-    parts = [p for p in re.split(r"[_-]+", _snake(name.strip("-").rsplit(".", 1)[-1])) if p]
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("-").rsplit(".", 1)[-1]).lower()
+    parts = [p for p in re.split(r"[_-]+", snake) if p]
     if not parts or not _is_value(value):
         return False
     last, owner = parts[-1], parts[-2] if len(parts) > 1 else ""
@@ -145,11 +146,6 @@ def secret_value(name: str, value: str) -> bool:
     if last == "key" and owner in _OWNERS:
         return len(value) >= 6 and not value.isdigit()
     return last in {"token", "key"} and owner not in _IDENTITIES and "/" not in value and bool(_RANDOM.search(value))
-
-
-def _snake(name: str) -> str:
-    """`apiKey` and `API_KEY` as `api_key`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _is_value(value: str) -> bool:

@@ -211,7 +211,7 @@ class Profile(Frozen):
         return self.meter.metered and self.provider is None
 
     def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
-        """Return the tier that holds an absolute path, or None where none is sure to.
+        """Return the tier that contains an absolute path, or None where none is sure to.
 
         It is the longest mount that contains the path, for a job that did or did not ask for durable storage. A
         mount that may be absent is not read as the disk below it: nobody knows which of the two a file is on.

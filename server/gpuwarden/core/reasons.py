@@ -127,7 +127,7 @@ class Reason:
 
     @property
     def text(self) -> str:
-        """Return one sentence, which may hold foreign text: a reader has to bound it."""
+        """Return one sentence, which may contain foreign text: a reader has to bound it."""
         return self.said or _TEXTS.get(self.code, str(self.code)).format(**self.parameters)
 
     def as_dict(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Registry:
         return sorted((*self.built_in(), *self.added()))
 
     def load(self, name: str) -> ModuleType:
-        """Import one plug-in and hold it against its contract. Raises NotFound, or NotSupported with the faults."""
+        """Import one plug-in and check it against its contract. Raises NotFound, or NotSupported with the faults."""
         if name in self.built_in():
             return self._sound_module(name, f"{self.package.__name__}.{name}", None)
         found = [e for e in self._entry_points() if e.name == name]
@@ -119,10 +119,11 @@ class Registry:
     def _added_statuses(self) -> list[Status]:
         built_in = set(self.built_in())
         hidden = [e for e in self._entry_points() if e.name in built_in]
-        shadows = [
-            Status(self.what, e.name, _brought_by(e), f"has the name of a built-in {self.what}", _rename(e))
-            for e in hidden
-        ]
+        shadows = []
+        for entry in hidden:
+            origin, fault = _brought_by(entry), f"has the name of a built-in {self.what}"
+            hint = f"The built-in one is used. Give the entry point of {origin} another name, or uninstall it."
+            shadows.append(Status(self.what, entry.name, origin, fault, hint))
         return shadows + [self._status(n) for n in self.added()]
 
     def _status(self, name: str) -> Status:
@@ -187,10 +188,6 @@ def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 def _brought_by(entry: EntryPoint) -> str:
     package = entry.dist
     return f"{package.name} {package.version}" if package else entry.value
-
-
-def _rename(entry: EntryPoint) -> str:
-    return f"The built-in one is used. Give the entry point of {_brought_by(entry)} another name, or uninstall it."
 
 
 def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:

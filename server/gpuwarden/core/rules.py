@@ -48,7 +48,7 @@ class Finding(BaseModel):
     @field_validator("fix", mode="before")
     @classmethod
     def _steps(cls, value: Any) -> Any:
-        """Take a plain sentence as a manual step, which is also what older ledgers hold."""
+        """Take a plain sentence as a manual step, which is also what older ledgers contain."""
         return steps(value) if isinstance(value, (str, NextStep)) else value
 
     @field_serializer("fix")

@@ -47,7 +47,7 @@ SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|secret|passw(or)?d|passwd|api_?key|access_?key|private_?key|credentials?)($|_)"
 )
 
-# Names of files that hold keys, whatever their text looks like.
+# Names of files that contain keys, whatever their text looks like.
 SECRET_FILE = re.compile(
     r"(?i).*\.env|\.env\..*|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.*\.(pem|key|p12|pfx|ppk|jks|keystore|kdbx)|[._]?netrc"
     r"|(aws_)?credentials(\.json|\.ini)?|client_secret.*\.json|service[_-]?account.*\.json"
@@ -116,7 +116,7 @@ def line(text: object, limit: int = 300) -> str:
 
 
 def quoted(text: object, limit: int = 300) -> str:
-    """`text` as one line of data inside a sentence or a field of ours: between marks that it can't hold itself."""
+    """`text` as one line of data inside a sentence or a field of ours: between marks that it can't contain itself."""
     body = unquoted(line(text, limit))
     return f"{QUOTE}{body}{UNQUOTE}" if body else ""
 

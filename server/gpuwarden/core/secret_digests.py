@@ -24,7 +24,7 @@ _WORD: Final = re.compile(r"\S+")
 
 @dataclass(frozen=True)
 class SecretDigest:
-    """One secret. `spaced`: the value holds white space, so it is looked for across words."""
+    """One secret. `spaced`: the value contains white space, so it is looked for across words."""
 
     length: int
     spaced: bool

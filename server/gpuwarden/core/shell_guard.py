@@ -34,7 +34,7 @@ class ShellGuard:
     servers: tuple[str, ...] = ()
     """Words that the name of an MCP server for this platform has."""
     key_variables: tuple[str, ...] = ()
-    """The variables that hold the key of an account."""
+    """The variables that contain the key of an account."""
 
     def __post_init__(self) -> None:
         for pattern in (*self.requests, *self.code):

@@ -28,7 +28,7 @@ _CACHES: Final = re.compile(
 def checkpoint_like(path: str) -> bool:
     """Return whether a path names model weights or a part of a checkpoint.
 
-    A cache of downloads or of installed packages holds what can be fetched again, so nothing in one is counted.
+    A cache of downloads or of installed packages contains what can be fetched again, so nothing in one is counted.
     """
     *folders, name = path.split("/")
     if _CACHES.search(f"/{path}"):

@@ -162,7 +162,16 @@ class HubClient:
                 f"the Hub answered {response.status_code} to {path}",
                 "That is a server error: try again in a minute; status.huggingface.co shows incidents.",
             )
-        parsed = _parse(raw, response.status_code, path)
+        try:
+            parsed = json.loads(raw) if raw.strip() else None
+        except (ValueError, RecursionError):
+            if response.status_code < 400:
+                raise BadReply(
+                    f"the answer to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
+                    "Something between us and the Hub may have answered, such as a proxy or a login page; "
+                    "check HF_ENDPOINT.",
+                ) from None
+            parsed = None
         return HubResponse(response.status_code, parsed, dict(response.headers))
 
     @asynccontextmanager
@@ -184,7 +193,9 @@ class HubClient:
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 
-        self._hold_back()
+        wait = self._blocked_until - self._clock.now()
+        if wait > 0:
+            raise _limited(wait)
         base = self.config.viewer if viewer else self.config.endpoint
         limit = timeout_s or self._timeout_s
         self.requests += 1
@@ -205,11 +216,6 @@ class HubClient:
             raise Unreachable(
                 f"{base} can't be reached: {line(error, 120)}", "Check the network and HF_ENDPOINT, then try again."
             ) from None
-
-    def _hold_back(self) -> None:
-        wait = self._blocked_until - self._clock.now()
-        if wait > 0:
-            raise _limited(wait)
 
     def _watch_limits(self, status: int, headers: Mapping[str, str]) -> None:
         if found := _LIMIT.search(headers.get("ratelimit", "")):
@@ -237,21 +243,10 @@ def _limited(wait: float | None) -> RateLimited:
 
 
 async def _bounded(response: Any, path: str) -> bytes:
+    """Read a body of at most MAX_REPLY bytes. Raises BadReply for a longer one."""
     raw = bytearray()
     async for chunk in response.aiter_bytes():
         raw += chunk
         if len(raw) > MAX_REPLY:
             raise BadReply(f"the answer to {path} is longer than {MAX_REPLY >> 20} MB", "It was not read any further.")
     return bytes(raw)
-
-
-def _parse(raw: bytes, status: int, path: str) -> Any:
-    try:
-        return json.loads(raw) if raw.strip() else None
-    except (ValueError, RecursionError):
-        if status >= 400:
-            return None
-    raise BadReply(
-        f"the answer to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
-        "Something between us and the Hub may have answered, such as a proxy or a login page; check HF_ENDPOINT.",
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, get_args
 
 import anyio
@@ -38,15 +37,23 @@ async def repo_details(
     `offset` and `limit` (1 to 100) choose the rows of `dataset_preview`. A repo that can't be looked at has status
     `error`; the call itself raises `BadRequest` for unusable arguments only.
     """
-    _check(ids, type, operations, offset, limit)
+    if not 1 <= len(ids) <= MAX_IDS:
+        raise BadRequest(f"{len(ids)} ids were given; 1 to {MAX_IDS} can be looked at in one call")
+    if type is not None and type not in get_args(RepoType):
+        raise BadRequest(f"type is {line(type, 40)!r}; it can be {', '.join(get_args(RepoType))}")
+    if unknown := [o for o in operations if o not in get_args(Operation)]:
+        raise BadRequest(f"unknown operation {line(unknown[0], 40)!r}; there are {', '.join(get_args(Operation))}")
+    if not operations:
+        raise BadRequest("no operation was given", f"There are {', '.join(get_args(Operation))}.")
+    if offset < 0 or not 1 <= limit <= 100:
+        raise BadRequest(f"offset is {offset} and limit {limit}; offset starts at 0, limit is 1 to 100")
     before = hub.requests
-    rows = partial(_rows, hub, config=config, split=split, offset=offset, limit=limit)
     found: dict[str, Repo] = {}
 
     async def one(repo_id: str) -> None:
         repo = await look(hub, repo_id, "dataset" if type is None and set(operations) - {"overview"} else type)
         if repo.type == "dataset" and repo.exists:
-            repo = await rows(repo, operations)
+            repo = await _rows(hub, repo, operations, config=config, split=split, offset=offset, limit=limit)
         found[repo_id] = repo
 
     async with anyio.create_task_group() as group:
@@ -143,11 +150,14 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
     tags = tuple(line(t, 80) for t in _list(info.get("tags")))
     id_now = line(info.get("id") or "", 200)
     renamed = bool(id_now) and id_now != asked
-    files = [_file(s) for s in _list(info.get("siblings")) if isinstance(s, dict)]
+    siblings = [s for s in _list(info.get("siblings")) if isinstance(s, dict)]
+    files = [RepoFile(path=line(s.get("rfilename") or "?", 200), size=_int(s.get("size"))) for s in siblings]
     sizes = [f.size for f in files]
     weights = info.get("safetensors") if isinstance(info.get("safetensors"), dict) else {}
     assert isinstance(weights, dict)
     about = info.get("description")
+    tagged = next((t.removeprefix("license:") for t in tags if t.startswith("license:")), "")
+    named = card.get("license")
     return Repo(
         id=asked,
         type=kind,
@@ -163,7 +173,7 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
         files=tuple(files[:most_files]),
         params=_int(weights.get("total")),
         dtypes={line(k, 20): v for k, v in list(_dict(weights.get("parameters")).items())[:12] if _int(v) is not None},
-        license=line(_first(card.get("license")) or _tag(tags, "license:"), 80),
+        license=line((named[0] if isinstance(named, list) and named else named) or tagged, 80),
         task=line(info.get("pipeline_tag") or "", 60),
         library=line(info.get("library_name") or "", 60),
         base_model=tuple(line(b, 200) for b in _list(card.get("base_model"))[:4]),
@@ -222,33 +232,8 @@ async def _rows(
     return repo.model_copy(update=found)
 
 
-def _check(ids: Sequence[str], kind: str | None, operations: Sequence[str], offset: int, limit: int) -> None:
-    if not 1 <= len(ids) <= MAX_IDS:
-        raise BadRequest(f"{len(ids)} ids were given; 1 to {MAX_IDS} can be looked at in one call")
-    if kind is not None and kind not in get_args(RepoType):
-        raise BadRequest(f"type is {line(kind, 40)!r}; it can be {', '.join(get_args(RepoType))}")
-    if unknown := [o for o in operations if o not in get_args(Operation)]:
-        raise BadRequest(f"unknown operation {line(unknown[0], 40)!r}; there are {', '.join(get_args(Operation))}")
-    if not operations:
-        raise BadRequest("no operation was given", f"There are {', '.join(get_args(Operation))}.")
-    if offset < 0 or not 1 <= limit <= 100:
-        raise BadRequest(f"offset is {offset} and limit {limit}; offset starts at 0, limit is 1 to 100")
-
-
-def _file(item: Mapping[str, Any]) -> RepoFile:
-    return RepoFile(path=line(item.get("rfilename") or "?", 200), size=_int(item.get("size")))
-
-
 def _unique(ids: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))[:5]
-
-
-def _tag(tags: Sequence[str], prefix: str) -> str:
-    return next((t.removeprefix(prefix) for t in tags if t.startswith(prefix)), "")
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value or ""
 
 
 def _list(value: Any) -> list[Any]:

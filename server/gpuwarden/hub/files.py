@@ -93,7 +93,9 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
     for _ in range(_PAGES):
         page = _good(await hub.get(f"{base}/tree/{commit}", {"recursive": "true", **cursor}), address)
         files.update(_rows(page.json))
-        cursor = _next(page)
+        link = re.search(r'<([^>]+)>;\s*rel="next"', page.headers.get("link", ""))
+        pairs = (item.partition("=") for item in urlsplit(link[1]).query.split("&")) if link else ()
+        cursor = {name: unquote(value) for name, _, value in pairs if name in {"cursor", "limit"}}
         if len(files) > MAX_FILES:
             raise BadRequest(f"{address.repo} has more than {MAX_FILES:,} files", "Name a folder of it.")
         if not cursor:
@@ -138,14 +140,6 @@ def _rows(page: Any) -> dict[str, HubFile]:
     return found
 
 
-def _next(page: HubResponse) -> dict[str, str]:
-    """Return the query of the next page, from the Link header."""
-    match = re.search(r'<([^>]+)>;\s*rel="next"', page.headers.get("link", ""))
-    query = urlsplit(match[1]).query if match else ""
-    pairs = (item.partition("=") for item in query.split("&") if item)
-    return {name: unquote(value) for name, _, value in pairs if name in {"cursor", "limit"}}
-
-
 class RangeSource(Source):
     """One file of a listing, read by range requests as far as it is needed. Threads don't share one."""
 
@@ -166,7 +160,13 @@ class RangeSource(Source):
         first, last = offset // BLOCK, -(-(offset + length) // BLOCK)
         if last - first > KEPT // 2:
             return self._fetch(offset, length)
-        for gap in _gaps([n for n in range(first, last) if n not in self._blocks]):
+        gaps: list[list[int]] = []  # one request for each run of blocks that are not kept
+        for n in (n for n in range(first, last) if n not in self._blocks):
+            if gaps and gaps[-1][-1] == n - 1:
+                gaps[-1].append(n)
+            else:
+                gaps.append([n])
+        for gap in gaps:
             start = gap[0] * BLOCK
             data = self._fetch(start, min(len(gap) * BLOCK, self.size - start))
             self._blocks.update((n, data[i * BLOCK : (i + 1) * BLOCK]) for i, n in enumerate(gap))
@@ -197,19 +197,14 @@ class RangeSource(Source):
             return b""
         headers = build_hf_headers(token=self._config.token or False, library_name="gpuwarden")
         headers |= {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
+        address, commit = self._listing.address, self._listing.commit
+        kind = "" if address.type == "model" else f"{address.type}s/"
+        url = f"{self._config.endpoint}/{kind}{address.repo}/resolve/{commit}/{quote(self.name)}"
         try:
-            with get_session().stream(
-                "GET", self._url(), headers=headers, timeout=RANGE_S, follow_redirects=True
-            ) as reply:
+            with get_session().stream("GET", url, headers=headers, timeout=RANGE_S, follow_redirects=True) as reply:
                 return self._body(reply, offset, length)
         except (httpx2.HTTPError, httpx2.InvalidURL, OfflineModeIsEnabled, OSError) as error:
             raise Doubtful(f"could not be read from the Hub: {type(error).__name__}: {line(error, 80)}") from error
-
-    def _url(self) -> str:
-        address = self._listing.address
-        kind = "" if address.type == "model" else f"{address.type}s/"
-        path = quote(self.name)
-        return f"{self._config.endpoint}/{kind}{address.repo}/resolve/{self._listing.commit}/{path}"
 
     def _body(self, reply: Any, offset: int, length: int) -> bytes:
         whole = reply.status_code == 200 and length == self.size
@@ -235,30 +230,15 @@ class RangeSource(Source):
         return bytes(data)
 
 
-def _gaps(numbers: list[int]) -> list[list[int]]:
-    """Return the numbers grouped into runs without a gap: one request each."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and runs[-1][-1] == n - 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return runs
-
-
 def download(listing: Listing, config: HubConfig) -> Path:
     """Bring the listed files into huggingface_hub's cache, or find them there. Returns the snapshot's folder."""
     from huggingface_hub import snapshot_download
 
     address = listing.address
+    exactly = [re.sub(r"([*?\[])", r"[\1]", path) for path in listing.files]  # as patterns without wildcards
     # The commit is given, so what was downloaded before is taken from the cache without a request to the Hub.
     found = snapshot_download(
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
-        token=config.token or False, allow_patterns=[_literal(p) for p in listing.files], library_name="gpuwarden",
+        token=config.token or False, allow_patterns=exactly, library_name="gpuwarden",
     )  # fmt: skip
     return Path(found)
-
-
-def _literal(path: str) -> str:
-    """Return a pattern that means exactly this path."""
-    return re.sub(r"([*?\[])", r"[\1]", path)

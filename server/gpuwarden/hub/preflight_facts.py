@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 
 import anyio
 
@@ -37,7 +36,10 @@ async def hub_facts(
         account: Answer[Account] | None = None
 
         async def one(use: RepoUse) -> None:
-            found[use] = await _look(hub, use)
+            repo = await look(hub, use.id, use.type, most_files=2_000)
+            if use.role == "data" and repo.exists:
+                repo = repo.model_copy(update={"structure": await viewer.structure(hub, repo.id_now or repo.id)})
+            found[use] = repo
 
         async def who() -> None:
             nonlocal account
@@ -48,7 +50,15 @@ async def hub_facts(
                 group.start_soon(one, use)
             if pushes and config.token:
                 group.start_soon(who)
-        bases = _bases(found)
+        named = {u.id for u in found}  # the base models of adapters have to exist too
+        bases = [
+            RepoUse(base, "model", use.line, "base")
+            for use, repo in found.items()
+            if repo.type == "model" and "adapter_config.json" in {f.path for f in repo.files}
+            for base in repo.base_model
+            if re.fullmatch(REPO_ID, base) and base not in named
+        ]
+        bases = list(dict.fromkeys(bases))
         async with anyio.create_task_group() as group:
             for use in bases:
                 group.start_soon(one, use)
@@ -80,38 +90,16 @@ async def read_account(hub: HubClient) -> Answer[Account]:
     )
 
 
-async def _look(hub: HubClient, use: RepoUse) -> Repo:
-    repo = await look(hub, use.id, use.type, most_files=2_000)
-    if use.role != "data" or not repo.exists:
-        return repo
-    return repo.model_copy(update={"structure": await viewer.structure(hub, repo.id_now or repo.id)})
-
-
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
     """Return the repos of the script, one use for each way it is read, and those that plain variables name."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
-    return [*uses, *(u for u in _named(spec.env) if (u.id, u.type) not in known)][:MOST_REPOS]
-
-
-def _named(env: Mapping[str, str]) -> Iterable[RepoUse]:
-    """Yield variables such as DATASET or BASE_MODEL whose value looks like owner/name."""
-    for name, value in env.items():
-        if "/" in value and re.fullmatch(REPO_ID, value):
-            if _DATA.search(name):
-                yield RepoUse(value, "dataset", 0, "data")
-            elif _MODEL.search(name):
-                yield RepoUse(value, "model", 0, "adapter" if "adapter" in name.lower() else "model")
-
-
-def _bases(found: Mapping[RepoUse, Repo]) -> list[RepoUse]:
-    """Return the base models of adapters, which have to exist too."""
-    named = {u.id for u in found}
-    bases = [
-        RepoUse(base, "model", use.line, "base")
-        for use, repo in found.items()
-        if repo.type == "model" and "adapter_config.json" in {f.path for f in repo.files}
-        for base in repo.base_model
-        if re.fullmatch(REPO_ID, base) and base not in named
-    ]
-    return list(dict.fromkeys(bases))
+    named = []
+    for name, value in spec.env.items():  # such as DATASET or BASE_MODEL, with a value like owner/name
+        if "/" not in value or not re.fullmatch(REPO_ID, value):
+            continue
+        if _DATA.search(name):
+            named.append(RepoUse(value, "dataset", 0, "data"))
+        elif _MODEL.search(name):
+            named.append(RepoUse(value, "model", 0, "adapter" if "adapter" in name.lower() else "model"))
+    return [*uses, *(u for u in named if (u.id, u.type) not in known)][:MOST_REPOS]

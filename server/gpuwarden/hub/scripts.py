@@ -54,15 +54,12 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
         return Unknown(f"{line(address)} could not be fetched: {line(error, 100)}")
     if reply.status_code >= 500 or reply.status_code == 429:
         return Unknown(f"{line(address)} answered {reply.status_code}")
-    return Known(_judge(line(address), reply.status_code, reply.headers.get("content-type", ""), bytes(raw)))
-
-
-def _judge(address: str, status: int, kind: str, raw: bytes) -> Fetched:
-    if status != 200:
-        return Fetched(trouble=f"{address} answered {status}")
+    if reply.status_code != 200:
+        return Known(Fetched(trouble=f"{line(address)} answered {reply.status_code}"))
+    kind = reply.headers.get("content-type", "")
     if "html" in kind or raw.lstrip()[:15].lower().startswith((b"<!doctype", b"<html")):
-        return Fetched(trouble=f"{address} is a web page, not a script")
+        return Known(Fetched(trouble=f"{line(address)} is a web page, not a script"))
     try:
-        return Fetched(text=decode(raw))
+        return Known(Fetched(text=decode(bytes(raw))))
     except BadRequest as error:
-        return Fetched(trouble=f"{address}: {error.message}")
+        return Known(Fetched(trouble=f"{line(address)}: {error.message}"))

@@ -65,26 +65,25 @@ async def _ask(
         raise AuthFailed(f"the Hub refused the token: {reply.said}", "Check it with `hf auth whoami`.")
     if reply.status != 200 or not isinstance(reply.json, list):
         raise BadReply(f"the Hub's dataset list answered {reply.status}: {reply.said}")
-    return [_row(item) for item in reply.json if isinstance(item, dict)]
-
-
-def _row(item: dict[str, Any]) -> DatasetRow:
-    tags = [t for t in item.get("tags") or () if isinstance(t, str)]
-
-    def tag(prefix: str) -> str:
-        return line(next((t.removeprefix(prefix) for t in tags if t.startswith(prefix)), ""), 60)
-
-    return DatasetRow(
-        id=line(item.get("id"), 200),
-        downloads=_int(item.get("downloads")),
-        likes=_int(item.get("likes")),
-        modified=line(item.get("lastModified") or "", 10).split(" ")[0],
-        gated=bool(item.get("gated")),
-        rows=tag("size_categories:"),
-        task=tag("task_categories:"),
-        format=tag("format:"),
-        license=tag("license:"),
-    )
+    found = []
+    for item in (item for item in reply.json if isinstance(item, dict)):
+        tag: dict[str, str] = {}  # the first of each kind
+        for kind, colon, value in (t.partition(":") for t in item.get("tags") or () if isinstance(t, str)):
+            if colon:
+                tag.setdefault(kind, line(value, 60))
+        row = DatasetRow(
+            id=line(item.get("id"), 200),
+            downloads=_int(item.get("downloads")),
+            likes=_int(item.get("likes")),
+            modified=line(item.get("lastModified") or "", 10).split(" ")[0],
+            gated=bool(item.get("gated")),
+            rows=tag.get("size_categories", ""),
+            task=tag.get("task_categories", ""),
+            format=tag.get("format", ""),
+            license=tag.get("license", ""),
+        )
+        found.append(row)
+    return found
 
 
 def _int(value: Any) -> int | None:

@@ -44,7 +44,14 @@ async def preview(
         reply = await hub.get("/first-rows", where, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
         return f"no rows: the dataset viewer said {reply.said}", None
-    rows = [_row(r) for r in _dicts(reply.json.get("rows"))[:limit]]
+    rows = []
+    for item in _dicts(reply.json.get("rows"))[:limit]:
+        cells: dict[str, Any] = {}
+        for name, value in list(_dict(item.get("row")).items())[:MAX_COLUMNS]:
+            if not isinstance(value, int | float | str | None):
+                value = json.dumps(value, ensure_ascii=False)
+            cells[line(name, 80)] = line(value, CELL) if isinstance(value, str) else value
+        rows.append(json.dumps({"row": item.get("row_idx"), **cells}, ensure_ascii=False))
     total = reply.json.get("num_rows_total")
     what = f"rows {offset}-{offset + len(rows) - 1} of {total if isinstance(total, int) else 'unknown'}"
     text = "\n".join(rows) if rows else "(no rows here)"
@@ -106,19 +113,14 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
 
 
 def _config(name: str, info: dict[str, Any]) -> Config:
-    splits = info.get("splits")
-    pairs = splits.items() if isinstance(splits, dict) else ()
+    features, splits = info.get("features"), _dict(info.get("splits"))
+    counts = [(line(n), s.get("num_examples") if isinstance(s, dict) else None) for n, s in splits.items()]
     return Config(
         name=line(name),
-        splits=tuple(Split(name=line(n), rows=_count(s)) for n, s in pairs),
-        columns=_columns(info.get("features")),
-        why="" if isinstance(info.get("features"), dict) else "the viewer names no columns",
+        splits=tuple(Split(name=n, rows=rows if isinstance(rows, int) else None) for n, rows in counts),
+        columns=_columns(features),
+        why="" if isinstance(features, dict) else "the viewer names no columns",
     )
-
-
-def _count(split: Any) -> int | None:
-    rows = split.get("num_examples") if isinstance(split, dict) else None
-    return rows if isinstance(rows, int) else None
 
 
 def _columns(features: Any) -> tuple[Column, ...]:
@@ -139,17 +141,8 @@ def _failed(answer: dict[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))[:MAX_CONFIGS]
 
 
-def _row(item: dict[str, Any]) -> str:
-    row = item.get("row")
-    cells = list(row.items())[:MAX_COLUMNS] if isinstance(row, dict) else []
-    short = {line(k, 80): _cell(v) for k, v in cells}
-    return json.dumps({"row": item.get("row_idx"), **short}, ensure_ascii=False)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, int | float | None):
-        return value
-    return line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), CELL)
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -26,7 +26,8 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
     """Return the text of every manifest by its path below `root`, a checkout."""
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     name, version = project["name"], project["version"]
-    about, short = project["description"], _short(project["description"])
+    about = project["description"]
+    short = about.partition(":")[0][:100]  # a registry shows 100 characters at most
     authors = [a["name"] for a in project.get("authors", ())]
     author = {"name": authors[0] if authors else f"the {name} authors"}
     package = {"name": name, "version": version, "description": about}
@@ -89,11 +90,6 @@ def _registry(root: Path, name: str, version: str, short: str) -> dict[str, Any]
         "version": version,
         "packages": [package],
     }
-
-
-def _short(text: str) -> str:
-    """Return the part before the colon; a registry shows 100 characters at most."""
-    return text.partition(":")[0][:100]
 
 
 def write_manifests(root: Path = ROOT) -> int:

@@ -162,21 +162,19 @@ def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
         if page is not None:
             pages.append(page)
             gotchas.extend(reader.entries(page))
-    problems.extend(_across(gotchas))
-    return Catalogue(pages, gotchas), sorted(problems, key=lambda p: (p.file, p.line))
-
-
-def _across(gotchas: list[Gotcha]) -> Iterator[Problem]:
-    """Yield mistakes that only show across files: an id used twice, a `see` that leads nowhere."""
+    # Mistakes that only show across files: an id used twice, a `see` that leads nowhere.
     first: dict[str, Gotcha] = {}
     for gotcha in gotchas:
         other = first.setdefault(gotcha.id, gotcha)
         if other is not gotcha:
-            yield Problem(gotcha.page, gotcha.line, f"{gotcha.id} is already used at {other.page}:{other.line}")
+            text = f"{gotcha.id} is already used at {other.page}:{other.line}"
+            problems.append(Problem(gotcha.page, gotcha.line, text))
     for gotcha in gotchas:
         for key in gotcha.see:
             if key not in first or key == gotcha.id:
-                yield Problem(gotcha.page, gotcha.line, f"{gotcha.id} points to {key}, which is not another entry")
+                text = f"{gotcha.id} points to {key}, which is not another entry"
+                problems.append(Problem(gotcha.page, gotcha.line, text))
+    return Catalogue(pages, gotchas), sorted(problems, key=lambda p: (p.file, p.line))
 
 
 class _Reader:
@@ -223,39 +221,29 @@ class _Reader:
                 self.broken(error)
 
     def entry(self, page: Page, lines: list[str], line: int) -> Gotcha:
-        key, title = _heading(page, lines[0], line)
-        start, text, rest = _block(page, key, lines, line)
-        data = parse_yaml(text, name=page.path, first_line=start)
+        found = ENTRY_HEADING.match(lines[0])
+        if found is None:
+            raise _wrong(page.path, line, "the heading of an entry is `## ABC-001 · Title`")
+        key, title = found.groups()
+        if page.prefix is not None and not key.startswith(f"{page.prefix}-"):
+            raise _wrong(page.path, line, f"{key} does not start with this page's prefix {page.prefix}")
+        opened = [n for n, text in enumerate(lines) if text.strip() == OPENING]
+        if len(opened) != 1:
+            raise _wrong(page.path, line, f"{key} has {len(opened)} blocks `{OPENING}`; it needs one")
+        start = opened[0] + 1
+        end = next((n for n in range(start, len(lines)) if lines[n].strip() == "```"), None)
+        if end is None:
+            raise _wrong(page.path, line + opened[0], f"{key}: the block is not closed")
+        data = parse_yaml("\n".join(lines[start:end]), name=page.path, first_line=line + start)
         block = validate(Block, data, name=page.path)
         for message, loc in _patterns(block):
             self.note(data.line_of(loc), f"{key}: {message}")
-        return Gotcha(id=key, title=title, page=page.path, line=line, prose=rest, **block.model_dump())
+        prose = "\n".join(lines[end + 1 :]).strip()
+        return Gotcha(id=key, title=title.strip(), page=page.path, line=line, prose=prose, **block.model_dump())
 
 
 def _wrong(file: str, line: int, what: str) -> BadRequest:
     return BadRequest(f"{file}:{line}: {what}", f"Correct {file}.")
-
-
-def _heading(page: Page, text: str, line: int) -> tuple[str, str]:
-    found = ENTRY_HEADING.match(text)
-    if found is None:
-        raise _wrong(page.path, line, "the heading of an entry is `## ABC-001 · Title`")
-    key, title = found.groups()
-    if page.prefix is not None and not key.startswith(f"{page.prefix}-"):
-        raise _wrong(page.path, line, f"{key} does not start with this page's prefix {page.prefix}")
-    return key, title.strip()
-
-
-def _block(page: Page, key: str, lines: list[str], line: int) -> tuple[int, str, str]:
-    """Return the file line, the text, and what follows the one block of an entry."""
-    opened = [n for n, text in enumerate(lines) if text.strip() == OPENING]
-    if len(opened) != 1:
-        raise _wrong(page.path, line, f"{key} has {len(opened)} blocks `{OPENING}`; it needs one")
-    start = opened[0] + 1
-    end = next((n for n in range(start, len(lines)) if lines[n].strip() == "```"), None)
-    if end is None:
-        raise _wrong(page.path, line + opened[0], f"{key}: the block is not closed")
-    return line + start, "\n".join(lines[start:end]), "\n".join(lines[end + 1 :]).strip()
 
 
 def mistakes(block: Block) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.catalog import Catalogue, Gotcha
@@ -73,10 +73,23 @@ def diagnose(
     ]
     claims = _claims(cases)
     ranked = sorted(cases, key=lambda case: case.rank(claims))
-    return tuple(_diagnosis(case, claims, failed=failed) for case in ranked[:limit])
+    return tuple(case.diagnosis(claims, failed=failed) for case in ranked[:limit])
 
 
 Match: TypeAlias = tuple[MatchedLine, str]
+
+
+class _Wording(NamedTuple):
+    """How a signature matches a line: the signature's longest fixed text, and the whole match."""
+
+    fixed: str
+    whole: str
+
+    def beats(self, other: _Wording) -> bool:
+        """Return whether this is more specific: its fixed text, or else its whole match, contains the other's."""
+        if self.fixed != other.fixed and (self.fixed in other.fixed or other.fixed in self.fixed):
+            return other.fixed in self.fixed
+        return self.whole != other.whole and other.whole in self.whole
 
 
 @dataclass(frozen=True)
@@ -88,13 +101,13 @@ class _Case:
     seen: list[Seen]
 
     @property
-    def wordings(self) -> dict[int, tuple[str, str]]:
-        """Return, per line, the longest fixed text of a matching signature, and the whole match."""
-        found: dict[int, tuple[str, str]] = {}
+    def wordings(self) -> dict[int, _Wording]:
+        """Return, per line, the wording with the longest fixed text."""
+        found: dict[int, _Wording] = {}
         for line, pattern in self.hits:
             matched = compiled_signature(pattern).search(line.text)
-            told = literal_of(pattern), matched.group().lower() if matched else ""
-            found[line.number] = max(found.get(line.number, ("", "")), told, key=lambda pair: len(pair[0]))
+            wording = _Wording(literal_of(pattern), matched.group().lower() if matched else "")
+            found[line.number] = max(found.get(line.number, _Wording("", "")), wording, key=lambda w: len(w.fixed))
         return found
 
     @property
@@ -126,6 +139,43 @@ class _Case:
             return True
         return not self.gotcha.secondary and self.own(claims) and bool(self.numbers - {0})
 
+    def why(self, claims: dict[int, set[str]], *, failed: bool) -> str:
+        """Say what the evidence is, and what it leaves open."""
+        numbers = self.numbers - {0}
+        matched = f"{len(numbers)} line{'s match' if len(numbers) != 1 else ' matches'} its signature"
+        if self.seen and numbers:
+            return f"it was observed, and {matched}"
+        if self.sure:
+            return "it was observed, not read from the log"
+        if self.seen:
+            return "it was observed; what causes it is open"
+        if not failed:
+            return f"{matched}, but the job has not failed"
+        if not numbers:
+            return "only the exit code says so, and it has other causes too"
+        if self.gotcha.secondary:
+            return "the line alone doesn't establish this; look for what came first"
+        return matched if self.own(claims) else "other entries explain the same line; check them in this order"
+
+    def diagnosis(self, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
+        """Return the entry with the best of its evidence: observations, the first lines and the last one."""
+        unique = {line.number: line for line, _ in self.hits}
+        numbers = sorted(unique)
+        kept = (*numbers[: MAX_EVIDENCE - 1], numbers[-1]) if len(numbers) > MAX_EVIDENCE else tuple(numbers)
+        observed = [MatchedLine(number=0, text=s.text[:400]) for s in self.seen[:MAX_EVIDENCE]]
+        shown = [MatchedLine(number=n, text=unique[n].text[:400]) for n in kept]
+        gotcha = self.gotcha
+        return Diagnosis(
+            id=gotcha.id,
+            title=gotcha.title,
+            certainty="likely" if failed and self.likely(claims) else "possible",
+            why=self.why(claims, failed=failed),
+            cause=gotcha.cause,
+            fix=gotcha.fix,
+            lines=(*observed, *shown),
+            page=gotcha.page,
+        )
+
 
 def _lines(log: str) -> list[MatchedLine]:
     """Split into numbered lines, each once; a progress bar's redraws count as separate lines."""
@@ -140,25 +190,16 @@ def _lines(log: str) -> list[MatchedLine]:
     for first, text in parts:
         for number, line in enumerate(text.split("\n"), first):
             for piece in line.split("\r"):
-                clean = _ESCAPES.sub("", _bounded(piece)).strip()
+                if len(piece) > MAX_LINE:
+                    piece = f"{piece[: MAX_LINE - LINE_END - 1]} {piece[-LINE_END:]}"
+                clean = _ESCAPES.sub("", piece).strip()
                 if clean and clean not in seen:
                     seen[clean] = MatchedLine.model_construct(number=number, text=clean)
     return list(seen.values())
 
 
-def _bounded(line: str) -> str:
-    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - LINE_END - 1]} {line[-LINE_END:]}"
-
-
 def _cases(catalogue: Catalogue, lines: list[MatchedLine], seen: Sequence[Seen], *, excerpt: bool) -> Iterator[_Case]:
-    for gotcha, hits in _matches(catalogue, lines):
-        enough = len({line for line, _ in hits}) >= (1 if excerpt else gotcha.least_lines)
-        case = _Case(gotcha, hits if enough else [], [s for s in seen if s.sign in gotcha.signs])
-        if case.hits or case.seen:
-            yield case
-
-
-def _matches(catalogue: Catalogue, lines: list[MatchedLine]) -> Iterator[tuple[Gotcha, list[Match]]]:
+    """Yield the evidence for every entry that has some; a signature is tried only where its literal occurs."""
     whole = "\n".join(line.text for line in lines).lower()
     lowered = [line.text.lower() for line in lines]
     for gotcha in catalogue.gotchas.values():
@@ -173,60 +214,19 @@ def _matches(catalogue: Catalogue, lines: list[MatchedLine]) -> Iterator[tuple[G
                 for line, low in zip(lines, lowered, strict=True)
                 if literal in low and regex.search(line.text)
             ]
-        yield gotcha, hits
+        enough = len({line for line, _ in hits}) >= (1 if excerpt else gotcha.least_lines)
+        case = _Case(gotcha, hits if enough else [], [s for s in seen if s.sign in gotcha.signs])
+        if case.hits or case.seen:
+            yield case
 
 
 def _claims(cases: list[_Case]) -> dict[int, set[str]]:
     """Return, per line, the entries that explain it. One whose wording contains another's wins over that one."""
-    lines: dict[int, dict[str, tuple[str, str]]] = {}
+    lines: dict[int, dict[str, _Wording]] = {}
     for case in cases:
         for number, wording in case.wordings.items() if not case.gotcha.secondary else ():
             lines.setdefault(number, {})[case.gotcha.id] = wording
     return {
-        number: {key for key, one in told.items() if not any(_wins(other, one) for other in told.values())}
-        for number, told in lines.items()
+        number: {key for key, one in wordings.items() if not any(other.beats(one) for other in wordings.values())}
+        for number, wordings in lines.items()
     }
-
-
-def _wins(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Return whether one wording is more specific: its fixed text, or else its whole match, contains the other's."""
-    if one[0] != other[0] and (one[0] in other[0] or other[0] in one[0]):
-        return other[0] in one[0]
-    return one[1] != other[1] and other[1] in one[1]
-
-
-def _diagnosis(case: _Case, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
-    unique = {line.number: line for line, _ in case.hits}
-    numbers = sorted(unique)
-    kept = (*numbers[: MAX_EVIDENCE - 1], numbers[-1]) if len(numbers) > MAX_EVIDENCE else tuple(numbers)
-    told = [MatchedLine(number=0, text=s.text[:400]) for s in case.seen[:MAX_EVIDENCE]]
-    shown = [MatchedLine(number=n, text=unique[n].text[:400]) for n in kept]
-    gotcha = case.gotcha
-    return Diagnosis(
-        id=gotcha.id,
-        title=gotcha.title,
-        certainty="likely" if failed and case.likely(claims) else "possible",
-        why=_why(case, claims, failed=failed),
-        cause=gotcha.cause,
-        fix=gotcha.fix,
-        lines=(*told, *shown),
-        page=gotcha.page,
-    )
-
-
-def _why(case: _Case, claims: dict[int, set[str]], *, failed: bool) -> str:
-    numbers = case.numbers - {0}
-    matched = f"{len(numbers)} line{'s match' if len(numbers) != 1 else ' matches'} its signature"
-    if case.seen and numbers:
-        return f"it was observed, and {matched}"
-    if case.sure:
-        return "it was observed, not read from the log"
-    if case.seen:
-        return "it was observed; what causes it is open"
-    if not failed:
-        return f"{matched}, but the job has not failed"
-    if not numbers:
-        return "only the exit code says so, and it has other causes too"
-    if case.gotcha.secondary:
-        return "the line alone doesn't establish this; look for what came first"
-    return matched if case.own(claims) else "other entries explain the same line; check them in this order"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from gpuwarden.core.sanitize import line as safe_line
 
@@ -60,9 +60,5 @@ def nameless(text: str) -> str:
 
 def _clean(log: str) -> list[str]:
     """Return lines without escapes, secrets of a known shape, and the names of people's folders; each bounded."""
-    return [text for text in _lines(log) if text]
-
-
-def _lines(log: str) -> Iterator[str]:
-    for raw in log.replace("\r", "\n").split("\n"):
-        yield nameless(safe_line(raw[: 4 * MAX_LINE], MAX_LINE))
+    raws = log.replace("\r", "\n").split("\n")
+    return [text for raw in raws if (text := nameless(safe_line(raw[: 4 * MAX_LINE], MAX_LINE)))]

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen
 from gpuwarden.frontmatter import read_front_matter
-from gpuwarden.knowledge.catalog import Catalogue, Page, read_tree
+from gpuwarden.knowledge.catalog import Catalogue, read_tree
 
 Kind: TypeAlias = Literal["broken", "stale", "dead_reference", "no_source"]
 URGENT_SCOPES = {"billing", "teardown"}
@@ -39,9 +39,15 @@ def check(references: Path, *, today: date, months: int = 6, more: tuple[Path, .
     """
     catalogue, problems = read_tree(references)
     issues = [Issue(kind="broken", urgent=False, file=p.file, line=p.line, message=p.message) for p in problems]
-    issues += _stale_entries(catalogue, today, months)
+    for gotcha in catalogue.gotchas.values():
+        urgent = bool(URGENT_SCOPES & set(gotcha.scope))
+        issues += _stale(gotcha.verified, gotcha.id, gotcha.page, gotcha.line, urgent, today, months)
     for page in catalogue.pages.values():
-        issues += _about_page(page, today, months)
+        if page.prefix is None and not page.sources:
+            message = "the page names no sources"
+            issues.append(Issue(kind="no_source", urgent=False, file=page.path, line=1, message=message))
+        if page.verified is not None:
+            issues += _stale(page.verified, "the page", page.path, 1, False, today, months)
         issues += _dead(page.path, page.body, page.first, catalogue, references / page.path)
     for folder in more:
         for path in sorted(folder.rglob("*.md")):
@@ -55,24 +61,11 @@ def age(verified: str, today: date) -> int:
     return (today.year - year) * 12 + today.month - month
 
 
-def _stale_entries(catalogue: Catalogue, today: date, months: int) -> Iterator[Issue]:
-    for gotcha in catalogue.gotchas.values():
-        urgent = bool(URGENT_SCOPES & set(gotcha.scope))
-        yield from _stale(gotcha.verified, gotcha.id, gotcha.page, gotcha.line, urgent, today, months)
-
-
 def _stale(verified: str, what: str, file: str, line: int, urgent: bool, today: date, months: int) -> Iterator[Issue]:
     old = age(verified, today)
     if old > months:
         message = f"{what} was verified {verified}, {old} months ago"
         yield Issue(kind="stale", urgent=urgent, file=file, line=line, message=message)
-
-
-def _about_page(page: Page, today: date, months: int) -> Iterator[Issue]:
-    if page.prefix is None and not page.sources:
-        yield Issue(kind="no_source", urgent=False, file=page.path, line=1, message="the page names no sources")
-    if page.verified is not None:
-        yield from _stale(page.verified, "the page", page.path, 1, False, today, months)
 
 
 def _about_file(folder: Path, path: Path, catalogue: Catalogue, today: date, months: int) -> Iterator[Issue]:

@@ -8,7 +8,6 @@ words. Signatures still see every line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from gpuwarden.knowledge.evidence import failing_lines
 
@@ -50,18 +49,7 @@ def gist(text: str) -> str:
     lines = text.splitlines()
     if len(lines) < LEAST_LINES:
         return _ends(text)
-    kept = "\n".join(_telling(lines))
-    if len(kept.split()) < LEAST_WORDS and len(_CJK.findall(kept)) < LEAST_WORDS:
-        return _ends(text)
-    return kept if len(kept) <= MOST else "\n".join((kept[:BEGINNING], *failing_lines(text)))[:MOST]
-
-
-def _ends(text: str) -> str:
-    """Return both ends of a text that is longer than anybody writes about one failure."""
-    return text if len(text) <= MOST_WHOLE else f"{text[: MOST_WHOLE // 2]} {text[-MOST_WHOLE // 2 :]}"
-
-
-def _telling(lines: list[str]) -> Iterator[str]:
+    informative = []
     inside = False  # below a frame: its line of code, and the marks under that
     for number, line in enumerate(lines):
         start = line.strip()[:LOOKED_AT]
@@ -72,4 +60,13 @@ def _telling(lines: list[str]) -> Iterator[str]:
             continue
         inside = False
         if number == 0 or not any(form.match(start) for form in (_DRAWN, _PHRASES, _FORM, _SETUP, _COMMAND, _CODE)):
-            yield line
+            informative.append(line)
+    kept = "\n".join(informative)
+    if len(kept.split()) < LEAST_WORDS and len(_CJK.findall(kept)) < LEAST_WORDS:
+        return _ends(text)
+    return kept if len(kept) <= MOST else "\n".join((kept[:BEGINNING], *failing_lines(text)))[:MOST]
+
+
+def _ends(text: str) -> str:
+    """Return both ends of a text that is longer than anybody writes about one failure."""
+    return text if len(text) <= MOST_WHOLE else f"{text[: MOST_WHOLE // 2]} {text[-MOST_WHOLE // 2 :]}"

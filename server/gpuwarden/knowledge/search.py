@@ -17,7 +17,7 @@ from itertools import islice, pairwise
 from typing import Literal
 
 from gpuwarden.core.models import Frozen
-from gpuwarden.knowledge.catalog import Catalogue, Gotcha, Page
+from gpuwarden.knowledge.catalog import Catalogue
 from gpuwarden.knowledge.diagnosis import MatchedLine, diagnose
 from gpuwarden.knowledge.report_parsing import gist
 from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, everyday, terms, tokens
@@ -96,20 +96,21 @@ class Index:
     """Term statistics over a catalogue."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        raw = [(_entry_hit(g), _entry_fields(g), GOTCHA_FIELDS) for g in catalogue.gotchas.values()]
-        raw += [(hit, fields, SECTION_FIELDS) for p in catalogue.pages.values() for hit, fields in _sections(p)]
+        texts = list(_texts(catalogue))
+        counted = [{name: Counter(terms(text)) for name, text in fields.items()} for _, fields, _ in texts]
         lengths: dict[str, list[int]] = defaultdict(list)
-        counted = []
-        for hit, fields, weights in raw:
-            counts = {name: Counter(terms(text)) for name, text in fields.items()}
+        for (hit, _, _), counts in zip(texts, counted, strict=True):
             for name, count in counts.items():
-                lengths[f"{hit.kind}.{name}"].append(sum(count.values()))
-            counted.append((hit, counts, weights))
+                lengths[f"{hit.kind}.{name}"].append(count.total())
         mean = {name: max(sum(seen) / len(seen), 1.0) for name, seen in lengths.items()}
-        self.documents = [
-            _document(hit, counts, weights, mean, _passages(fields))
-            for (hit, counts, weights), (_, fields, _) in zip(counted, raw, strict=True)
-        ]
+        self.documents: list[Document] = []
+        for (hit, fields, weights), counts in zip(texts, counted, strict=True):
+            total: dict[str, float] = defaultdict(float)
+            for name, count in counts.items():
+                scale = weights[name] / (1 - B + B * count.total() / mean[f"{hit.kind}.{name}"])
+                for term, times in count.items():
+                    total[term] += scale * times
+            self.documents.append(Document(hit, dict(total), _passages(fields)))
         self._units: dict[int, list[list[Slot]]] = {}
         self.postings: dict[str, list[int]] = defaultdict(list)
         for number, document in enumerate(self.documents):
@@ -119,8 +120,13 @@ class Index:
 
     def rarity(self, term: str) -> float:
         """Return inverse document frequency; an unknown term gets the maximum."""
+        most = MAX_RARITY  # everyday words and counts carry little information
+        if term in everyday():
+            most = EVERYDAY_RARITY
+        elif _COUNT.fullmatch(term) and term not in _CODES:
+            most = COUNT_RARITY
         seen = len(self.postings.get(term, ()))
-        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), _most(term))
+        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), most)
 
     def slots(self, query: str) -> list[Slot]:
         """Turn a query into slots, one per distinct word."""
@@ -137,19 +143,16 @@ class Index:
         for at, (word, given) in enumerate(zip(spelled, stems, strict=True)):
             weight = 1.0 if word == given else RESPELLED
             ways = ((word, weight), *((concept, CONCEPT * weight) for concept in named[at]))
-            found.setdefault(word, Slot(ways, self._worth(word, named[at])))
+            # A word's share of the query: that of its concept where known, less for an unknown word.
+            rarity = min(self.rarity(term) for term in (word, *named[at]))
+            known = word in self.postings or named[at]
+            found.setdefault(word, Slot(ways, rarity if known else STRANGER * rarity))
         chinese, pairs = chinese_terms(query)
         for concept in chinese:
             found.setdefault(concept, Slot(((concept, 1.0),), self.rarity(concept)))
         for pair in pairs[:MAX_SLOTS]:
             found.setdefault(pair, Slot(((pair, 0.6),), 0.6 if pair in self.postings else 0.2))
         return list(found.values())
-
-    def _worth(self, word: str, concepts: list[str]) -> float:
-        """Return a word's share of the query: that of its concept where known, less for an unknown word."""
-        if concepts:
-            return min(self.rarity(term) for term in (word, *concepts))
-        return self.rarity(word) if word in self.postings else STRANGER * self.rarity(word)
 
     def _weight(self, term: str, number: int) -> float:
         weight = self.documents[number].weights[term]
@@ -205,13 +208,6 @@ class Index:
         return 1 + CLOSENESS * max((_alike(slots, units) for units in self._units[number]), default=0.0)
 
 
-def _most(term: str) -> float:
-    """Return the upper bound of a term's rarity: everyday words and counts carry little information."""
-    if term in everyday():
-        return EVERYDAY_RARITY
-    return COUNT_RARITY if _COUNT.fullmatch(term) and term not in _CODES else MAX_RARITY
-
-
 def _alike(query: list[Slot], passage: list[Slot]) -> float:
     """Return from 0 to 1: the share that two texts have in common, rare words weighing more."""
     asked, said = {t: s for s in query for t, _ in s.ways}, {t: s for s in passage for t, _ in s.ways}
@@ -236,10 +232,15 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     Of a text above 64,000 characters or 4,000 lines the beginning and the end are read: the title comes first and the
     error last.
     """
-    query = _both_ends(query)
+    query = both_ends(query)
     by_id = {document.hit.id: document.hit for document in index_of(catalogue).documents}
     named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
-    causes, follow_ups = _by_signature(catalogue, query, by_id, limit)
+    causes: list[Hit] = []
+    follow_ups: list[Hit] = []
+    for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
+        update = {"score": SIGNATURE_SCORE - rank, "how": "signature", "lines": match.lines}
+        found = follow_ups if catalogue.gotchas[match.id].secondary else causes
+        found.append(by_id[match.id].model_copy(update=update))
     worded = list(islice(_by_words(index_of(catalogue), query), max(2 * limit, SPEAK_FOR)))
     spoken_for = {hit.id for hit in worded[:SPEAK_FOR]} & {hit.id for hit in follow_ups}
     ahead = [] if causes or spoken_for else worded[:1]
@@ -250,7 +251,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     return tuple(hits.values())[:limit]
 
 
-def _both_ends(query: str) -> str:
+def both_ends(query: str) -> str:
     """Bound a query's characters and lines."""
     query = query if len(query) <= MAX_QUERY else f"{query[:HEAD]}\n{query[HEAD - MAX_QUERY :]}"
     lines = query.splitlines()
@@ -259,48 +260,18 @@ def _both_ends(query: str) -> str:
     return "\n".join((*lines[: MAX_LINES // 2], *lines[-MAX_LINES // 2 :]))
 
 
-def _by_signature(catalogue: Catalogue, query: str, by_id: dict[str, Hit], limit: int) -> tuple[list[Hit], list[Hit]]:
-    """Return the entries whose signatures the query matches: causes, and lines that follow other failures."""
-    causes: list[Hit] = []
-    follow_ups: list[Hit] = []
-    for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
-        update = {"score": SIGNATURE_SCORE - rank, "how": "signature", "lines": match.lines}
-        found = follow_ups if catalogue.gotchas[match.id].secondary else causes
-        found.append(by_id[match.id].model_copy(update=update))
-    return causes, follow_ups
-
-
 def _by_words(index: Index, query: str) -> Iterator[Hit]:
     """Yield the matches by words, best first; of a page only its best section."""
     pages: set[str] = set()
     for score, coverage, document in index.ranked(gist(query)):
         hit = document.hit
-        if not _fits(score, coverage) or (hit.kind == "page" and hit.page in pages):
+        # A good score for a fair share of the query fits, and a modest one for most of it.
+        fits = any(score >= least and coverage >= share for least, share in FITS)
+        if not fits or (hit.kind == "page" and hit.page in pages):
             continue
         if hit.kind == "page":
             pages.add(hit.page)
         yield hit.model_copy(update={"score": round(score, 2)})
-
-
-def _fits(score: float, coverage: float) -> bool:
-    """Return a good score for a fair share of the query, or a modest one for most of it."""
-    return any(score >= least and coverage >= share for least, share in FITS)
-
-
-def _document(
-    hit: Hit,
-    counts: dict[str, Counter[str]],
-    weights: dict[str, float],
-    mean: dict[str, float],
-    passages: tuple[str, ...],
-) -> Document:
-    total: dict[str, float] = defaultdict(float)
-    for name, count in counts.items():
-        length = sum(count.values())
-        scale = weights[name] / (1 - B + B * length / mean[f"{hit.kind}.{name}"])
-        for term, times in count.items():
-            total[term] += scale * times
-    return Document(hit, dict(total), passages)
 
 
 def _passages(fields: dict[str, str]) -> tuple[str, ...]:
@@ -310,35 +281,38 @@ def _passages(fields: dict[str, str]) -> tuple[str, ...]:
     return (fields["title"], *fields["aliases"].split(" . "), *re.split(r"[.;:] ", fields["symptom"]))
 
 
-def _entry_hit(g: Gotcha) -> Hit:
-    return Hit(id=g.id, kind="gotcha", title=g.title, page=g.page, score=0, how="words", summary=g.symptom, fix=g.fix)
+def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str, float]]]:
+    """Yield (answer, text by field, weight by field) of every entry, and of every level-2 section of other pages."""
+    for g in catalogue.gotchas.values():
+        hit = Hit(
+            id=g.id, kind="gotcha", title=g.title, page=g.page, score=0, how="words", summary=g.symptom, fix=g.fix
+        )
+        yield (
+            hit,
+            {
+                "title": g.title,
+                "aliases": " . ".join(g.aliases),
+                "symptom": g.symptom,
+                "examples": " . ".join(g.examples),
+                "scope": " ".join(g.scope),
+                "cause": g.cause,
+                "fix": g.fix,
+                "prose": g.prose,
+            },
+            GOTCHA_FIELDS,
+        )
+    for page in catalogue.pages.values():
+        # A page of entries yields its entries alone.
+        for heading, body in _sections(page.body) if page.prefix is None else ():
+            key = page.path if not heading else f"{page.path}#{'-'.join(heading.lower().split())}"
+            title, lead = heading or page.title, " ".join(body.split())[:300]
+            hit = Hit(id=key, kind="page", title=title, page=page.path, score=0, how="words", summary=lead)
+            titled = f"{page.title} . {'' if heading else page.summary}"
+            yield hit, {"title": titled, "heading": heading, "body": body}, SECTION_FIELDS
 
 
-def _entry_fields(g: Gotcha) -> dict[str, str]:
-    return {
-        "title": g.title,
-        "aliases": " . ".join(g.aliases),
-        "symptom": g.symptom,
-        "examples": " . ".join(g.examples),
-        "scope": " ".join(g.scope),
-        "cause": g.cause,
-        "fix": g.fix,
-        "prose": g.prose,
-    }
-
-
-def _sections(page: Page) -> Iterator[tuple[Hit, dict[str, str]]]:
-    """Yield the level-2 sections of a page without entries; a page of entries yields itself alone."""
-    if page.prefix is not None:
-        return
-    for heading, body in _split(page.body):
-        key = page.path if not heading else f"{page.path}#{'-'.join(heading.lower().split())}"
-        lead = " ".join(body.split())[:300]
-        hit = Hit(id=key, kind="page", title=heading or page.title, page=page.path, score=0, how="words", summary=lead)
-        yield hit, {"title": f"{page.title} . {'' if heading else page.summary}", "heading": heading, "body": body}
-
-
-def _split(body: str) -> Iterator[tuple[str, str]]:
+def _sections(body: str) -> Iterator[tuple[str, str]]:
+    """Yield (heading, text) of the level-2 sections; the text above the first has an empty heading."""
     heading = ""
     lines: list[str] = []
     for line in body.splitlines():

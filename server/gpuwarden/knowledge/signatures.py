@@ -40,6 +40,7 @@ def compiled_signature(pattern: str) -> re.Pattern[str]:
 
 
 def _unsafe(pattern: str) -> str | None:
+    """Say which form in a pattern could make it slow or hard to search for, or None when all are safe."""
     wild = 0
     atoms = _atoms(_body(pattern))
     for atom, quantifier in atoms:
@@ -51,18 +52,13 @@ def _unsafe(pattern: str) -> str | None:
             continue
         if atom == ")":
             return f"repeats a group ({quantifier}); write the repetition out"
-        if atom == "." and not _bounded(quantifier):
-            return f"repeats a dot without a bound; write .{{0,N}} with N up to {MAX_DOT}"
-        wild += atom == "."
+        if atom == ".":
+            bound = _BOUND.match(quantifier)
+            top = (bound.group(1) if bound.group(2) is None else bound.group(2)) if bound else ""
+            if not top or int(top) > MAX_DOT:
+                return f"repeats a dot without a bound; write .{{0,N}} with N up to {MAX_DOT}"
+            wild += 1
     return f"has more than {MAX_WILD} wildcards" if wild > MAX_WILD else None
-
-
-def _bounded(quantifier: str) -> bool:
-    bound = _BOUND.match(quantifier)
-    if bound is None:
-        return False
-    top = bound.group(2) if bound.group(2) is not None else bound.group(1)
-    return bool(top) and int(top) <= MAX_DOT
 
 
 def _body(pattern: str) -> str:
@@ -74,26 +70,20 @@ def _atoms(body: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     at = 0
     while at < len(body):
-        end = _atom_end(body, at)
+        if body[at] == "\\":
+            end = at + 2
+        elif body[at] == "[":
+            end = at + (3 if body.startswith("[^", at) else 2)
+            while end < len(body) and body[end] != "]":
+                end += 2 if body[end] == "\\" else 1
+            end += 1
+        else:
+            end = at + (3 if body.startswith("(?", at) else 1)
         quantifier = re.compile(r"(?:[*+?]|\{\d*(?:,\d*)?\})\??").match(body, end)
         stop = quantifier.end() if quantifier and body[at] not in "(|" else end
         found.append((body[at:end], body[end:stop]))
         at = stop
     return found
-
-
-def _atom_end(body: str, at: int) -> int:
-    if body[at] == "\\":
-        return at + 2
-    if body[at] == "[":
-        first = at + (2 if body.startswith("[^", at) else 1)
-        end = first + 1
-        while end < len(body) and body[end] != "]":
-            end += 2 if body[end] == "\\" else 1
-        return end + 1
-    if body.startswith("(?", at):
-        return at + 3
-    return at + 1
 
 
 @lru_cache(maxsize=4096)
@@ -102,20 +92,17 @@ def literal_of(pattern: str) -> str:
     best = run = ""
     depth = 0
     for atom, quantifier in _atoms(_body(pattern)):
-        char = _fixed_char(atom)
+        # The one character that the atom matches; empty for an atom of another kind.
+        if len(atom) == 2 and atom[0] == "\\":
+            fixed = "" if atom[1] in _CLASS_ESCAPES or atom[1].isdigit() else atom[1]
+        else:
+            fixed = "" if atom in {".", "^", "$", "|", ")"} or atom[0] in "([" else atom
         if atom.startswith("("):
             depth += 1
         elif atom == ")":
             depth -= 1
         elif atom == "|" and depth == 0:
             return ""
-        keep = depth == 0 and char is not None and quantifier == ""
-        run = run + (char or "") if keep else ""
+        run = run + fixed if depth == 0 and fixed and quantifier == "" else ""
         best = max(best, run, key=len)
     return best.lower() if len(best) >= 3 else ""
-
-
-def _fixed_char(atom: str) -> str | None:
-    if len(atom) == 2 and atom[0] == "\\":
-        return None if atom[1] in _CLASS_ESCAPES or atom[1].isdigit() else atom[1]
-    return None if atom in {".", "^", "$", "|", ")"} or atom[0] in "([" else atom

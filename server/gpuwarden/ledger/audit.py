@@ -28,17 +28,14 @@ def audit(path: Path) -> Audit:
 
     Raises `LedgerError` for what SQLite can't read.
     """
-    with translated(path), contextlib.closing(_reader(path)) as db:
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    with translated(path), contextlib.closing(sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)) as db:
         db.execute("BEGIN")  # one view of the file, whatever others add meanwhile
         broken = first_break(db)
         if broken is not None:
             return Audit(broken)
         with contextlib.closing(rebuilt(db)) as fresh:
             return Audit(None, tuple(name for name in TABLES if _rows(db, name) != _rows(fresh, name)))
-
-
-def _reader(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30, isolation_level=None)
 
 
 def _rows(db: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 GENESIS: Final = "0" * 64
-"""Stands for the hash before the first event."""
+"""Used as the hash before the first event."""
 COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
 _LOST: Final = "lost"
 _WIDTH: Final = 96

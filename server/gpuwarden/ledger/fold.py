@@ -166,6 +166,8 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     declared = latest(events, OutputsDeclared)
     submitted = latest(events, JobSubmitted)
     handle = submitted.handle if submitted else None
+    places = (e.data.place for e in reversed(events) if isinstance(e.data, JobSubmitting))
+    place = next((place for place in places if place is not None), None)
     if handle is not None:
         handle = handle.model_copy(update={"place": _readdressed(handle.place, lease_events)})
     return JobRecord(
@@ -182,18 +184,12 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         attempt=intent.attempt if intent else 0,
         generation=rented.generation if rented else 0,
         lease=rented.lease if rented else None,
-        place=_readdressed(_placed(events), lease_events),
+        place=_readdressed(place, lease_events),
         handle=handle,
         cancel_requested=latest(events, CancelRequested) is not None,
         inputs=spec.inputs,
         declared=declared.outputs if declared else (),
     )
-
-
-def _placed(events: Events) -> Place | None:
-    """Return where the job was last told to run."""
-    places = (e.data.place for e in reversed(events) if isinstance(e.data, JobSubmitting))
-    return next((place for place in places if place is not None), None)
 
 
 def _readdressed(place: Place | None, lease_events: Events) -> Place | None:

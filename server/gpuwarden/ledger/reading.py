@@ -160,7 +160,7 @@ class Reader:
         return [row[0] for row in self._all(sql, instance_id)]
 
     def resting(self) -> list[str]:
-        """Return the subjects of the leases whose machines lie stopped with their disks."""
+        """Return the subjects of the leases whose machines are stopped and keep their disks."""
         sql = "SELECT subject FROM current WHERE rest = 'stopped' AND state = 'stopped' ORDER BY seq"
         return [row[0] for row in self._all(sql)]
 
@@ -171,7 +171,7 @@ class Reader:
         return list(takewhile(lambda e: e.at > since, found))
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
-        """Return the alert that stands for a condition, or was raised once for a mark."""
+        """Return the open alert of a condition, or the one that was raised once for a mark."""
         sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
         row = self._one(sql, subject, condition, mark)
         return self._events("seq = ?", row[0])[0] if row else None

@@ -81,7 +81,7 @@ class Ledger(Reader):
             self._db.execute("COMMIT")
         except BaseException:
             self._tail = None
-            self._known.clear()  # it may hold events that are taken back
+            self._known.clear()  # it may contain events that are taken back
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -103,7 +103,7 @@ class Ledger(Reader):
     # ------------------------------------------------------------------------------------------------ writing
 
     def add(self, subject: str, body: B, *, token: str | None = None, moves: bool = True) -> Event[B]:
-        """Record an event, and the move that it stands for unless `moves` is false or the subject has no states.
+        """Record an event, and the move that it makes unless `moves` is false or the subject has no states.
 
         Raises Conflict for an illegal move or for a `token` that this kind of event has used already.
         """
@@ -127,7 +127,11 @@ class Ledger(Reader):
         text = json.dumps(body or {}, ensure_ascii=False, allow_nan=False)
         with self.transaction():
             if state is not None:
-                self._check(subject, state)
+                machine, first = _MACHINES[subject.partition("/")[0]]
+                present = self.state(subject)
+                before = machine(present) if present else first
+                if before is not None:  # the first event of a teardown sets its first state
+                    check_move(subject, before, machine(state))  # type: ignore[type-var]
             last, at = self._tail or self._last(), float(self.clock.now())
             row = (last.seq + 1, at, subject, kind, version, state, token, self.actor, text)
             digest = link(last.hash, row)
@@ -142,13 +146,6 @@ class Ledger(Reader):
                 ) from clash
             self._tail = Head(last.seq + 1, digest)
         return Event(*row)
-
-    def _check(self, subject: str, state: str) -> None:
-        machine, first = _MACHINES[subject.partition("/")[0]]
-        present = self.state(subject)
-        if present is None and first is None:
-            return  # the first event of a teardown sets its first state
-        check_move(subject, machine(present) if present else first, machine(state))  # type: ignore[type-var]
 
     def _last(self) -> Head:
         row = self._one("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")

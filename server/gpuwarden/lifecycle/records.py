@@ -10,7 +10,7 @@ from gpuwarden.core.errors import NotFound
 from gpuwarden.core.guidance import Action, Hint, do
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.event import Event
-from gpuwarden.ledger.events import Body, JobAccepted, JobProvisioning, PriceAsk
+from gpuwarden.ledger.events import JobAccepted, JobProvisioning, PriceAsk
 from gpuwarden.ledger.failures import damaged
 from gpuwarden.ledger.fold import (
     JobRecord,
@@ -99,27 +99,18 @@ def lease_ids_of(ledger: Ledger, job_id: str, *states: Lease) -> list[str]:
 def story(ledger: Ledger, name: str | None = None) -> list[Event[Any]]:
     """Return every event in order, or those of one job with its leases, teardowns and receipts, or of one of these."""
     if name is None:
-        return _whole(ledger)
+        events: list[Event[Any]] = []
+        while page := ledger.events(after=events[-1].seq if events else 0):
+            events += page
+        return events
     wanted = {name, *(f"{kind}/{name}" for kind in ("job", "lease", "teardown", "receipt"))}
     wanted |= {s for kind in ("lease", "teardown") for s in ledger.subjects(kind, job=name)}
     found = {e.seq: e for subject in wanted for e in ledger.history(subject)}
-    receipts = {r for e in found.values() if (r := _receipt(e.data)) is not None}
+    bodies = [event.data for event in found.values()]
+    receipts = {body.receipt for body in bodies if isinstance(body, JobAccepted)}
+    receipts |= {body.ticket for body in bodies if isinstance(body, PriceAsk)}
     found |= {e.seq: e for receipt in receipts for e in ledger.history(f"receipt/{receipt}")}
     return [found[seq] for seq in sorted(found)]
-
-
-def _whole(ledger: Ledger) -> list[Event[Any]]:
-    events: list[Event[Any]] = []
-    while page := ledger.events(after=events[-1].seq if events else 0):
-        events += page
-    return events
-
-
-def _receipt(body: Body) -> str | None:
-    """Return the receipt that an event of a job names, if it names one."""
-    if isinstance(body, JobAccepted):
-        return body.receipt
-    return body.ticket if isinstance(body, PriceAsk) else None
 
 
 __all__ = [

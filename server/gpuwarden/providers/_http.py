@@ -4,7 +4,7 @@
 - a definite refusal raises: nothing was done
 - everything else is `Unknown`: no reply, a 5xx, a redirect, HTML, half a body, another shape. It may have been done.
 
-**Not found* and refusals count only in the platform's own JSON; the page of a proxy is `Unknown`.
+*Not found* and refusals count only in the platform's own JSON; the page of a proxy is `Unknown`.
 A reply that refuses a create and names an instance is not a refusal.
 """
 
@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar, cast
@@ -88,14 +89,13 @@ class ApiResponse:
         """Return the first of the named fields of a JSON object whose value is a string; "error.code" is `code` inside
         `error`.
         """
-        found = (self._at(name.split(".")) for name in names)
-        return next((f for f in found if isinstance(f, str) and f), "")
-
-    def _at(self, way: list[str]) -> Any:
-        value = self.json
-        for name in way:
-            value = value.get(name) if isinstance(value, dict) else None
-        return value
+        for name in names:
+            value = self.json
+            for step in name.split("."):
+                value = value.get(step) if isinstance(value, dict) else None
+            if isinstance(value, str) and value:
+                return value
+        return ""
 
 
 Refusal = Callable[[ApiResponse, str], WardenError | None]
@@ -165,7 +165,10 @@ class ApiClient:
         return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}", empty, creates)
 
     def _read(self, reply: ApiResponse, shape: type[T] | None, what: str, empty: bool, creates: bool) -> Answer[T]:
-        said = line(redact(reply.text(*self.api.says), self._secrets()), 300)
+        secrets: tuple[str, ...] = ()
+        with suppress(AuthFailed):
+            secrets = (read_key(self.api.key_variable, self.api.platform, self.env),)
+        said = line(redact(reply.text(*self.api.says), secrets), 300)
         unclear = Unknown(f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}")
         if _is_of_an_intermediary(reply):
             return Unknown(f"{unclear.why}; that is an intermediary's reply, not the platform's")
@@ -227,19 +230,17 @@ class ApiClient:
     def _short_wait(reply: ApiResponse | Unknown) -> bool:
         return isinstance(reply, ApiResponse) and reply.status == 429 and (reply.after_s or 0.0) <= PATIENT_S
 
-    def _secrets(self) -> tuple[str, ...]:
-        try:
-            return (read_key(self.api.key_variable, self.api.platform, self.env),)
-        except AuthFailed:
-            return ()
-
     async def _send(
         self, method: str, path: str, params: Mapping[str, str | int] | None, body: object
     ) -> ApiResponse | Unknown:
         import httpx2
 
         key = read_key(self.api.key_variable, self.api.platform, self.env)
-        await self._pace()
+        now = self.clock.now()
+        slot = max(now, self._next)
+        self._next = slot + self.api.pace_s
+        if slot > now:
+            await self.clock.sleep(slot - now)
         silence = Unknown(f"{self.api.platform} did not answer {method} {path}")
         try:
             with anyio.fail_after(REPLY_S):
@@ -274,13 +275,6 @@ class ApiClient:
             follow_redirects=False,  # the key goes to no other address
         )
 
-    async def _pace(self) -> None:
-        now = self.clock.now()
-        slot = max(now, self._next)
-        self._next = slot + self.api.pace_s
-        if slot > now:
-            await self.clock.sleep(slot - now)
-
 
 async def _whole(response: httpx2.Response, what: str) -> ApiResponse | Unknown:
     """Return the complete reply; one without end is Unknown."""
@@ -289,11 +283,8 @@ async def _whole(response: httpx2.Response, what: str) -> ApiResponse | Unknown:
         raw += piece
         if len(raw) > MAX_REPLY:
             return Unknown(f"{what}: the reply is longer than {MAX_REPLY >> 20} MiB")
-    return ApiResponse(response.status_code, bytes(raw), _seconds(response.headers.get("retry-after")))
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text.strip()) else None
+    after = re.fullmatch(r"\d{1,6}(\.\d{1,3})?", response.headers.get("retry-after", "").strip())
+    return ApiResponse(response.status_code, bytes(raw), float(after[0]) if after else None)
 
 
 @cache

@@ -292,13 +292,13 @@ class AutoDL(Rented):
         answer = await self._ask_about(seen.id, "snapshot", _Told[_Snapshot])
         if isinstance(answer, Unknown):
             return Known(seen.model_copy(update={"why": f"{seen.why}; no address yet: {answer.why}"}))
-        told = answer.value.data
+        told, rate = answer.value.data, self._yuan_per_dollar()
         known = bool(told.proxy_host) and 0 < told.ssh_port < 65536
-        update = {
-            "place": self.place(seen.id, told.proxy_host, told.ssh_port) if known else None,
-            "price_usd_per_hour": self._usd(told.payg_price),
-        }
-        return Known(seen.model_copy(update=update))
+        place = self.place(seen.id, told.proxy_host, told.ssh_port) if known else None
+        usd = None
+        if told.payg_price is not None and rate is not None:
+            usd = positive_price(told.payg_price / 1000 / rate)  # the API counts in thousandths of a yuan
+        return Known(seen.model_copy(update={"place": place, "price_usd_per_hour": usd}))
 
     def _view(self, row: _Row) -> Instance:
         state, meter = STATES[row.status]
@@ -311,11 +311,6 @@ class AutoDL(Rented):
             created_at=epoch(row.created_at),
             why=f"status {row.status}",
         )
-
-    def _usd(self, price: int | None) -> float | None:
-        """Convert thousandths of a yuan to dollars; None without the user's exchange rate."""
-        rate = self._yuan_per_dollar()
-        return None if price is None or rate is None else positive_price(price / 1000 / rate)
 
     def _yuan_per_dollar(self) -> float | None:
         try:

@@ -1,7 +1,7 @@
 """The provider protocol. A reply of an unexpected shape is `Unknown`, never "nothing there".
 
 A provider's module offers `create(profile, state, clock)`, annotated with the class that it returns. It names in
-`ACCOUNT_KEYS` the variables that hold its account's key, and declares in `SHELL_GUARD` (`core.shell_guard`) how its own
+`ACCOUNT_KEYS` the variables with its account's key, and declares in `SHELL_GUARD` (`core.shell_guard`) how its own
 tools end machines; the guard of an agent's shell reads it there.
 
 Definite refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`): nothing was done.
@@ -111,7 +111,7 @@ def provider_names() -> list[str]:
 
 
 def account_keys() -> frozenset[str]:
-    """The variables that hold the key of an account that rents machines, of every provider. None goes to a machine."""
+    """Return the variables with an account's key, of every provider. None goes to a machine."""
     told: list[tuple[str, ...]] = [module.ACCOUNT_KEYS for _, module in PROVIDERS.usable()]
     return frozenset(word for keys in told for key in keys for word in (key, f"{key}_FILE"))
 

@@ -271,7 +271,11 @@ class LambdaCloud(Rented):
         answer = await self.client.ask("GET", f"{_V1}/instance-types", _Kinds)
         if isinstance(answer, Unknown):
             return answer
-        kinds = [k for k in answer.value.data.values() if _is(k.instance_type, asked)]
+        kinds = [
+            k
+            for k in answer.value.data.values()
+            if gpu_matches(asked, (k.instance_type.name, k.instance_type.gpu_description, k.instance_type.description))
+        ]
         if not kinds:
             names = ", ".join(sorted({k.instance_type.gpu_description for k in answer.value.data.values()})[:30])
             raise BadRequest(f"Lambda has no GPU called {asked!r}", f"It has: {names}.")
@@ -341,10 +345,6 @@ class LambdaCloud(Rented):
             price_usd_per_hour=_price(i.instance_type),
             why=why,
         )
-
-
-def _is(kind: _Type, asked: str) -> bool:
-    return gpu_matches(asked, (kind.name, kind.gpu_description, kind.description))
 
 
 def _price(kind: _Type) -> float | None:

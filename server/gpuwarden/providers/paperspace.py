@@ -128,7 +128,7 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price is unknown: the API reports none."""
+        """Return a quote without a price: the API reports none."""
         kind = self._machine_type(resources)
         source = "Paperspace, which reports no prices through its API"
         note = f"{kind}; see the price list at paperspace.com/pricing"
@@ -143,7 +143,7 @@ class Paperspace(Rented):
         answer: Answer[_Changed] = await self.client.ask("POST", "/machines", shape, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
-        made = _machine(answer.value)
+        made = answer.value.data if isinstance(answer.value, _Wrapped) else answer.value
         seen = self._view(made).model_copy(update={"token": token, **self._end(order, made)})
         if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply is as old as the request
             seen = seen.model_copy(update={"state": _S.BOOTING, "meter": None})
@@ -236,16 +236,24 @@ class Paperspace(Rented):
         missing = [name for name in NEEDED if not self.env.get(name)]
         if missing:
             raise BadRequest(f"{' and '.join(missing)} must be set to rent from Paperspace", do(Action.DOCTOR))
+        disk_gb = resources.disk_gb or DISKS_GB[1]
+        sizes = [size for size in DISKS_GB if size >= disk_gb]
+        if not sizes:
+            raise BadRequest(f"Paperspace's largest disk has {DISKS_GB[-1]} GB; {disk_gb} were asked for")
         order: dict[str, object] = {
             "name": label,
             "machineType": kind,
             "templateId": self.env["PAPERSPACE_TEMPLATE"],
             "region": self.env["PAPERSPACE_REGION"],
-            "diskSize": _disk(resources.disk_gb or DISKS_GB[1]),
+            "diskSize": sizes[0],
             "publicIpType": "dynamic",
             "startOnCreate": True,
-            **_deadline(resources.deadline_s),
+            "autoShutdownEnabled": False,
         }
+        # Paperspace's own shutdown at the deadline, in whole hours rounded up; off where its longest ends earlier. The
+        # fields are those of DigitalOcean's own documentation; descriptions by others name them differently.
+        if resources.deadline_s is not None and (hours := math.ceil(resources.deadline_s / 3600)) <= MOST_HOURS:
+            order |= {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}
         for field, name in (("networkId", "PAPERSPACE_NETWORK"), ("startupScriptId", "PAPERSPACE_STARTUP_SCRIPT")):
             if value := self.env.get(name):
                 order[field] = value
@@ -262,29 +270,6 @@ class Paperspace(Rented):
             created_at=epoch(m.dtCreated),
             why=f"state {m.state}",
         )
-
-
-def _machine(changed: _Changed) -> _Machine:
-    return changed.data if isinstance(changed, _Wrapped) else changed
-
-
-def _disk(wanted: int) -> int:
-    fitting = [size for size in DISKS_GB if size >= wanted]
-    if not fitting:
-        raise BadRequest(f"Paperspace's largest disk has {DISKS_GB[-1]} GB; {wanted} were asked for")
-    return fitting[0]
-
-
-def _deadline(seconds: int | None) -> dict[str, object]:
-    """Return the fields of Paperspace's own shutdown at the deadline, in whole hours rounded up; off without one, or
-    beyond its longest.
-
-    The fields are those of DigitalOcean's own documentation; descriptions by others name them differently.
-    """
-    hours = math.ceil(seconds / 3600) if seconds is not None else None
-    if hours is None or hours > MOST_HOURS:
-        return {"autoShutdownEnabled": False}
-    return {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}
 
 
 ACCOUNT_KEYS: Final = (Paperspace.api.key_variable, "PAPERSPACE_APIKEY", "GRADIENT_API_KEY")

@@ -135,7 +135,7 @@ class _Deleted(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Return an address that does not exist says "Not Found" and no more; a Pod's absence is said in more words."""
+    """Map refusals. A path that does not exist answers "Not Found" and no more; an absent Pod, a longer sentence."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
         return NotFound(f"Prime Intellect does not have it: {said}")
     if reply.status in {400, 409, 422} and re.search(
@@ -197,7 +197,26 @@ class PrimeIntellect(Rented):
         key = await self._key_id()
         if isinstance(key, Unknown):
             return key
-        order = self._order(label, resources, offer.value, key.value)
+        image = self.env.get("PRIME_IMAGE") or DEFAULT_IMAGE
+        if offer.value.images and image not in offer.value.images:
+            image = offer.value.images[0]
+        pod: dict[str, object] = {
+            "name": label,
+            "cloudId": offer.value.cloudId,
+            "gpuType": offer.value.gpuType,
+            "socket": offer.value.socket,
+            "gpuCount": offer.value.gpuCount,
+            "image": image,
+            "dataCenterId": offer.value.dataCenter,
+            "country": offer.value.country,
+            "security": offer.value.security,
+            "sshKeyId": key.value,
+            "autoRestart": False,
+            "diskSize": resources.disk_gb,
+            "maxPrice": resources.max_price_usd_per_hour,
+        }
+        plain = {name: value for name, value in pod.items() if value is not None}
+        order = {"pod": plain, "provider": {"type": offer.value.provider}}
         answer = await self.client.ask("POST", "/pods/", _Pod, body=order, creates=True)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
@@ -302,28 +321,6 @@ class PrimeIntellect(Rented):
                 "Add your public key to the account.",
             )
         return Known(found[0])
-
-    def _order(self, label: str, resources: Resources, offer: _Offer, key: str | None) -> dict[str, object]:
-        image = self.env.get("PRIME_IMAGE") or DEFAULT_IMAGE
-        if offer.images and image not in offer.images:
-            image = offer.images[0]
-        pod: dict[str, object] = {
-            "name": label,
-            "cloudId": offer.cloudId,
-            "gpuType": offer.gpuType,
-            "socket": offer.socket,
-            "gpuCount": offer.gpuCount,
-            "image": image,
-            "dataCenterId": offer.dataCenter,
-            "country": offer.country,
-            "security": offer.security,
-            "sshKeyId": key,
-            "autoRestart": False,
-            "diskSize": resources.disk_gb,
-            "maxPrice": resources.max_price_usd_per_hour,
-        }
-        plain = {name: value for name, value in pod.items() if value is not None}
-        return {"pod": plain, "provider": {"type": offer.provider}}
 
     def _view(self, pod: _Pod) -> Instance:
         state, meter = STATES[pod.status]

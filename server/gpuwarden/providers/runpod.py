@@ -175,7 +175,7 @@ class _Keys(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """*Map refusals; *not found* counts only as the API's own problem document."""
+    """Map refusals; *not found* counts only as the API's own problem document."""
     body = reply.json
     if (
         reply.status == 404

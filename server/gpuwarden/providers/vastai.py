@@ -369,9 +369,12 @@ class Vast(Rented):
 
     def _where(self, i: _Instance) -> Place | None:
         """Return the direct address, where there is one; else the slower proxy's."""
-        port = _direct_port(i.ports)
+        try:
+            port = int(i.ports["22/tcp"][0]["HostPort"])  # the public port of the container's port 22
+        except (KeyError, IndexError, TypeError, ValueError):
+            port = 0
         address = (i.public_ipaddr or "").strip()
-        if port is not None and address:
+        if 0 < port < 65536 and address:
             return self.place(str(i.id), address, port)
         if i.ssh_host and i.ssh_port:
             return self.place(str(i.id), i.ssh_host, i.ssh_port)
@@ -431,15 +434,6 @@ def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
             return _S.STOPPED, False
         case _:
             return _S.BOOTING, None
-
-
-def _direct_port(ports: Any) -> int | None:
-    """Return the public port of the container's port 22."""
-    try:
-        port = int(ports["22/tcp"][0]["HostPort"])
-    except (KeyError, IndexError, TypeError, ValueError):
-        return None
-    return port if 0 < port < 65536 else None
 
 
 ACCOUNT_KEYS: Final = (Vast.api.key_variable, "VASTAI_API_KEY")

@@ -219,7 +219,19 @@ class Cloud:
         """Return the truth about every instance that ever was."""
         with self._session() as s:
             held = processes.held(set(s.state.records))
-            return {id: self._truth(s, record, held) for id, record in s.state.records.items()}  # noqa: A001
+            found: dict[str, Truth] = {}
+            for record in s.state.records.values():
+                named = list(self._named(record))
+                pids = [p.pid for p in processes.of(record.id, named)] if named or record.id in held else []
+                found[record.id] = Truth(
+                    id=record.id,
+                    state=record.state,
+                    meter=meter.computes(self.profile, record),
+                    cost_usd=meter.cost(self.profile, s.config.settings, record, s.now),
+                    usd_per_hour=record.usd_per_hour,
+                    processes=tuple(pids),
+                )
+            return found
 
     def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
         """Give an instance a fault that strikes from now on."""
@@ -273,7 +285,9 @@ class Cloud:
         except OSError as trouble:
             return Unknown(f"the rehearsal cloud in {self.root} can't be used: {trouble}")
         if self.supervise:
-            self._wake_hosts()
+            for id, record in self.store.state().records.items():  # noqa: A001
+                if self._restless(record):
+                    processes.wake_supervisor(self.root, id)
         if "lost_reply" in kinds:
             return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
         if "bad_reply" in kinds:
@@ -300,18 +314,6 @@ class Cloud:
                 if counts:
                     self.store.save(state)
                     self._tick(s, hold=False)
-
-    def _truth(self, s: Session, record: Record, held: set[str]) -> Truth:
-        named = list(self._named(record))
-        found = processes.of(record.id, named) if named or record.id in held else []
-        return Truth(
-            id=record.id,
-            state=record.state,
-            meter=meter.computes(self.profile, record),
-            cost_usd=meter.cost(self.profile, s.config.settings, record, s.now),
-            usd_per_hour=record.usd_per_hour,
-            processes=tuple(p.pid for p in found),
-        )
 
     def _strikes(self, s: Session, verb: Call) -> set[str]:
         nth = s.state.calls.get(verb, 0) + 1
@@ -347,7 +349,10 @@ class Cloud:
                 s.state.records[id] = record
                 self.store.save(s.state)
         if hold:
-            self._hold_down(s, only)
+            # Kill what was started while the machine went down: a machine that is off runs nothing.
+            off = {r.id for r in s.state.records.values() if r.state in _OFF and only in {None, r.id}}
+            for id in processes.held(off):  # noqa: A001
+                processes.kill(id)
         disk.sweep(self.root)
 
     def _observe(self, s: Session, record: Record) -> Record:
@@ -356,22 +361,22 @@ class Cloud:
             return record
         folder = self._run_root(record)
         if any(f.step is not None for f in record.faults):
-            record = s.engine.strike(record, s.now, runs.step(folder, self._pids(record)))
+            # On a volume, only runs of this instance's own processes count.
+            pids = {p.pid for p in processes.of(record.id)} if self._shares_run_root(record) else None
+            record = s.engine.strike(record, s.now, runs.step(folder, pids))
         if record.state == _S.RUNNING and self._job_end_matters(record):
             ended = runs.all_ended(folder)
             if ended != record.job_ended:
                 record = s.engine.job_end(record, s.now) if ended else record.but(job_ended=False)
         limit = record.fault("full_disk")
         if record.state == _S.RUNNING and limit is not None:
-            record = self._fill(record, limit.size)
+            files = self._disk(record)
+            full = files.used() > limit.size
+            if full or record.disk_full:
+                processes.limit_files(record.id, full=full)
+                files.allow_runs(not full)
+            record = record.but(disk_full=full, why="the disk is full" if full else "running")
         return record
-
-    def _fill(self, record: Record, size: int) -> Record:
-        full = self._disk(record).used() > size
-        if full or record.disk_full:
-            processes.limit_files(record.id, full=full)
-            self._disk(record).allow_runs(not full)
-        return record.but(disk_full=full, why="the disk is full" if full else "running")
 
     def _carry_out(self, record: Record) -> Record:
         """Carry out pending effects in order. Every effect may have been carried out before."""
@@ -391,17 +396,6 @@ class Cloud:
                 case ["erase"]:
                     files.erase()
         return record.but(pending=())
-
-    def _hold_down(self, s: Session, only: str | None) -> None:
-        """Kill what was started while the machine went down: a machine that is off runs nothing."""
-        off = {r.id for r in s.state.records.values() if r.state in _OFF and only in {None, r.id}}
-        for id in processes.held(off):  # noqa: A001
-            processes.kill(id)
-
-    def _wake_hosts(self) -> None:
-        for id, record in self.store.state().records.items():  # noqa: A001
-            if self._restless(record):
-                processes.wake_supervisor(self.root, id)
 
     @staticmethod
     def _restless(record: Record) -> bool:
@@ -433,10 +427,6 @@ class Cloud:
     def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:
         """Return the processes that run folders name. On a volume they may be another instance's, so there none are."""
         return iter(()) if self._shares_run_root(record) else runs.processes(self._run_root(record))
-
-    def _pids(self, record: Record) -> set[int] | None:
-        """Return, on a volume, the processes whose runs count as this instance's; None: all runs do."""
-        return {p.pid for p in processes.of(record.id)} if self._shares_run_root(record) else None
 
     def _known(self, s: Session, id: str) -> Record:  # noqa: A002
         record = s.state.records.get(id)

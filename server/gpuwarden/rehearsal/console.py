@@ -45,20 +45,20 @@ class Console:
         """Yield the answer to each line. The Hub, where one was requested, ends with the lines."""
         with self._open:
             for line in lines:
-                if line.strip():
-                    yield json.dumps(self._answer(line))
-
-    def _answer(self, line: str) -> dict[str, Any]:
-        try:
-            order = json.loads(line)
-            act = getattr(self, f"_do_{order['do']}")
-            return {"ok": True, "value": act(order)}
-        except WardenError as error:
-            return error.as_dict()
-        except ValidationError as error:
-            return BadRequest(f"arguments can't be used, the first: {error.errors()[0]['msg']}").as_dict()
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            return BadRequest(f"unknown request: {error!r}"[:300]).as_dict()
+                if not line.strip():
+                    continue
+                try:
+                    order = json.loads(line)
+                    act = getattr(self, f"_do_{order['do']}")
+                    answer = {"ok": True, "value": act(order)}
+                except WardenError as error:
+                    answer = error.as_dict()
+                except ValidationError as error:
+                    said = error.errors()[0]["msg"]
+                    answer = BadRequest(f"arguments can't be used, the first: {said}").as_dict()
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    answer = BadRequest(f"unknown request: {error!r}"[:300]).as_dict()
+                yield json.dumps(answer)
 
     def _do_configure(self, order: Order) -> None:
         faults = Faults(faults=tuple(Fault(**f) for f in order.get("faults", ())))

@@ -17,6 +17,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from gpuwarden.core.profile import Event, Profile, Tier
@@ -39,7 +40,18 @@ class Disk:
             trash(self.root, self.fs)  # written while the machine was off, so it never happened
             self.off.rename(self.fs)
         for tier in self.tiers:
-            self._mount(tier)
+            at = PurePosixPath(tier.path)
+            if not shared(tier):
+                _real_folder(self.root, self.fs, at, self._links())
+                continue
+            volume = self._volume(tier)
+            volume.mkdir(parents=True, exist_ok=True)
+            parent = _real_folder(self.root, self.fs, at.parent, self._links())
+            link = parent / at.name
+            target = os.path.relpath(volume, parent)
+            if not link.is_symlink() or link.readlink() != Path(target):
+                trash(self.root, link)
+                link.symlink_to(target, target_is_directory=True)
         _real_folder(self.root, self.fs, PurePosixPath(self.run_root), self._links())
 
     def power_off(self) -> None:
@@ -53,8 +65,16 @@ class Disk:
         """Delete the tiers that do not outlive `event`. An unknown fact counts as loss."""
         base = self.off if self.off.exists() else self.fs
         for tier in self.tiers:
-            if getattr(tier.survives, event) is not True:
-                self._empty(self._volume(tier) if shared(tier) else base, tier)
+            if getattr(tier.survives, event) is True:
+                continue
+            start, keep = self._volume(tier), set[Path]()
+            if not shared(tier):
+                start = _inside(base, tier.path)
+                keep = {_inside(base, t.path) for t in self.tiers if t is not tier}
+                if not _plain(self.root, base, start):
+                    continue
+            for entry in _doomed(start, keep):
+                trash(self.root, entry)
 
     def erase(self) -> None:
         """Delete everything that is the instance's own. Volumes stay."""
@@ -68,44 +88,23 @@ class Disk:
 
     def used(self) -> int:
         """Return bytes of the files on the machine's own tiers."""
-        return sum(_size(Path(at) / n) for at, _, names in os.walk(self.fs) for n in names)
+        total = 0
+        for at, _, names in os.walk(self.fs):
+            for name in names:
+                with suppress(OSError):
+                    total += Path(at, name).lstat().st_size
+        return total
 
     @property
     def mounts(self) -> dict[str, str]:
         """Return the real folders of the volumes, by their path on the machine."""
         return {t.path: str(self._volume(t)) for t in self.tiers if shared(t)}
 
-    def _mount(self, tier: Tier) -> None:
-        at = PurePosixPath(tier.path)
-        if not shared(tier):
-            _real_folder(self.root, self.fs, at, self._links())
-            return
-        volume = self._volume(tier)
-        volume.mkdir(parents=True, exist_ok=True)
-        parent = _real_folder(self.root, self.fs, at.parent, self._links())
-        link = parent / at.name
-        target = os.path.relpath(volume, parent)
-        if link.is_symlink() and link.readlink() == Path(target):
-            return
-        trash(self.root, link)
-        link.symlink_to(target, target_is_directory=True)
-
     def _volume(self, tier: Tier) -> Path:
         return self.root / "volumes" / tier.tier
 
     def _links(self) -> dict[Path, Path]:
         return {_inside(self.fs, t.path): self._volume(t) for t in self.tiers if shared(t)}
-
-    def _empty(self, base: Path, tier: Tier) -> None:
-        if shared(tier):
-            start, keep = base, set[Path]()
-        else:
-            start = _inside(base, tier.path)
-            keep = {_inside(base, t.path) for t in self.tiers if t is not tier}
-            if not _plain(self.root, base, start):
-                return
-        for entry in _doomed(start, keep):
-            trash(self.root, entry)
 
 
 def run_root(profile: Profile) -> str:
@@ -209,10 +208,3 @@ def _doomed(start: Path, keep: set[Path]) -> Iterator[Path]:
             yield from _doomed(entry, keep)
         else:
             yield entry
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0

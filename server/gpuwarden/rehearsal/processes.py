@@ -37,7 +37,9 @@ def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Proce
     for process in list(found.values()):
         with contextlib.suppress(psutil.Error):
             found.update({c.pid: c for c in process.children(recursive=True)})
-    ours = _ourselves()
+    ours = {os.getpid(), os.getppid()}  # this process and its ancestors are never killed, whatever their environment
+    with contextlib.suppress(psutil.Error):
+        ours.update(p.pid for p in psutil.Process().parents())
     return [p for pid, p in sorted(found.items()) if pid not in ours and _lives(p)]
 
 
@@ -63,7 +65,10 @@ def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: 
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        _settle(processes)
+        # Wait briefly until all are dead. They are not reaped: an exit code belongs to the parent that waits for it.
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end and any(_lives(p) for p in processes):
+            time.sleep(0.002)
     return False
 
 
@@ -83,13 +88,6 @@ def limit_files(id: str, *, full: bool) -> bool:  # noqa: A002
             soft = FULL_DISK_LIMIT if hard == RLIM_INFINITY else min(FULL_DISK_LIMIT, hard)
             prlimit(process.pid, RLIMIT_FSIZE, (soft if full else hard, hard))
     return True
-
-
-def _settle(processes: Iterable[psutil.Process]) -> None:
-    """Wait briefly until all are dead. They are not reaped: an exit code belongs to the parent that waits for it."""
-    end = time.monotonic() + SETTLE_S
-    while time.monotonic() < end and any(_lives(p) for p in processes):
-        time.sleep(0.002)
 
 
 def _marker(process: psutil.Process) -> str:
@@ -114,14 +112,6 @@ def _proven(pid: int, ticks: str, boot: str) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[19] == ticks and boot in {"", here}
-
-
-def _ourselves() -> set[int]:
-    """Return this process and its ancestors, which are never killed, whatever their environment."""
-    try:
-        return {os.getpid(), *(p.pid for p in psutil.Process().parents())}
-    except psutil.Error:
-        return {os.getpid(), os.getppid()}
 
 
 def wake_supervisor(root: Path, id: str) -> None:  # noqa: A002

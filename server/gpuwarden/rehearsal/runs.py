@@ -29,8 +29,19 @@ def step(run_root: Path, pids: set[int] | None = None) -> int | None:
     """Return the highest step that the runs report in metrics or status. With `pids`, only runs of those processes
     count.
     """
-    mine = [f for f in folders(run_root) if pids is None or status(f).get("pid") in pids]
-    steps = [s for folder in mine for s in _steps(folder)]
+    steps: list[int] = []
+    for folder in folders(run_root):
+        rows: list[Any] = [status(folder)]
+        if pids is not None and rows[0].get("pid") not in pids:
+            continue
+        for path in (folder / "metrics.jsonl", folder / "work" / "metrics.jsonl"):
+            for line in _tail(path, TAIL).splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except ValueError:
+                    continue  # the first line may be cut, the last half written
+        found = [row.get("step", row.get("global_step")) for row in rows if isinstance(row, dict)]
+        steps += [step for step in found if type(step) is int]
     return max(steps, default=None)
 
 
@@ -61,20 +72,6 @@ def processes(run_root: Path) -> Iterator[tuple[int, str, str]]:
         for pid, ticks in pairs:
             if type(pid) is int and pid > 1 and ticks is not None:
                 yield pid, str(ticks), boot
-
-
-def _steps(folder: Path) -> Iterator[int]:
-    rows: list[Any] = [status(folder)]
-    for path in (folder / "metrics.jsonl", folder / "work" / "metrics.jsonl"):
-        for line in _tail(path, TAIL).splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue  # the first line may be cut, the last half written
-    for row in rows:
-        found = row.get("step", row.get("global_step")) if isinstance(row, dict) else None
-        if type(found) is int:
-            yield found
 
 
 def _tail(path: Path, size: int) -> str:

@@ -21,32 +21,26 @@ def main(folder: Path) -> None:
         return  # the launcher is awaited; the supervisor itself is orphaned
     from filelock import FileLock, Timeout
 
+    from gpuwarden.core.errors import WardenError
+
     root = folder.parent.parent
     if not (root / "hosts").is_dir():
         return
     try:
         with FileLock(root / "hosts" / f"{folder.name}.lock", timeout=0):
-            _watch(root, folder.name)
-    except (Timeout, FileNotFoundError):
-        return
+            from gpuwarden.core.clock import SystemClock
+            from gpuwarden.rehearsal.cloud import Cloud
+            from gpuwarden.rehearsal.store import Store
 
-
-def _watch(root: Path, id: str) -> None:  # noqa: A002
-    from gpuwarden.core.clock import SystemClock
-    from gpuwarden.core.errors import WardenError
-    from gpuwarden.rehearsal.cloud import Cloud
-    from gpuwarden.rehearsal.store import Store
-
-    try:
-        config = Store(root).config()
-        if config is None:
-            return
-        cloud = Cloud(root, config.profile, SystemClock(), supervise=False, make=False)
-        end = time.monotonic() + config.settings.host_life_s
-        while time.monotonic() < end and (root / "state.json").exists() and cloud.tick(id):
-            time.sleep(LOOK_S)
-    except WardenError:
-        return  # the cloud is gone or unreadable; the next caller gets the error
+            config = Store(root).config()
+            if config is None:
+                return
+            cloud = Cloud(root, config.profile, SystemClock(), supervise=False, make=False)
+            end = time.monotonic() + config.settings.host_life_s
+            while time.monotonic() < end and (root / "state.json").exists() and cloud.tick(folder.name):
+                time.sleep(LOOK_S)
+    except (Timeout, FileNotFoundError, WardenError):
+        return  # another supervisor runs, or the cloud is gone or unreadable; the next caller gets the error
 
 
 if __name__ == "__main__":

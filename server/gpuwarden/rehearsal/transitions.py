@@ -104,7 +104,10 @@ class Engine:
 
     def _move(self, record: Record, at: float) -> Record:
         if record.state == _S.BOOTING:
-            return self._booted(record, at)
+            failed = record.fault("failed_boot")
+            if failed is None:
+                return self._run(record, at, "booted")
+            return self._enter(record, _S.FAILED, at, why="the boot failed", faults=record.without(failed))
         if record.state == _S.RUNNING:
             return self.strike(record.but(due=None), at, None)
         if record.state == _S.STOPPING:
@@ -115,12 +118,6 @@ class Engine:
             return self._run(record, at, "resumed by the platform")
         back = record.fault("comes_back")
         return self._run(record.but(faults=record.without(back) if back else ()), at, "came back after it was gone")
-
-    def _booted(self, record: Record, at: float) -> Record:
-        failed = record.fault("failed_boot")
-        if failed is None:
-            return self._run(record, at, "booted")
-        return self._enter(record, _S.FAILED, at, why="the boot failed", faults=record.without(failed))
 
     def _run(self, record: Record, at: float, why: str) -> Record:
         due = self._timed(record, at)

@@ -234,7 +234,12 @@ def _alert(alert: _Alert | str) -> RunnerAlert:
 
 
 def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
-    return Observation(state=Job.UNKNOWN, why=reason.text, reason=reason.code, at=_number(reply.get("now")))
+    try:
+        at = float(reply["now"]) if isinstance(reply.get("now"), (int, float)) else 0.0
+    except OverflowError:
+        at = 0.0
+    at = at if math.isfinite(at) else 0.0  # a number that the ledger can store
+    return Observation(state=Job.UNKNOWN, why=reason.text, reason=reason.code, at=at)
 
 
 def _judge(status: _Status) -> tuple[Job, Reason, bool]:
@@ -265,15 +270,6 @@ def _claimed(status: _Status) -> Code:
     if status.state == "failed" and killed and status.beat.oom_kills:
         return Code.OUT_OF_MEMORY
     return known_code(status.reason, _CLAIMS) or (Code.KILLED_BY_SIGNAL if status.signal else Code.EXITED)
-
-
-def _number(value: object) -> float:
-    """Return a number from the machine that can be stored; 0 for other values and for too large ones."""
-    try:
-        number = float(value) if isinstance(value, (int, float)) else 0.0
-    except OverflowError:
-        return 0.0
-    return number if math.isfinite(number) else 0.0
 
 
 class NoArchive(NotFound):

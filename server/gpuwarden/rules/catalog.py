@@ -13,12 +13,12 @@ from gpuwarden.core.rules import Gate, Rule
 
 
 def _faults(module: ModuleType, name: str) -> Iterator[str]:
-    """Yield what is wrong with a rule's module: it holds exactly one rule, whose id its name starts with."""
+    """Yield what is wrong with a rule's module: it contains exactly one rule, whose id its name starts with."""
     held = _held(module)
     if len(held) != 1:
-        yield f"it has to hold exactly one rule, not {len(held)}"
+        yield f"it has to contain exactly one rule, not {len(held)}"
     elif not f"{name}_".startswith(_stem(held[0]) + "_"):
-        yield f"its name has to start with {_stem(held[0])}, the id of the rule that it holds"
+        yield f"its name has to start with {_stem(held[0])}, the id of its rule"
     elif name not in RULES.built_in() and any(n.startswith(_stem(held[0]) + "_") for n in RULES.built_in()):
         yield f"{held[0].id} is the id of a built-in rule"
 

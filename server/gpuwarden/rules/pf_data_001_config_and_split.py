@@ -3,7 +3,6 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.core.sanitize import named
-from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 
 
@@ -37,18 +36,12 @@ def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
             yield Found(f"{fact.where} has no config {fact.use.config!r}", fix=f"It has {_listed(names)}.")
         elif not fact.use.config and len(names) > 1 and "default" not in names:
             yield Found(f"{fact.where} has {len(names)} configs and none is named", fix=f"Name one: {_listed(names)}.")
-        else:
-            yield from _split(fact)
-
-
-def _split(fact: RepoFact) -> Iterator[Found]:
-    if fact.config is None or not fact.use.split:
-        return
-    have = [s.name for s in fact.config.splits]
-    wanted = [re.sub(r"\[.*\]$", "", part).strip() for part in fact.use.split.split("+")]
-    for name in wanted:
-        if have and name != "all" and name not in have:
-            yield Found(f"{fact.where} has no split {name!r}", fix=f"It has {_listed(have)}.")
+        elif fact.config is not None and fact.use.split:
+            have = [s.name for s in fact.config.splits]
+            wanted = [re.sub(r"\[.*\]$", "", part).strip() for part in fact.use.split.split("+")]
+            for name in wanted:
+                if have and name != "all" and name not in have:
+                    yield Found(f"{fact.where} has no split {name!r}", fix=f"It has {_listed(have)}.")
 
 
 def _listed(names: list[str]) -> str:

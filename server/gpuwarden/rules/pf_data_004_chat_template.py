@@ -1,10 +1,10 @@
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 
 _SETTERS = ("clone_chat_template", "setup_chat_format", "get_chat_template", "apply_chat_template_fallback")
+_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"})
 
 
 @rule(
@@ -27,31 +27,21 @@ def chat_template(facts: SubmitFacts) -> Iterator[Found]:
         SFTTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", train_dataset=data)
 
     """
-    hub = facts.hub
-    if hub is None or not facts.uses.methods or _set_by_script(facts):
-        return
-    model = hub.model
-    if model is None or model.repo.chat_template is not False:
-        return
-    talks = [f for f in hub.data if _is_chat(facts, f)]
-    if talks:
-        yield Found(f"{model.where} has no chat template, and {talks[0].use.id} consists of conversations")
-
-
-def _set_by_script(facts: SubmitFacts) -> bool:
-    uses = facts.uses
-    return (
+    hub, uses = facts.hub, facts.uses
+    set_by_script = (
         uses.called(*_SETTERS) is not None
         or uses.setting("chat_template_path") is not None
         or "chat_template" in uses.settings
         or "chat_template" in uses.assigned
         or any(t.kwargs.get("formatting_func") is not None for t in uses.trainers)
     )
-
-
-def _is_chat(facts: SubmitFacts, fact: RepoFact) -> bool:
-    columns = fact.config.columns if fact.config else ()
-    if facts.uses.reshaped:
-        return False
-    wanted = {"messages", "prompt", "completion", "chosen", "rejected"}
-    return any(facts.uses.renames.get(c.name, c.name) in wanted and "role: " in c.type for c in columns)
+    if hub is None or not uses.methods or uses.reshaped or set_by_script:
+        return
+    model = hub.model
+    if model is None or model.repo.chat_template is not False:
+        return
+    for fact in hub.data:
+        columns = fact.config.columns if fact.config else ()
+        if any(uses.renames.get(c.name, c.name) in _MESSAGES and "role: " in c.type for c in columns):
+            yield Found(f"{model.where} has no chat template, and {fact.use.id} consists of conversations")
+            return

@@ -29,6 +29,7 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     gpu, uses = facts.gpu, facts.uses
     if gpu is None or gpu[0].capability >= _AMPERE:
         return
+    of_trl = any(c.name.startswith("trl.") and c.last.endswith("Config") for c in uses.calls)
     name = f"{gpu[0].name} (compute capability {gpu[0].capability / 10:g})"
     if uses.setting("bf16") is True or uses.setting("tf32") is True:
         what = "bf16" if uses.setting("bf16") is True else "tf32"
@@ -36,21 +37,14 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
             f"line {uses.line_of(what)} asks for {what}, which {name} does not have",
             fix=f"Set fp16=True, {what}=False.",
         )
-    elif uses.methods and "bf16" not in uses.settings and uses.setting("fp16") is not True and _of_trl(facts):
+    elif uses.methods and of_trl and "bf16" not in uses.settings and uses.setting("fp16") is not True:
         yield Found(f"trl asks for bf16 by default, which {name} does not have", fix="Set fp16=True, bf16=False.")
     if any("flash_attention" in str(c.kwargs.get("attn_implementation")) for c in uses.calls):
         yield Found(f"flash attention needs Ampere or newer, not {name}", fix='Use attn_implementation="sdpa".')
-    if gpu[0].capability < _FIRST_WITH_WHEELS and not _old_torch(facts):
+    header = facts.script.header if facts.script else None
+    pinned = any("torch" in d and ("<" in d or "==" in d) for d in (header.dependencies if header else ()))
+    if gpu[0].capability < _FIRST_WITH_WHEELS and not pinned:
         yield Found(
             f"current wheels of torch have no kernels for {name}",
             fix="Pin a torch of 2025 with CUDA 12.6, or take another GPU.",
         )
-
-
-def _of_trl(facts: SubmitFacts) -> bool:
-    return any(c.name.startswith("trl.") and c.last.endswith("Config") for c in facts.uses.calls)
-
-
-def _old_torch(facts: SubmitFacts) -> bool:
-    header = facts.script.header if facts.script else None
-    return any("torch" in d and ("<" in d or "==" in d) for d in (header.dependencies if header else ()))

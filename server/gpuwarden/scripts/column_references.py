@@ -68,7 +68,13 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
                 seen[id(inner)] = inner
             yield from _reward_reads(named.get("reward_funcs"), functions)
     for function in seen.values():
-        yield from _reads_of(function, function.args.args[0].arg)
+        row = function.args.args[0].arg
+        for node in ast.walk(function):
+            match node:
+                case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()) if (
+                    name == row
+                ):
+                    yield key, node.lineno
 
 
 # What trl itself passes to a reward function; its other parameters are columns.
@@ -78,17 +84,9 @@ _REWARD_GIVEN = frozenset(
 
 
 def _reward_reads(node: ast.expr | None, functions: Mapping[str, ast.FunctionDef]) -> Iterator[tuple[str, int]]:
+    """Yield the columns that reward functions require as parameters."""
     for item in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
         function = functions.get(item.id) if isinstance(item, ast.Name) else None
         if function is not None:
             needed = function.args.args[: len(function.args.args) - len(function.args.defaults)]
             yield from ((a.arg, function.lineno) for a in needed if a.arg not in _REWARD_GIVEN)
-
-
-def _reads_of(function: ast.FunctionDef | ast.Lambda, row: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(function):
-        match node:
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()) if (
-                name == row
-            ):
-                yield key, node.lineno

@@ -44,7 +44,9 @@ def env_reads(program: Program) -> Iterator[EnvRead]:
     """Yield the variables that a program reads and does not set itself."""
     written: set[str] = set()
     tested: set[str] = set()
-    caught, looked_at = _inside_try(program), _tested(program)
+    bodies = [statement for node, _ in program.nodes if isinstance(node, ast.Try) for statement in node.body]
+    caught = {id(node) for statement in bodies for node in ast.walk(statement)}
+    looked_at = _tested(program)
     for node, scope in program.nodes:
         if (
             isinstance(node, ast.Subscript)
@@ -77,14 +79,6 @@ def _env_read(program: Program, node: ast.AST, scope: Any) -> tuple[str, bool, b
         key = program.value(node.args[0], scope)
         return (key, False, len(node.args) > 1 or bool(node.keywords)) if isinstance(key, str) else ("", False, False)
     return "", False, False
-
-
-def _inside_try(program: Program) -> set[int]:
-    inside: set[int] = set()
-    for node, _ in program.nodes:
-        if isinstance(node, ast.Try):
-            inside.update(id(n) for statement in node.body for n in ast.walk(statement))
-    return inside
 
 
 def _tested(program: Program) -> set[int]:

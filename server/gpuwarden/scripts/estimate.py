@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 from gpuwarden.core.hardware import Gpu
 from gpuwarden.core.models import Frozen
 from gpuwarden.scripts.script_usage import Uses
-from gpuwarden.scripts.static_eval import UNKNOWN
 
 Method: TypeAlias = Literal["full", "lora", "qlora"]
 
@@ -57,6 +56,11 @@ class Run(Frozen):
     max_steps: int | None = None
     gpus: int = 1
 
+    @property
+    def sequences(self) -> int:
+        """Return the sequences in one sample: methods of preference train on pairs."""
+        return 2 if self.task in {"dpo", "orpo", "cpo", "reward"} else 1
+
 
 def run_of(uses: Uses, params: int, rows: int | None, gpus: int) -> Run:
     """Read a run from a script's settings."""
@@ -64,18 +68,25 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int) -> Run:
     task = min(uses.methods, default="sft" if causal else "other")
     optimizer = uses.setting("optim")
     steps = _whole(uses.setting("max_steps"))
+    epochs = uses.setting("num_train_epochs", 3)
+    recomputes = uses.setting("gradient_checkpointing", True if uses.methods else None)
+    loads = [c for c in uses.calls if c.last in {"from_pretrained", "SFTConfig", "DPOConfig"}]
+    dtypes = [c.kwargs[name] for c in loads for name in ("dtype", "torch_dtype") if name in c.kwargs]
+    # What the configuration says, else the longest that the tokenizer is asked for.
+    length = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
+    asked = [_whole(c.kwargs.get(name)) for c in uses.calls for name in ("max_length", "max_seq_length")]
     return Run(
         params=params,
         method=method_of(uses),
         task=task,
         batch=_whole(uses.setting("per_device_train_batch_size", 8)),
         accumulate=_whole(uses.setting("gradient_accumulation_steps", 1)) or 1,
-        length=_length(uses),
-        checkpointing=_flag(uses.setting("gradient_checkpointing", True if uses.methods else None)),
+        length=length or max(filter(None, asked), default=1024),
+        checkpointing=recomputes if isinstance(recomputes, bool) else None,
         eight_bit_optimizer=isinstance(optimizer, str) and "8bit" in optimizer,
-        half_weights=_half(uses),
+        half_weights=any(d not in (None, "float32", "auto") for d in dtypes),
         rows=rows,
-        epochs=_number(uses.setting("num_train_epochs", 3)),
+        epochs=float(epochs) if isinstance(epochs, int | float) and not isinstance(epochs, bool) else None,
         max_steps=steps if steps and steps > 0 else None,
         gpus=gpus,
     )
@@ -101,7 +112,8 @@ def vram(run: Run) -> Interval:
         low, high = low + 2.0, high + 4.0  # the reference model
     if run.task in {"grpo", "rloo"}:
         high += 2.5  # a copy for generation
-    tokens_low, tokens_high = _tokens_in_flight(run)
+    tokens_high = 1.0 * (run.batch or 4) * (run.length or 1024) * run.sequences
+    tokens_low = 0.25 * tokens_high
     act_low, act_high = _activations(run, tokens_low)[0], _activations(run, tokens_high)[1]
     low_gb = run.params * low / GB + act_low + 0.6
     high_gb = (run.params * high / GB + act_high + 1.5) * 1.08
@@ -110,12 +122,6 @@ def vram(run: Run) -> Interval:
         f"{tokens_low:,.0f} to {tokens_high:,.0f} tokens, 0.6 to 1.5 GB of context; may be 30 % wrong either way"
     )
     return Interval(low=low_gb, high=high_gb, unit="GB", how=how)
-
-
-def _tokens_in_flight(run: Run) -> tuple[float, float]:
-    pairs = 2 if run.task in {"dpo", "orpo", "cpo", "reward"} else 1
-    batch, length = run.batch or 4, run.length or 1024
-    return 0.25 * batch * length * pairs, 1.0 * batch * length * pairs
 
 
 def _activations(run: Run, tokens: float) -> tuple[float, float]:
@@ -130,54 +136,26 @@ def duration(run: Run, gpu: Gpu) -> Interval | None:
     """Return seconds of the whole run; None where the number of tokens is unknown, as for images."""
     if run.task in _SEES:
         return None
-    tokens = _tokens(run)
-    if tokens is None:
-        return None
-    per_token = run.params * (6.0 if run.method == "full" else 4.0)
-    dear = 1.34 if run.checkpointing is not False else 1.0
-    generation = 8.0 if run.task in {"grpo", "rloo"} else 1.0
-    speed = gpu.tflops * 1e12 * run.gpus
-    low = tokens[0] * per_token / (speed * UTILISATION[1]) + START_S[0]
-    high = tokens[1] * per_token * dear * generation / (speed * UTILISATION[0]) + START_S[1]
-    how = (
-        f"{tokens[0]:,.0f} to {tokens[1]:,.0f} tokens at 12 to 45 % of {gpu.tflops:g} TFLOPS x {run.gpus} "
-        f"({gpu.name}), and 1 to 7 minutes of start; the interval is honest, its middle is not a forecast"
-    )
-    return Interval(low=low, high=high, unit="s", how=how)
-
-
-def _tokens(run: Run) -> tuple[float, float] | None:
-    length = run.length or 1024
     if run.max_steps:
         samples = float(run.max_steps * (run.batch or 8) * run.accumulate * run.gpus)
     elif run.rows and run.epochs:
         samples = run.rows * run.epochs
     else:
         return None
-    pairs = 2 if run.task in {"dpo", "orpo", "cpo", "reward"} else 1
-    return samples * length * 0.1 * pairs, samples * length * pairs
-
-
-def _length(uses: Uses) -> int | None:
-    """Return tokens per sample: what the configuration says, else the longest that the tokenizer is asked for."""
-    configured = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
-    asked = [n for c in uses.calls for name in ("max_length", "max_seq_length") if (n := _whole(c.kwargs.get(name)))]
-    return configured or max(asked, default=1024)
-
-
-def _half(uses: Uses) -> bool:
-    loads = [c for c in uses.calls if c.last in {"from_pretrained", "SFTConfig", "DPOConfig"}]
-    names = ("dtype", "torch_dtype")
-    return any(n in c.kwargs and c.kwargs[n] not in (None, "float32", "auto") for c in loads for n in names)
+    most = samples * (run.length or 1024) * run.sequences
+    least = most * 0.1
+    per_token = run.params * (6.0 if run.method == "full" else 4.0)
+    dear = 1.34 if run.checkpointing is not False else 1.0
+    generation = 8.0 if run.task in {"grpo", "rloo"} else 1.0
+    speed = gpu.tflops * 1e12 * run.gpus
+    low = least * per_token / (speed * UTILISATION[1]) + START_S[0]
+    high = most * per_token * dear * generation / (speed * UTILISATION[0]) + START_S[1]
+    how = (
+        f"{least:,.0f} to {most:,.0f} tokens at 12 to 45 % of {gpu.tflops:g} TFLOPS x {run.gpus} "
+        f"({gpu.name}), and 1 to 7 minutes of start; the interval is honest, its middle is not a forecast"
+    )
+    return Interval(low=low, high=high, unit="s", how=how)
 
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _flag(value: Any) -> bool | None:
-    return None if value is UNKNOWN else value if isinstance(value, bool) else None

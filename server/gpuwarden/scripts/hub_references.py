@@ -37,10 +37,20 @@ class RepoUse:
 
 def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
     """Yield every use of a repo in a program; `local` are the folders that it writes itself."""
-    uses = [*_loaded(program), *_trained(trainers), *_hf_urls(program), *_flagged(program)]
-    for use in uses:
-        if is_repo_id(use.id, local):
-            yield use
+    uses = [*_loaded(program)]
+    for call in trainers:
+        uses += _model(call.get("model", 0), call, trains=True)
+        uses += _model(call.get("ref_model"), call)
+        rewards = call.get("reward_funcs")
+        for reward in rewards if isinstance(rewards, list) else [rewards]:
+            uses += _model(reward, call)
+    for call in program.calls:
+        for value in (*call.args, *call.kwargs.values()):
+            if isinstance(value, str) and (found := _HF_URL.match(value)):
+                uses.append(RepoUse(found[2], "dataset" if found[1] == "datasets" else "model", call.line, "file"))
+    if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
+        uses += flagged_repos(program.flags)
+    yield from (use for use in uses if is_repo_id(use.id, local))
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
@@ -87,7 +97,12 @@ def _loaded(program: Program) -> Iterator[RepoUse]:
         elif call.last == "from_pretrained":
             yield from _pretrained(call)
         elif call.last in {"snapshot_download", "hf_hub_download"}:
-            yield from _download(call)
+            kind: Any = call.get("repo_type") or "model"
+            name = call.get("repo_id", 0)
+            if isinstance(name, str) and kind in get_args(RepoType):
+                revision = text_or_none(call.get("revision"))
+                file = text_or_none(call.get("filename", 1)) if call.last == "hf_hub_download" else None
+                yield RepoUse(name, kind, call.line, "file", revision=revision, file=file)
         elif call.last in {"pipeline", "LLM", "SentenceTransformer", "CrossEncoder"} and not call.name.startswith("."):
             model = call.get("model", 1 if call.last == "pipeline" else 0) or call.get("model_name_or_path")
             short = call.last == "SentenceTransformer" and isinstance(model, str) and "/" not in model
@@ -132,42 +147,8 @@ def _pretrained(call: Call) -> Iterator[RepoUse]:
     yield from _model(call.kwargs.get("model_name", name), call, role=role, revision=revision)
 
 
-def _download(call: Call) -> Iterator[RepoUse]:
-    kind: Any = call.get("repo_type") or "model"
-    name = call.get("repo_id", 0)
-    if isinstance(name, str) and kind in get_args(RepoType):
-        file = call.get("filename", 1) if call.last == "hf_hub_download" else None
-        yield RepoUse(
-            name, kind, call.line, "file", revision=text_or_none(call.get("revision")), file=text_or_none(file)
-        )
-
-
-def _trained(trainers: Iterable[Call]) -> Iterator[RepoUse]:
-    for call in trainers:
-        yield from _model(call.get("model", 0), call, trains=True)
-        yield from _model(call.get("ref_model"), call)
-        rewards = call.get("reward_funcs")
-        for reward in rewards if isinstance(rewards, list) else [rewards]:
-            yield from _model(reward, call)
-
-
-def _hf_urls(program: Program) -> Iterator[RepoUse]:
-    for call in program.calls:
-        for value in (*call.args, *call.kwargs.values()):
-            if isinstance(value, str) and (found := _HF_URL.match(value)):
-                kind: RepoType = "dataset" if found[1] == "datasets" else "model"
-                yield RepoUse(found[2], kind, call.line, "file")
-
-
-def _flagged(program: Program) -> Iterator[RepoUse]:
-    """Yield the repos that command-line flags of trl and transformers scripts name."""
-    if not any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
-        return
-    yield from flagged_repos(program.flags)
-
-
 def flagged_repos(flags: Mapping[str, Any]) -> Iterator[RepoUse]:
-    """Yield the repos that `--model_name_or_path` and `--dataset_name` name."""
+    """Yield the repos that `--model_name_or_path` and `--dataset_name` name, flags of trl and transformers scripts."""
     if isinstance(model := flags.get("model_name_or_path"), str):
         yield RepoUse(model, "model", 0, revision=text_or_none(flags.get("model_revision")), trains=True)
     if isinstance(data := flags.get("dataset_name"), str):

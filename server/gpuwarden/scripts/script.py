@@ -107,10 +107,6 @@ def read_header(text: str) -> Header | None:
         raise BadRequest("the script has more than one `# /// script` header", "Keep one.")
     lines = blocks[0]["content"].splitlines()
     content = "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
-    return _header(content)
-
-
-def _header(content: str) -> Header:
     try:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
@@ -137,6 +133,6 @@ def parse(text: str) -> ast.Module:
         ) from error
     except (RecursionError, MemoryError, ValueError) as error:
         raise BadRequest(
-            "the script can't be parsed: it nests too deeply or holds characters that Python does not allow",
+            "the script can't be parsed: it nests too deeply or contains characters that Python does not allow",
             "Simplify it; a training script needs no such depth.",
         ) from error

@@ -77,7 +77,8 @@ class Uses:
 
 def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
     """Read a program. `here` are the relative paths that will be in its working folder."""
-    settings = dict(_settings(program))
+    settings = dict(settings_of(program))
+    targets = [t for node, _ in program.nodes if isinstance(node, ast.Assign) for t in node.targets]
     trainers = tuple(c for c in program.calls if c.last.endswith("Trainer") and not c.name.startswith("."))
     local = frozenset((*_local_names(program, settings), *here))
     renames, makes, reshaped = columns_of(program)
@@ -86,10 +87,10 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         optional=tuple(sorted({n for n, _ in _imports(program, required=False)})),
         calls=program.calls,
         repos=tuple(dict.fromkeys(repos_of(program, trainers, local))),
-        methods=_methods(program, trainers),
+        methods=methods_of(program, trainers),
         settings=settings,
         trainers=trainers,
-        pushes=tuple(_pushes(program, settings)),
+        pushes=tuple(pushes_of(program, settings)),
         env=tuple(env_reads(program)),
         shells=tuple(shells_of(program)),
         renames=renames,
@@ -97,7 +98,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         row_functions=sum(c.last in ROW_FUNCTIONS and c.name.startswith(".") for c in program.calls),
         makes=frozenset(makes),
         reshaped=reshaped,
-        assigned=frozenset(_assigned_attributes(program)),
+        assigned=frozenset(t.attr for t in targets if isinstance(t, ast.Attribute)),
         local=local,
     )
 
@@ -119,18 +120,12 @@ def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
 # ------------------------------------------------------------------------------------------------------ settings
 
 
-def _is_arguments(call: Call) -> bool:
-    return (
-        call.last not in _NOT_ARGUMENTS
-        and bool(_ARGUMENTS.fullmatch(call.last))
-        and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl."))
-    )
-
-
-def _settings(program: Program) -> Iterator[tuple[str, Setting]]:
+def settings_of(program: Program) -> Iterator[tuple[str, Setting]]:
+    """Yield the settings that a program gives in configurations, sets later, or takes from the command line."""
     holders = set(_assigned_from(program, _ARGUMENTS.pattern))
     for call in program.calls:
-        if _is_arguments(call):
+        named = _ARGUMENTS.fullmatch(call.last) and call.last not in _NOT_ARGUMENTS
+        if named and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl.")):
             yield from ((name, Setting(value, call.line, call.last)) for name, value in call.kwargs.items())
             if call.open:
                 yield "**", Setting(UNKNOWN, call.line, call.last)
@@ -143,13 +138,8 @@ def _settings(program: Program) -> Iterator[tuple[str, Setting]]:
         yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
 
 
-def _assigned_attributes(program: Program) -> Iterator[str]:
-    for node, _ in program.nodes:
-        if isinstance(node, ast.Assign):
-            yield from (t.attr for t in node.targets if isinstance(t, ast.Attribute))
-
-
-def _methods(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
+def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
+    """Return the training methods: those of trl's trainers, else of the model's head under a plain Trainer."""
     found = {TRAINERS[t.last.removeprefix("Unsloth")] for t in trainers if t.last.removeprefix("Unsloth") in TRAINERS}
     if not found and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in trainers):
         names = {n.rpartition(".")[2] for n, _ in _imports(program, required=True)}
@@ -183,7 +173,8 @@ def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[
 _UPLOADS = frozenset({"upload_folder", "upload_file", "upload_large_folder", "create_commit", "sync_bucket"})
 
 
-def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]:
+def pushes_of(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]:
+    """Yield the places where a program writes to the Hub."""
     asked = settings.get("push_to_hub")
     named = settings.get("hub_model_id")
     target = text_or_none(named.value) if named else None
@@ -191,9 +182,14 @@ def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]
     if asked is not None and asked.value is True:
         yield Push(asked.line, "push_to_hub=True", target or ("?" if unknown else None))
     trainers = set(_assigned_from(program, r"\w*Trainer"))
-    unless_asked = set() if asked is not None and asked.value is True else _only_if_asked(program)
+    # Calls below `if args.push_to_hub:` don't happen while nobody sets that.
+    skipped: set[int] = set()
+    for node, _ in program.nodes if asked is None or asked.value is not True else ():
+        match node:
+            case ast.If(test=ast.Attribute(attr="push_to_hub"), body=body):
+                skipped.update(id(inner) for statement in body for inner in ast.walk(statement))
     for call in program.calls:
-        if id(call.node) in unless_asked:
+        if id(call.node) in skipped:
             continue
         if call.last.startswith("push_to_hub"):
             own = call.base in trainers or call.base.endswith("trainer")
@@ -205,16 +201,6 @@ def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]
             )
         elif call.last in _UPLOADS:
             yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?")
-
-
-def _only_if_asked(program: Program) -> set[int]:
-    """Return calls below `if args.push_to_hub:`, which don't happen while nobody sets that."""
-    found: set[int] = set()
-    for node, _ in program.nodes:
-        match node:
-            case ast.If(test=ast.Attribute(attr="push_to_hub"), body=body):
-                found.update(id(inner) for statement in body for inner in ast.walk(statement))
-    return found
 
 
 def _assigned_from(program: Program, pattern: str) -> Iterator[str]:

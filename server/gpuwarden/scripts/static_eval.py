@@ -8,7 +8,7 @@ never by recursion, so that no depth of nesting overflows anything.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ _LONG = 4_000
 _ARGS = frozenset(
     {"args", "opt", "opts", "flags", "FLAGS", "script_args", "training_args", "model_args", "cfg", "config"}
 )
+_FIELD = frozenset({"field", "Field"})  # dataclasses and pydantic: the default is an argument
 
 
 class Unknowable(Enum):
@@ -79,14 +80,7 @@ class Program:
         self._around: dict[int, Scope] = {}
         self._busy: set[int] = set()
         self._steps = 0
-        self._walk()
-        self._collect()
-        self.calls = tuple(self._calls())
-
-    # ----------------------------------------------------------------------------------------------------- walk
-
-    def _walk(self) -> None:
-        stack: list[tuple[ast.AST, Scope, bool]] = [(self.tree, None, False)]
+        stack: list[tuple[ast.AST, Scope, bool]] = [(tree, None, False)]
         while stack:
             node, scope, guarded = stack.pop()
             self.nodes.append((node, scope))
@@ -97,13 +91,24 @@ class Program:
                 self._parents[id(node)] = scope
                 inner = node
             soft = _guarded(node)
-            stack += [(child, inner, guarded or id(child) in soft) for child in reversed(_children(node))]
+            stack += [(n, inner, guarded or id(n) in soft) for n in reversed([*ast.iter_child_nodes(node)])]
+        self._collect()
+        self.calls = tuple(
+            self._call(name, node, scope)
+            for node, scope in self.nodes
+            if isinstance(node, ast.Call) and (name := self.dotted(node.func))
+        )
 
     def _collect(self) -> None:
+        """Note imports, assignments, functions and calls."""
         for node, scope in self.nodes:
             match node:
-                case ast.Import() | ast.ImportFrom():
-                    self._import(node)
+                case ast.Import():
+                    for alias in node.names:
+                        root = alias.name.partition(".")[0]  # `import a.b` binds `a`
+                        self.aliases[alias.asname or root] = alias.name if alias.asname else root
+                case ast.ImportFrom() if node.module and not node.level:
+                    self.aliases.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
                 case ast.Assign():
                     for target in node.targets:
                         self._assign(target, node.value, scope)
@@ -119,25 +124,21 @@ class Program:
                     self._around[id(node)] = scope
                     self._note_call(node)
 
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        for alias in node.names:
-            if isinstance(node, ast.Import):
-                first = alias.name.partition(".")[0]
-                self.aliases[alias.asname or first] = alias.name if alias.asname else first
-            elif node.module and not node.level:
-                self.aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-
     def _assign(self, target: ast.AST, value: ast.expr | None, scope: Scope) -> None:
         if isinstance(target, ast.Name):
             self._assigned.setdefault((id(scope) if scope else 0, target.id), []).append(value)
             if isinstance(scope, ast.ClassDef):
-                self._fields.setdefault(target.id, []).append(_field_default(value))
+                default = value
+                if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _FIELD:
+                    default = next((k.value for k in value.keywords if k.arg == "default"), None)
+                self._fields.setdefault(target.id, []).append(default)
         elif isinstance(target, ast.Tuple | ast.List):
             same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
             for n, inner in enumerate(target.elts):
                 self._assign(inner, value.elts[n] if same and isinstance(value, ast.Tuple | ast.List) else None, scope)
 
     def _note_call(self, node: ast.Call) -> None:
+        """Note a call by name, and the default of an option that `add_argument` declares."""
         if isinstance(node.func, ast.Name):
             self._by_name.setdefault(node.func.id, []).append(node)
         elif isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
@@ -190,17 +191,11 @@ class Program:
             case ast.UnaryOp():
                 return _unary(node.op, self.value(node.operand, scope, depth))
             case ast.BoolOp(op=ast.Or()):
-                return self._either(node.values, scope, depth)
+                values = [self.value(v, scope, depth) for v in node.values]
+                return next(filter(None, values), values[-1])  # UNKNOWN is true
             case ast.Call():
                 return self._called(node, scope, depth)
         return UNKNOWN
-
-    def _either(self, nodes: list[ast.expr], scope: Scope, depth: int) -> Any:
-        for node in nodes:
-            value = self.value(node, scope, depth)
-            if value is UNKNOWN or value:
-                return value
-        return value
 
     def _name(self, name: str, scope: Scope, depth: int) -> Any:
         while True:
@@ -218,7 +213,10 @@ class Program:
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
             return UNKNOWN
         names = _parameters(scope)
-        default = _default(scope, name)
+        positional = [a.arg for a in (*scope.args.posonlyargs, *scope.args.args)]
+        late = dict(zip(reversed(positional), reversed(scope.args.defaults), strict=False))
+        by_keyword = {a.arg: d for a, d in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True)}
+        default = late.get(name) or by_keyword.get(name)
         if name.replace("-", "_") in self.flags and not self._by_name.get(scope.name):
             return self.flags[name]
         values = []
@@ -259,7 +257,10 @@ class Program:
         if name in {"str", "int", "float", "dict", "pathlib.Path"} and len(args) <= 1:
             if name == "dict":
                 return {k.arg: self.value(k.value, scope, depth) for k in node.keywords if k.arg}
-            return _cast(name, args[0]) if args else UNKNOWN
+            try:
+                return {"str": str, "int": int, "float": float, "pathlib.Path": str}[name](args[0])
+            except (IndexError, ValueError, TypeError, OverflowError):
+                return UNKNOWN
         return UNKNOWN
 
     def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
@@ -292,11 +293,6 @@ class Program:
                 return known + rest
             return rest or node.id
         return rest
-
-    def _calls(self) -> Iterator[Call]:
-        for node, scope in self.nodes:
-            if isinstance(node, ast.Call) and (name := self.dotted(node.func)):
-                yield self._call(name, node, scope)
 
     def _call(self, name: str, node: ast.Call, scope: Scope) -> Call:
         kwargs = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg}
@@ -337,14 +333,14 @@ def _literal(text: str) -> Any:
     return text
 
 
-def _children(node: ast.AST) -> list[ast.AST]:
-    return list(ast.iter_child_nodes(node))
-
-
 def _guarded(node: ast.AST) -> set[int]:
     """Return the children of a node that may fail or be skipped without harm: `try: import x`, `if TYPE_CHECKING:`."""
-    if isinstance(node, ast.Try) and any(_catches_import(h) for h in node.handlers):
-        return {id(n) for n in (*node.body, *node.handlers)}
+    if isinstance(node, ast.Try):
+        types = [n for h in node.handlers if h.type is not None for n in ast.walk(h.type)]
+        caught = {n.id for n in types if isinstance(n, ast.Name)}
+        bare = any(h.type is None for h in node.handlers)
+        if bare or caught & {"ImportError", "ModuleNotFoundError", "Exception"}:
+            return {id(n) for n in (*node.body, *node.handlers)}
     if isinstance(node, ast.If):
         test = node.test
         name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
@@ -352,32 +348,10 @@ def _guarded(node: ast.AST) -> set[int]:
     return set()
 
 
-def _catches_import(handler: ast.ExceptHandler) -> bool:
-    if handler.type is None:
-        return True
-    caught = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
-    return bool(caught & {"ImportError", "ModuleNotFoundError", "Exception"})
-
-
-def _field_default(value: ast.expr | None) -> ast.expr | None:
-    """Return the default inside `field(default=...)`, or the value itself."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in {"field", "Field"}:
-        return next((k.value for k in value.keywords if k.arg == "default"), None)
-    return value
-
-
 def _parameters(scope: Scope) -> list[str]:
     if scope is None or isinstance(scope, ast.ClassDef):
         return []
     return [a.arg for a in (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)]
-
-
-def _default(scope: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.expr | None:
-    positional = [a.arg for a in (*scope.args.posonlyargs, *scope.args.args)]
-    late = dict(zip(reversed(positional), reversed(scope.args.defaults), strict=False))
-    return late.get(name) or next(
-        (d for a, d in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True) if a.arg == name), None
-    )
 
 
 def _same(values: list[Any]) -> Any:
@@ -415,10 +389,3 @@ def _unary(op: ast.unaryop, value: Any) -> Any:
     if isinstance(op, ast.Not) and value is not UNKNOWN:
         return not value
     return -value if isinstance(op, ast.USub) and isinstance(value, int | float) else UNKNOWN
-
-
-def _cast(name: str, value: Any) -> Any:
-    try:
-        return {"str": str, "int": int, "float": float, "pathlib.Path": str}[name](value)
-    except (ValueError, TypeError, OverflowError):
-        return UNKNOWN

@@ -28,6 +28,18 @@ class Record:
     offset: int
     length: int
 
+    @classmethod
+    def of(cls, key: Any, value: Any) -> Record:
+        """Return the record of one entry of `storage_data`. Raises Broken for one that is invalid."""
+        index = key.state if isinstance(key, Call) else None
+        info = value.state if isinstance(value, Call) else None
+        if isinstance(index, dict) and isinstance(info, dict):
+            name, file, at, length = (index.get("fqn"), *(info.get(k) for k in ("relative_path", "offset", "length")))
+            named = isinstance(name, str) and isinstance(file, str) and Path(file).name == file
+            if named and all(type(n) is int and 0 <= n < 1 << 60 for n in (at, length)):
+                return cls(str(name), str(file), int(at or 0), int(length or 0))
+        raise Broken("its roster has an entry that makes no sense, or that points out of the folder")
+
 
 def claims(name: str, head: bytes) -> bool:
     """Return true for the names of this format."""
@@ -43,7 +55,30 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Broken("is beside no .metadata: the save was never finished, and nothing can load it")
     with roster:
         rows = [r for r in _metadata(roster, limits).content if r.file == source.path.name]
-    return _records(source, sorted(rows, key=lambda r: r.offset), limits)
+    found = Anatomy(NAME)
+    at = 0
+    for row in sorted(rows, key=lambda r: r.offset):
+        if row.offset != at or row.offset + row.length > source.size:
+            what = "leaves a gap or overlaps" if row.offset != at else f"needs bytes up to {row.offset + row.length:,}"
+            raise Broken(f"has {source.size:,} bytes; record {short(row.name, 60)} {what}")
+        at = row.offset + row.length
+        window = _Window(source, row.offset, row.length)
+        if window.head(2) != b"PK":
+            raise Doubtful(f"record {short(row.name, 60)} is not an archive of torch.save")
+        part = torch_zip.read(window, limits)
+        for t in part.tensors:
+            name = f"{row.name}.{t.name}" if t.name else row.name
+            found.tensors.append(replace(t, name=name, start=t.start + row.offset))
+        for s in part.spans:
+            found.spans.append(Span(f"{row.name}/{s.label}", s.start + row.offset, s.end + row.offset, s.crc))
+        found.problems += part.problems
+        found.doubts += part.doubts
+    if not rows:
+        raise Doubtful("is not on the roster of .metadata")
+    if at != source.size:
+        raise Broken(f"{source.size - at:,} bytes follow its last record")
+    found.proved.append(f"{len(rows):,} records fill the file, as .metadata says")
+    return found
 
 
 def _metadata(source: Source, limits: Limits) -> Anatomy:
@@ -56,20 +91,9 @@ def _metadata(source: Source, limits: Limits) -> Anatomy:
     storage = state.get("storage_data") if isinstance(state, dict) else None
     if not isinstance(storage, dict):
         raise Broken("its pickle has no storage_data")
-    found.content = [_row(key, value) for key, value in storage.items()]
+    found.content = [Record.of(key, value) for key, value in storage.items()]
     found.proved.append(f"lists {len(found.content):,} records in {len({r.file for r in found.content}):,} files")
     return found
-
-
-def _row(key: Any, value: Any) -> Record:
-    index = key.state if isinstance(key, Call) else None
-    info = value.state if isinstance(value, Call) else None
-    if isinstance(index, dict) and isinstance(info, dict):
-        name, file, at, length = (index.get("fqn"), *(info.get(k) for k in ("relative_path", "offset", "length")))
-        named = isinstance(name, str) and isinstance(file, str) and Path(file).name == file
-        if named and all(type(n) is int and 0 <= n < 1 << 60 for n in (at, length)):
-            return Record(str(name), str(file), int(at or 0), int(length or 0))
-    raise Broken("its roster has an entry that makes no sense, or that points out of the folder")
 
 
 class _Window(Source):
@@ -84,34 +108,3 @@ class _Window(Source):
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Broken("a record ends before the bytes that it announces")
         return self.whole.at(self.offset + offset, length)
-
-
-def _records(source: Source, rows: list[Record], limits: Limits) -> Anatomy:
-    found = Anatomy(NAME)
-    at = 0
-    for row in rows:
-        if row.offset != at or row.offset + row.length > source.size:
-            what = "leaves a gap or overlaps" if row.offset != at else f"needs bytes up to {row.offset + row.length:,}"
-            raise Broken(f"has {source.size:,} bytes; record {short(row.name, 60)} {what}")
-        at = row.offset + row.length
-        _record(found, source, row, limits)
-    if not rows:
-        raise Doubtful("is not on the roster of .metadata")
-    if at != source.size:
-        raise Broken(f"{source.size - at:,} bytes follow its last record")
-    found.proved.append(f"{len(rows):,} records fill the file, as .metadata says")
-    return found
-
-
-def _record(found: Anatomy, source: Source, row: Record, limits: Limits) -> None:
-    window = _Window(source, row.offset, row.length)
-    if window.head(2) != b"PK":
-        raise Doubtful(f"record {short(row.name, 60)} is not an archive of torch.save")
-    part = torch_zip.read(window, limits)
-    found.tensors += [
-        replace(t, name=f"{row.name}.{t.name}" if t.name else row.name, start=t.start + row.offset)
-        for t in part.tensors
-    ]
-    found.spans += [Span(f"{row.name}/{s.label}", s.start + row.offset, s.end + row.offset, s.crc) for s in part.spans]
-    found.problems += part.problems
-    found.doubts += part.doubts

@@ -67,6 +67,15 @@ class _Cursor:
             raise Broken(f"has a string of {length:,} bytes in its header")
         return self.take(length).decode("utf-8", "replace")
 
+    def row(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Return name, shape, type and offset of a tensor."""
+        name, dims = self.text(), self.number("I")
+        if dims > 8:
+            raise Broken(f"tensor {short(name, 60)} claims {dims:,} dimensions")
+        # ggml lists the fastest dimension first
+        shape = tuple(reversed([self.number("Q") for _ in range(dims)]))
+        return name, shape, self.number("I"), self.number("Q")
+
 
 def read(source: Source, limits: Limits) -> Anatomy:
     """Read metadata and tensor table, and compare every tensor's place with the file's size."""
@@ -84,12 +93,22 @@ def read(source: Source, limits: Limits) -> Anatomy:
         if key in found.meta:
             raise Broken(f"has the metadata key {short(key, 60)} twice")
         found.meta[key] = _value(cursor, cursor.number("I"), 0)
-    table = [_row(cursor) for _ in range(tensors)]
+    table = [cursor.row() for _ in range(tensors)]
     align = found.meta.get("general.alignment", 32)
     if type(align) is not int or not 8 <= align <= 1 << 20 or align & (align - 1):
         raise Broken(f"states the impossible alignment {short(align, 30)}")
     _place(found, table, -(-cursor.at // align) * align, align, source.size)
-    _describe(found)
+    if not isinstance(found.meta.get("general.architecture"), str):
+        found.problems.append("states no general.architecture; nothing can run it")
+    tokens = found.meta.get("tokenizer.ggml.tokens")
+    embedding = next((t for t in found.tensors if t.name == "token_embd.weight"), None)
+    if isinstance(tokens, dict) and embedding is not None:
+        if tokens["count"] == embedding.shape[0]:
+            found.proved.append(f"its {tokens['count']:,} tokens have an embedding each")
+        else:
+            found.problems.append(f"has {tokens['count']:,} tokens but embeddings for {embedding.shape[0]:,}")
+    if any(t.dtype not in _PLAIN.values() for t in found.tensors):
+        found.unproved.append("that the scales of quantised blocks are finite")
     return found
 
 
@@ -101,34 +120,19 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
     if kind != _ARRAY or depth > 4:
         raise Broken(f"has metadata of the unknown type {kind}")
     inner, count = cursor.number("I"), cursor.number("Q")
-    if inner in _SCALARS:
-        return _scalars(cursor, inner, count)
-    if count * 8 > cursor.end - cursor.at:
+    # A string or an array takes at least the 8 bytes of its length.
+    size = struct.calcsize(_SCALARS[inner]) if inner in _SCALARS else 8
+    if count * size > cursor.end - cursor.at:
         raise Broken(f"has a metadata array of {count:,} entries, more than fit")
+    if inner in _SCALARS:
+        raw, keep = cursor.take(count * size), min(count, _KEEP)
+        return {"count": count, "first": list(struct.unpack(f"<{keep}{_SCALARS[inner]}", raw[: keep * size]))}
     kept = []
     for i in range(count):
         value = _value(cursor, inner, depth + 1)
         if i < _KEEP:
             kept.append(value)
     return {"count": count, "first": kept}
-
-
-def _scalars(cursor: _Cursor, kind: int, count: int) -> dict[str, Any]:
-    size = struct.calcsize(_SCALARS[kind])
-    if count * size > cursor.end - cursor.at:
-        raise Broken(f"has a metadata array of {count:,} entries, more than fit")
-    raw = cursor.take(count * size)
-    keep = min(count, _KEEP)
-    return {"count": count, "first": list(struct.unpack(f"<{keep}{_SCALARS[kind]}", raw[: keep * size]))}
-
-
-def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    name, dims = cursor.text(), cursor.number("I")
-    if dims > 8:
-        raise Broken(f"tensor {short(name, 60)} claims {dims:,} dimensions")
-    # ggml lists the fastest dimension first
-    shape = tuple(reversed([cursor.number("Q") for _ in range(dims)]))
-    return name, shape, cursor.number("I"), cursor.number("Q")
 
 
 def _place(
@@ -154,18 +158,3 @@ def _place(
     if not at <= size - start <= -(-at // align) * align:
         raise Broken(f"its tensors end at byte {start + at:,}, the file at {size:,}")
     found.proved.append(f"{len(table):,} tensors fill the file to its end")
-
-
-def _describe(found: Anatomy) -> None:
-    architecture = found.meta.get("general.architecture")
-    if not isinstance(architecture, str):
-        found.problems.append("states no general.architecture; nothing can run it")
-    tokens = found.meta.get("tokenizer.ggml.tokens")
-    embedding = next((t for t in found.tensors if t.name == "token_embd.weight"), None)
-    if isinstance(tokens, dict) and embedding is not None:
-        if tokens["count"] == embedding.shape[0]:
-            found.proved.append(f"its {tokens['count']:,} tokens have an embedding each")
-        else:
-            found.problems.append(f"has {tokens['count']:,} tokens but embeddings for {embedding.shape[0]:,}")
-    if any(t.dtype not in _PLAIN.values() for t in found.tensors):
-        found.unproved.append("that the scales of quantised blocks are finite")

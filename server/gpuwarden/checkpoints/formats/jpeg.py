@@ -9,7 +9,7 @@ from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "jpeg"
 LOAD = "parsed"
-_START, _END, _SCAN = 0xD8, 0xD9, 0xDA
+_START, _END, _SCAN, _FILL = 0xD8, 0xD9, 0xDA, 0xFF
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # within a scan, zeros are stuffing and D0 to D7 are restarts
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
@@ -32,7 +32,20 @@ def read(source: Source, limits: Limits) -> Anatomy:
         kind = data[at + 1]
         if kind == _END:
             break
-        at, frames = _after(data, at, kind), frames + (kind in _FRAMES)
+        frames += kind in _FRAMES
+        if kind == _FILL:
+            at += 1
+            continue
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        end = at + 2 + length
+        if length < 2 or end > len(data):
+            raise Broken(f"ends inside its part at byte {at:,}")
+        if kind == _SCAN:
+            marker = _MARKER.search(data, end)
+            if marker is None:
+                raise Broken("ends inside the picture")
+            end = marker.start()
+        at = end
     if not frames:
         raise Broken("contains no picture")
     if at + 2 != len(data):
@@ -40,19 +53,3 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found = Anatomy(NAME)
     found.proved.append("its markers lead from the first byte to the last")
     return found
-
-
-def _after(data: bytes, at: int, kind: int) -> int:
-    """Return the offset of the next marker."""
-    if kind == 0xFF:  # fill
-        return at + 1
-    length = int.from_bytes(data[at + 2 : at + 4], "big")
-    end = at + 2 + length
-    if length < 2 or end > len(data):
-        raise Broken(f"ends inside its part at byte {at:,}")
-    if kind != _SCAN:
-        return end
-    marker = _MARKER.search(data, end)
-    if marker is None:
-        raise Broken("ends inside the picture")
-    return marker.start()

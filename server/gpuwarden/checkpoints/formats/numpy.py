@@ -55,26 +55,21 @@ def read(source: Source, limits: Limits) -> Anatomy:
             head = source.at(m.start, min(m.size, _HEADER))
             _, big = _array(found, name, head, m.size, m.start)
         else:
-            big = _packed(found, name, source, m, limits)
+            head = b""
+            for piece in zips.inflate(source, m, limits):
+                head += piece
+                if len(head) >= min(_HEADER, m.size):
+                    break
+            start, big = _array(found, name, head[:_HEADER], m.size, 0)
+            t = found.tensors.pop()
+            found.tensors.append(Tensor(t.name, t.dtype, t.shape, -1, t.extent))
+            found.later.append(_unpack(found, t, source, m, limits, start, big))
         orders.add(big)
     found.big_endian = True in orders
     if len(orders) > 1:
         raise Doubtful("mixes byte orders")
     found.proved.append(f"{len(members):,} arrays, each of the size that its header states")
     return found
-
-
-def _packed(found: Anatomy, name: str, source: Source, m: zips.Member, limits: Limits) -> bool:
-    head = b""
-    for piece in zips.inflate(source, m, limits):
-        head += piece
-        if len(head) >= _HEADER or len(head) >= m.size:
-            break
-    start, big = _array(found, name, head[:_HEADER], m.size, 0)
-    t = found.tensors.pop()
-    found.tensors.append(Tensor(t.name, t.dtype, t.shape, -1, t.extent))
-    found.later.append(_unpack(found, t, source, m, limits, start, big))
-    return big
 
 
 def _unpack(

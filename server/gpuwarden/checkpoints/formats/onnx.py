@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits, Tensor, short
 from gpuwarden.checkpoints.protobuf import Walker
 from gpuwarden.checkpoints.safe_file import Source
@@ -43,13 +41,21 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _initializer(found: Anatomy, walker: Walker, place: tuple[int, int]) -> None:
+    """Add a weight that is stored as raw bytes."""
     dims: list[int] = []
     spans: dict[int, tuple[int, int]] = {}
     numbers: dict[int, int] = {}
     for number, _, value in walker.fields(*place):
         if isinstance(value, tuple):
-            dims += _packed(walker, value) if number == 1 else []
             spans[number] = value
+            packed: list[int] = []
+            at, last = value if number == 1 else (0, 0)
+            while at < last:
+                dim, at = walker.varint(at, last)
+                packed.append(dim)
+                if len(packed) > 64:
+                    raise Broken("has a weight of more than 64 dimensions")
+            dims += packed
         elif number == 1:
             dims.append(value)
         else:
@@ -60,22 +66,9 @@ def _initializer(found: Anatomy, walker: Walker, place: tuple[int, int]) -> None
     if numbers.get(14) == 1:
         found.unproved.append(f"the external data of {short(name, 60)}")
     elif 9 in spans and dtype:
-        _raw(found, Tensor(name, dtype, tuple(dims), *spans[9]))
-
-
-def _raw(found: Anatomy, t: Tensor) -> None:
-    """Place weights that are stored as raw bytes; `t.extent` is the offset of their end until then."""
-    have, need = t.extent - t.start, t.numel * DTYPES[t.dtype].bits // 8
-    if any(d > 1 << 60 for d in t.shape) or have != need:
-        raise Broken(f"weight {short(t.name, 60)} has {have:,} bytes; its shape needs {need:,}")
-    found.tensors.append(replace(t, extent=need))
-
-
-def _packed(walker: Walker, place: tuple[int, int]) -> list[int]:
-    at, out = place[0], []
-    while at < place[1]:
-        value, at = walker.varint(at, place[1])
-        out.append(value)
-        if len(out) > 64:
-            raise Broken("has a weight of more than 64 dimensions")
-    return out
+        start, end = spans[9]
+        tensor = Tensor(name, dtype, tuple(dims), start, end - start)
+        need = tensor.numel * DTYPES[dtype].bits // 8
+        if any(d > 1 << 60 for d in dims) or tensor.extent != need:
+            raise Broken(f"weight {short(name, 60)} has {tensor.extent:,} bytes; its shape needs {need:,}")
+        found.tensors.append(tensor)

@@ -29,19 +29,15 @@ def read(source: Source, limits: Limits) -> Anatomy:
         length, kind = int.from_bytes(head[:4], "big"), head[4:]
         if seen == 0 and (kind != b"IHDR" or length != 13):
             raise Broken("does not begin with a picture's header")
-        if _crc(source, at + 4, length + 4) != int.from_bytes(source.at(at + 8 + length, 4), "big"):
+        crc, end = 0, at + 8 + length
+        for part in range(at + 4, end, _PIECE):
+            crc = zlib.crc32(source.at(part, min(_PIECE, end - part)), crc)
+        if crc != int.from_bytes(source.at(end, 4), "big"):
             raise Broken(f"the CRC of its part {seen + 1:,} does not fit")
-        at, seen = at + 12 + length, seen + 1
+        at, seen = end + 4, seen + 1
         if seen > limits.members:
             raise Broken(f"has more than {limits.members:,} parts")
     if at != source.size:
         raise Doubtful(f"{source.size - at:,} bytes follow the end of the picture")
     found.proved.append(f"the CRC of all {seen:,} parts fits")
     return found
-
-
-def _crc(source: Source, start: int, length: int) -> int:
-    crc = 0
-    for at in range(start, start + length, _PIECE):
-        crc = zlib.crc32(source.at(at, min(_PIECE, start + length - at)), crc)
-    return crc

@@ -37,12 +37,22 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if len(header) > limits.tensors:
         raise Doubtful(f"lists {len(header):,} tensors; more than {limits.tensors:,} are not looked at")
     found.tensors = sorted((_tensor(n, entry, start) for n, entry in header.items()), key=lambda t: (t.start, t.extent))
-    _covers(found.tensors, start, source.size)
+    at = start
+    for t in found.tensors:
+        if t.start != at:
+            what = "overlaps the tensor before it" if t.start < at else "leaves a gap before it"
+            raise Broken(f"tensor {short(t.name, 60)} {what}")
+        at += t.extent
+    size = source.size
+    if at != size:
+        what = f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} bytes follow that belong to none"
+        raise Broken(f"its tensors end at byte {at:,}, the file at {size:,}: {what}")
     found.proved.append(f"{len(found.tensors):,} tensors cover the file exactly")
     return found
 
 
 def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
+    """Return the header and the offset of the first tensor."""
     if source.size < 8:
         raise Broken(f"has {source.size} bytes; not even the header's length fits")
     length = int.from_bytes(source.at(0, 8), "little")
@@ -70,6 +80,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, start: int) -> Tensor:
+    """Return the tensor of one entry, whose offsets count from `start`. Raises Broken for an invalid entry."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
         raise Broken(f"the entry of tensor {short(name, 60)} lacks dtype, shape or data_offsets")
     dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -90,15 +101,3 @@ def _tensor(name: str, entry: Any, start: int) -> Tensor:
 
 def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(v) is int and 0 <= v < 1 << 63 for v in value)
-
-
-def _covers(tensors: list[Tensor], start: int, size: int) -> None:
-    at = start
-    for t in tensors:
-        if t.start != at:
-            what = "overlaps the tensor before it" if t.start < at else "leaves a gap before it"
-            raise Broken(f"tensor {short(t.name, 60)} {what}")
-        at += t.extent
-    if at != size:
-        what = f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} bytes follow that belong to none"
-        raise Broken(f"its tensors end at byte {at:,}, the file at {size:,}: {what}")

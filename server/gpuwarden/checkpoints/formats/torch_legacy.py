@@ -26,7 +26,10 @@ def read(source: Source, limits: Limits) -> Anatomy:
     names = allow_list.of_file(source.name)
     first = symbolic.Machine(data, limits, names=names).run()
     if first.root != _MAGIC:
-        return _plain(found, first, source)
+        found.format = "pickle"
+        torch_objects.fill(found, first, {}, source.name)
+        found.doubts.append("is a pickle, but none of torch's")
+        return found
     at = first.end
     trees = []
     for _ in range(4):
@@ -43,13 +46,6 @@ def read(source: Source, limits: Limits) -> Anatomy:
         tree.odd.update(small.odd)
         tree.opcodes.update(small.opcodes)
     torch_objects.fill(found, tree, stored, source.name)
-    return found
-
-
-def _plain(found: Anatomy, tree: Tree, source: Source) -> Anatomy:
-    found.format = "pickle"
-    torch_objects.fill(found, tree, {}, source.name)
-    found.doubts.append("is a pickle, but none of torch's")
     return found
 
 

@@ -26,7 +26,12 @@ def claims(name: str, head: bytes) -> bool:
 def read(source: Source, limits: Limits) -> Anatomy:
     """Read the archive's members and the pickle's tensors, and place each tensor inside its storage."""
     members = zips.members(source, limits)
-    root = _root(members)
+    roots = {n.split("/", 1)[0] for n in members if "/" in n}
+    if len(roots) != 1 or not all("/" in n for n in members):
+        raise Broken("is a zip archive, but none of torch's: its members do not share one folder")
+    root = roots.pop()
+    if f"{root}/data.pkl" not in members:
+        raise Broken("is a zip archive without data.pkl: none of torch's, or its end was lost")
     inside = {n[len(root) + 1 :]: m for n, m in members.items()}
     found = Anatomy(NAME)
     foreign = [n for n in inside if n != "data.pkl" and not _PLAIN.fullmatch(n)]
@@ -38,7 +43,10 @@ def read(source: Source, limits: Limits) -> Anatomy:
             found.spans.append(zips.span(m))
         else:
             found.doubts.append(f"member {short(m.name, 60)} is compressed; torch does not do that")
-    found.big_endian = _order(source, inside)
+    order = zips.read(source, inside["byteorder"], 16) if "byteorder" in inside else b"little"
+    if order not in (b"little", b"big"):
+        raise Broken(f"states the unknown byte order {short(order, 20)}")
+    found.big_endian = order == b"big"
     data = zips.read(source, inside["data.pkl"], limits.pickle)
     tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()
     if tree.end != inside["data.pkl"].size:
@@ -59,23 +67,3 @@ def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], l
         evil = [n for n in named if runs_code(n)]
         if evil:
             found.problems.append(f"member {short(member.name, 60)} would run code when unpickled: {some(evil)}")
-
-
-def _root(members: dict[str, zips.Member]) -> str:
-    """Return the one folder that contains everything."""
-    roots = {n.split("/", 1)[0] for n in members if "/" in n}
-    if len(roots) != 1 or not all("/" in n for n in members):
-        raise Broken("is a zip archive, but none of torch's: its members do not share one folder")
-    root = roots.pop()
-    if f"{root}/data.pkl" not in members:
-        raise Broken("is a zip archive without data.pkl: none of torch's, or its end was lost")
-    return root
-
-
-def _order(source: Source, inside: dict[str, zips.Member]) -> bool:
-    if "byteorder" not in inside:
-        return False
-    order = zips.read(source, inside["byteorder"], 16)
-    if order not in (b"little", b"big"):
-        raise Broken(f"states the unknown byte order {short(order, 20)}")
-    return order == b"big"

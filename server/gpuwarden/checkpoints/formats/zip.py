@@ -6,8 +6,6 @@ zip archives themselves and have other endings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpuwarden.checkpoints import zips
 from gpuwarden.checkpoints.file_model import Anatomy, Broken, Limits, Unread, some
 from gpuwarden.checkpoints.safe_file import Source
@@ -35,25 +33,20 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if total > _TOTAL:
         raise Unread(f"its members are {total:,} bytes when decompressed; above {_TOTAL:,} they are not read")
     found = Anatomy(NAME)
-    for m in members.values():
-        if m.stored:
-            found.spans.append(zips.span(m))
-        else:
-            found.later.append(_unpack(source, m, limits))
-    packed = sum(not m.stored for m in members.values())
+    found.spans += [zips.span(m) for m in members.values() if m.stored]
+    packed = [m for m in members.values() if not m.stored]
+
+    def unpack() -> None:
+        for m in packed:
+            for _ in zips.inflate(source, m, limits):
+                pass
+        found.proved.append(f"the CRC of {len(packed):,} compressed members fits")
+
     if packed:
-        found.later.append(lambda: found.proved.append(f"the CRC of {packed:,} compressed members fits"))
+        found.later.append(unpack)
     found.proved.append(f"its directory lists {len(members):,} members, and all of them are there")
     found.unproved.append("the content of its members: they are not examined")
     weights = [m.name for m in members.values() if heuristics.like_weights(m.name, b"", m.size)]
     if weights:
         found.doubts.append(f"contains what may be weights, which are not examined inside an archive: {some(weights)}")
     return found
-
-
-def _unpack(source: Source, member: zips.Member, limits: Limits) -> Callable[[], None]:
-    def work() -> None:
-        for _ in zips.inflate(source, member, limits):
-            pass
-
-    return work

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from gpuwarden.checkpoints.file_model import Tensor, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
@@ -31,22 +30,8 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     entry = found[folder.join("adapter_config.json")]
     config = entry.anatomy.content if entry and entry.anatomy else None
     tensors = found.tensors(folder.join(n) for n in present)
-    if isinstance(config, dict) and config.get("peft_type") == "LORA" and tensors:
-        _lora(config, tensors, said)
-    return said
-
-
-def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return module -> its A and B matrices."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, t in tensors.items():
-        match = _PAIR.fullmatch(name)
-        if match:
-            found.setdefault(match.group(1), {})[match.group(2)] = t
-    return found
-
-
-def _lora(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA" or not tensors:
+        return said
     modules = pairs(tensors)
     half = [m for m, ab in modules.items() if set(ab) != {"A", "B"}]
     if half:
@@ -62,3 +47,14 @@ def _lora(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -
             said.problems.append(f"modules that the config adapts but the weights lack: {some(map(short, bare))}")
     if modules and not said.problems:
         said.proved.append(f"{len(modules):,} modules have both matrices, of the rank that the config says")
+    return said
+
+
+def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return module -> its A and B matrices."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, t in tensors.items():
+        match = _PAIR.fullmatch(name)
+        if match:
+            found.setdefault(match.group(1), {})[match.group(2)] = t
+    return found

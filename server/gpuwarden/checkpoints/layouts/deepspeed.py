@@ -7,6 +7,7 @@ at all: each rank's share of them is stored, as 32-bit floats, in its optimizer 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -36,6 +37,22 @@ class _Parts:
     heads: list[dict[Any, Any]]
     whole: list[int] = field(default_factory=list)  # model-parallel ranks whose weights are in one file
 
+    @classmethod
+    def of(cls, folder: Folder, found: Findings) -> _Parts:
+        """Sort a folder's files by rank."""
+        ranks: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        parts = cls(ranks, [])
+        for name in sorted(folder.files):
+            rank, whole = _RANK.fullmatch(name), _MODEL.fullmatch(name)
+            if rank:
+                ranks[rank.group(3), int(rank.group(2))][int(rank.group(1))] = name
+            elif whole:
+                parts.whole.append(int(whole.group(1)))
+            content = _content(folder, found, name) if name.endswith("_model_states.pt") else {}
+            if content:
+                parts.heads.append(content)
+        return parts
+
     def stated(self, key: str) -> list[int]:
         """Return the values that the heads give for a number, without values that can't be one."""
         return sorted({h[key] for h in self.heads if type(h.get(key)) is int and 0 <= h[key] <= _MOST})
@@ -43,8 +60,26 @@ class _Parts:
     @property
     def stage(self) -> int | None:
         """Return the stage of ZeRO, None where it is not recorded or the ranks disagree."""
-        found = {_stage(h) for h in self.heads}
+        found = set()
+        for head in self.heads:
+            config = head.get("ds_config")
+            zero = config.get("zero_optimization") if isinstance(config, dict) else None
+            stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+            found.add(stage if type(stage) is int else None)
         return found.pop() if len(found) == 1 else None
+
+    @property
+    def numels(self) -> list[list[list[int]]]:
+        """Return each head's elements of the trained parameters by group; empty where that is not recorded."""
+        made: list[list[list[int]]] = []
+        for head in self.heads:
+            groups = head.get("param_shapes")
+            if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
+                groups = []
+            shapes = [[sizes(s) for s in g.values()] for g in groups]
+            whole = all(None not in group for group in shapes)
+            made.append([[math.prod(s) for s in group if s is not None] for group in shapes] if whole else [])
+        return made
 
 
 def claims(folder: Folder) -> bool:
@@ -58,8 +93,15 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     """Check that the ranks are complete and of one save, that their shares add up, and where `latest` points."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
-        _latest(folder, found, said)
-    parts = _parts(folder, found)
+        with found.open(found.place(folder.join("latest")), "") as source:
+            name = source.head(200).decode("utf-8", "replace").strip()
+        tag = _TAG.fullmatch(name)
+        later = [n for n in folder.folders if (m := _TAG.fullmatch(n)) and tag and int(m.group(1)) > int(tag.group(1))]
+        if name not in folder.folders:
+            said.problems.append(f"latest names {short(name, 60)!r}, which is not there")
+        elif later:
+            said.warnings.append(f"latest names {name}, so a resume would pass over {some(sorted(later))}")
+    parts = _Parts.of(folder, found)
     if not parts.ranks and not parts.whole:
         return said
     steps = parts.stated("global_steps")
@@ -78,44 +120,10 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     return said
 
 
-def _parts(folder: Folder, found: Findings) -> _Parts:
-    ranks: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    parts = _Parts(ranks, [])
-    for name in sorted(folder.files):
-        rank, whole = _RANK.fullmatch(name), _MODEL.fullmatch(name)
-        if rank:
-            ranks[rank.group(3), int(rank.group(2))][int(rank.group(1))] = name
-        elif whole:
-            parts.whole.append(int(whole.group(1)))
-        content = _content(folder, found, name) if name.endswith("_model_states.pt") else {}
-        if content:
-            parts.heads.append(content)
-    return parts
-
-
 def _content(folder: Folder, found: Findings, name: str) -> dict[Any, Any]:
     entry = found[folder.join(name)]
     content = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
     return content if isinstance(content, dict) else {}
-
-
-def _stage(head: dict[Any, Any]) -> int | None:
-    config = head.get("ds_config")
-    zero = config.get("zero_optimization") if isinstance(config, dict) else None
-    stage = zero.get("stage", 0) if isinstance(zero, dict) else None
-    return stage if type(stage) is int else None
-
-
-def _latest(folder: Folder, found: Findings, said: Judgement) -> None:
-    with found.open(found.place(folder.join("latest")), "") as source:
-        name = source.head(200).decode("utf-8", "replace").strip()
-    if name not in folder.folders:
-        said.problems.append(f"latest names {short(name, 60)!r}, which is not there")
-        return
-    named = _TAG.fullmatch(name)
-    later = [n for n in folder.folders if (m := _TAG.fullmatch(n)) and named and int(m.group(1)) > int(named.group(1))]
-    if later:
-        said.warnings.append(f"latest names {name}, so a resume would pass over {some(sorted(later))}")
 
 
 def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
@@ -136,30 +144,20 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
     lost = [m for m in range(models[0] if len(models) == 1 and not _apart(folder) else 0) if m not in known]
     if lost:
         said.problems.append(f"nothing is there of model-parallel parts {some(lost)}")
-    _optimizers(parts, said)
-    _even(parts, world, said)
+    # ZeRO stores the optimizer states in a separate file for each rank.
+    bare = [m for m in sorted(known) if ("optim", m) not in parts.ranks]
+    if parts.stage == 3 and bare:
+        said.problems.append("ZeRO-3 keeps the weights in the ranks' optim states, and there are none")
+    elif bare and (parts.stage or any(kind == "optim" for kind, _ in parts.ranks)):
+        said.resume.append("no optim states of the ranks: a resume would start the optimizer afresh")
+    counts = {len(ranks) for ranks in parts.ranks.values()}
+    if len(counts) > 1 and not world:
+        said.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(counts))}")
     if parts.ranks and len(said.problems) == before:
         count = max(map(len, parts.ranks.values()))
         all_of = f"all {count} ranks left their parts"
         unsure = f"{count} ranks left their parts; a later rank that left none can't be known of"
         said.proved.append(all_of if world else unsure)
-
-
-def _even(parts: _Parts, world: int | None, said: Judgement) -> None:
-    counts = {len(ranks) for ranks in parts.ranks.values()}
-    if len(counts) > 1 and not world:
-        said.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(counts))}")
-
-
-def _optimizers(parts: _Parts, said: Judgement) -> None:
-    """Check the optimizer states, which ZeRO stores in a separate file for each rank."""
-    kinds = {kind for kind, _ in parts.ranks}
-    bare = sorted({m for _, m in parts.ranks} | set(parts.whole))
-    bare = [m for m in bare if ("optim", m) not in parts.ranks]
-    if parts.stage == 3 and bare:
-        said.problems.append("ZeRO-3 keeps the weights in the ranks' optim states, and there are none")
-    elif bare and (parts.stage or "optim" in kinds):
-        said.resume.append("no optim states of the ranks: a resume would start the optimizer afresh")
 
 
 def _apart(folder: Folder) -> bool:
@@ -171,7 +169,7 @@ def _apart(folder: Folder) -> bool:
 
 def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str], said: Judgement) -> None:
     """Check that the ranks' shares add up to the model, and that their optimizers are whole and at one step."""
-    stands: dict[int, int] = {}
+    steps: set[int | None] = set()
     flat: list[list[int | None]] = []
     for rank, name in sorted(ranks.items()):
         state = _content(folder, found, name).get("optimizer_state_dict")
@@ -182,55 +180,34 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
         if key:
             made = optimizer.judge(state[key], [], [], f"rank {rank}'s optim states")
             said.resume += made.resume[: max(0, _SHOWN - len(said.resume))]
-            counted = _counted(folder, found, name, f"optimizer_state_dict.{key}.")
-            stands.update({rank: counted} if counted is not None else {})
-    if len(set(stands.values())) > 1:
-        said.problems.append(f"the ranks' optimizers are at different steps: {some(sorted(set(stands.values())))}")
-    most = max(stands.values(), default=0)
+            entry = found[folder.join(name)]
+            if entry and entry.anatomy:
+                with found.open(found.place(entry.path), entry.path) as source:
+                    steps.add(optimizer.steps(source, entry.anatomy.tensors, f"optimizer_state_dict.{key}."))
+    made_steps = sorted(n for n in steps if n is not None)
+    if len(made_steps) > 1:
+        said.problems.append(f"the ranks' optimizers are at different steps: {some(made_steps)}")
+    most = max(made_steps, default=0)
     if said.step is not None and most > said.step:
         said.resume.append(f"the optimizers have made {most:,} steps, but the checkpoint is at {said.step:,}")
-    shapes = [_numels(h.get("param_shapes")) for h in parts.heads]
-    if shapes and shapes[0] and all(s == shapes[0] for s in shapes) and not _apart(folder):
-        _sum(flat, shapes[0], parts.stage, said)
-    elif any(s != shapes[0] for s in shapes):
+    numels = parts.numels
+    if numels and numels[0] and all(n == numels[0] for n in numels) and not _apart(folder):
+        _sum(flat, numels[0], parts.stage, said)
+    elif any(n != numels[0] for n in numels):
         said.problems.append("the ranks' parts are of models of different shapes")
-
-
-def _counted(folder: Folder, found: Findings, name: str, prefix: str) -> int | None:
-    entry = found[folder.join(name)]
-    if entry is None or entry.anatomy is None:
-        return None
-    with found.open(found.place(entry.path), entry.path) as source:
-        return optimizer.steps(source, entry.anatomy.tensors, prefix)
 
 
 def _groups(state: dict[Any, Any]) -> list[int | None]:
     """Return the elements of a rank's share of the weights by group; None for one that is not a tensor."""
     groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups")
-    return [_numel(g) for g in groups] if isinstance(groups, list) else []
-
-
-def _numel(value: Any) -> int | None:
-    try:
-        ref = tensor(value)
-    except (Broken, Doubtful):
-        return None
-    return None if ref is None else _product(ref.shape)
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    made = 1
-    for n in shape:
-        made *= n
-    return made
-
-
-def _numels(groups: Any) -> list[list[int]]:
-    """Return the elements of the model's trained parameters by group; empty where that is not recorded."""
-    if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
-        return []
-    found = [[sizes(s) for s in g.values()] for g in groups]
-    return [[_product(s) for s in g if s is not None] for g in found] if all(None not in g for g in found) else []
+    numels: list[int | None] = []
+    for group in groups if isinstance(groups, list) else ():
+        try:
+            ref = tensor(group)
+        except (Broken, Doubtful):
+            ref = None
+        numels.append(None if ref is None else math.prod(ref.shape))
+    return numels
 
 
 def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, said: Judgement) -> None:
@@ -244,7 +221,8 @@ def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | Non
         bad = [r for r, groups in enumerate(held) if sum(groups) != share]
     elif stage in (1, 2) and all(len(groups) == len(wanted) for groups in held):
         sums = zip(wanted, map(sum, zip(*held)))  # noqa: B905
-        bad = [g for g, (want, have) in enumerate(sums) if _padded(have, world) != _padded(sum(want), world)]
+        each = 2 * world  # a group is padded to a multiple of this
+        bad = [g for g, (want, have) in enumerate(sums) if -(-have // each) != -(-sum(want) // each)]
     else:
         return
     if bad:
@@ -252,8 +230,3 @@ def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | Non
         said.problems.append(f"the shares of {who} {some(bad)} do not give the model's {total:,} parameters")
     else:
         said.proved.append(f"the shares of {world} ranks give the model's {total:,} parameters")
-
-
-def _padded(count: int, world: int) -> int:
-    each = 2 * world
-    return -(-count // each) * each

@@ -25,15 +25,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             said.problems.append(f"{_TOP} records no commit: the save was not finished")
         if not any(_ITEM in f.files for f in (folder, *folder.folders.values())):
             said.problems.append(f"has no item with {_ITEM}")
-    if _ITEM in folder.files:
-        _item(folder, found, said)
-    return said
-
-
-def _item(folder: Folder, found: Findings, said: Judgement) -> None:
-    item = _content(folder, found, _ITEM)
+    item = _content(folder, found, _ITEM) if _ITEM in folder.files else None
     if not isinstance(item, dict):
-        return
+        return said
     if item.get("use_ocdbt") and "manifest.ocdbt" not in folder.files:
         said.problems.append(f"{_ITEM} speaks of a database, but manifest.ocdbt is not there")
     parts = [f for n, f in folder.folders.items() if n.startswith("ocdbt.process_")]
@@ -42,6 +36,7 @@ def _item(folder: Folder, found: Findings, said: Judgement) -> None:
         said.problems.append(f"{', '.join(empty[:3])} has no manifest.ocdbt")
     if not said.problems:
         said.proved.append(f"{len(item.get('tree_metadata', {})):,} arrays are listed, their database is there")
+    return said
 
 
 def _content(folder: Folder, found: Findings, name: str) -> object:

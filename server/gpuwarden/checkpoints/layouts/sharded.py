@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpuwarden.checkpoints.file_model import DTYPES, Tensor, short, some
+from gpuwarden.checkpoints.file_model import DTYPES, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
 from gpuwarden.checkpoints.tree import Folder
 
@@ -23,41 +23,41 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     """Compare each index with the content of the shards, in both directions."""
     said = Judgement(NAME, folder.rel)
     listed: set[str] = set()
+    aliases = found.tree.aliases if found.tree else {}
     for name in sorted(n for n in folder.files if n.endswith(_INDEX)):
-        listed |= _index(folder, name, found, said)
-    for stem, (total, present) in sorted(_numbered(folder).items()):
-        _complete(stem, total, present, listed, said)
-    return said
-
-
-def _index(folder: Folder, name: str, found: Findings, said: Judgement) -> set[str]:
-    entry = found[folder.join(name)]
-    content = entry.anatomy.content if entry and entry.anatomy else None
-    table = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
-        if entry and not entry.problems:
-            said.problems.append(f"{short(name)} has no weight_map of names to files")
-        return set()
-    shards = sorted(set(table.values()))
-    missing = [s for s in shards if s not in folder.files and folder.join(s) not in _aliases(found)]
-    if missing:
-        said.problems.append(f"{short(name)} lists {len(missing)} shards that are not there: {some(missing)}")
-    stems = {_stem(s) for s in shards} - {None}
-    # Shards beside the listed ones count too: the index may have forgotten one.
-    present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
-    if not missing:
+        entry = found[folder.join(name)]
+        content = entry.anatomy.content if entry and entry.anatomy else None
+        table = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
+            if entry and not entry.problems:
+                said.problems.append(f"{short(name)} has no weight_map of names to files")
+            continue
+        shards = sorted(set(table.values()))
+        listed.update(shards)
+        missing = [s for s in shards if s not in folder.files and folder.join(s) not in aliases]
+        if missing:
+            said.problems.append(f"{short(name)} lists {len(missing)} shards that are not there: {some(missing)}")
+            continue
+        stems = {_stem(s) for s in shards} - {None}
+        # Shards beside the listed ones count too: the index may have forgotten one.
+        present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
         _both_ways(folder, name, table, present, found, said)
         _total(folder, name, content, present, found, said)
-    return set(shards)
-
-
-def _aliases(found: Findings) -> dict[str, str]:
-    return found.tree.aliases if found.tree else {}
+    for stem, (total, numbers) in sorted(_numbered(folder).items()):
+        first = 0 if 0 in numbers else 1
+        gone = total - len(numbers)
+        if gone > 0:
+            lowest = next(i for i in range(first, first + total) if i not in numbers)
+            said.problems.append(f"{gone} of {total} shards of {short(stem)} are missing, the first is number {lowest}")
+        if not listed and stem.endswith((".safetensors", ".bin")):
+            said.problems.append(f"{short(stem)} is in {total} shards, but no index maps tensors to them")
+    return said
 
 
 def _both_ways(
     folder: Folder, name: str, table: dict[str, str], shards: list[str], found: Findings, said: Judgement
 ) -> None:
+    """Compare the tensors that an index lists with those that the shards have."""
     held: dict[str, str] = {}
     twice: list[str] = []
     for shard in shards:
@@ -81,17 +81,13 @@ def _both_ways(
 
 
 def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Findings, said: Judgement) -> None:
+    """Compare the size of the model that an index states with that of the shards."""
     meta = content.get("metadata")
     total = meta.get("total_size") if isinstance(meta, dict) else None
-    if not isinstance(total, (int, float)) or isinstance(total, bool):
-        return
-    held = sum(_bytes(t) for t in found.tensors(folder.join(s) for s in shards).values())
-    if held and held != total:
-        said.problems.append(f"{short(name)} says the model has {total:,} bytes; the shards have {held:,}")
-
-
-def _bytes(t: Tensor) -> int:
-    return t.numel * DTYPES[t.dtype].bits // 8 if t.dtype in DTYPES else t.extent
+    tensors = found.tensors(folder.join(s) for s in shards).values()
+    size = sum(t.numel * DTYPES[t.dtype].bits // 8 if t.dtype in DTYPES else t.extent for t in tensors)
+    if isinstance(total, (int, float)) and not isinstance(total, bool) and size and size != total:
+        said.problems.append(f"{short(name)} says the model has {total:,} bytes; the shards have {size:,}")
 
 
 def _parts(name: str) -> tuple[str, int, int] | None:
@@ -112,13 +108,3 @@ def _numbered(folder: Folder) -> dict[str, tuple[int, set[int]]]:
         most, present = found.get(stem, (total, set()))
         found[stem] = (max(most, total), present | {number})
     return found
-
-
-def _complete(stem: str, total: int, present: set[int], listed: set[str], said: Judgement) -> None:
-    first = 0 if 0 in present else 1
-    gone = total - len(present)
-    if gone > 0:
-        lowest = next(i for i in range(first, first + total) if i not in present)
-        said.problems.append(f"{gone} of {total} shards of {short(stem)} are missing, the first is number {lowest}")
-    if not listed and stem.endswith((".safetensors", ".bin")):
-        said.problems.append(f"{short(stem)} is in {total} shards, but no index maps tensors to them")

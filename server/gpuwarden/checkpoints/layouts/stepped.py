@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
-from pathlib import Path
+from itertools import chain, islice
 from typing import Any
 
 from gpuwarden.checkpoints import trainer_state
@@ -42,52 +41,42 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if not inside:
         said.problems.append("the folder is empty: a save that never happened, and resume=True would stop at it")
         return said
-    if not any(_is_weights(e) for e in inside):
+    names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
+    if not any(n.endswith(WEIGHTS) and not n.startswith(_BESIDE) for n in names):
         said.problems.append("has no weights")
     if _STATE in folder.files:
         _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
         trainer_state.resumable(folder, found, said)
     elif _HELPER in folder.files:
-        _helper(folder, found, said)
+        state = content(found, folder.join(_HELPER))
+        _agree(folder, state, _HELPER, "step", said)
+        parts = state.get("parts") if isinstance(state, dict) else None
+        if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
+            said.resume.append(f"{_HELPER} names no optimizer among its parts")
+        elif not any(w in str(p).lower() for p in parts for w in _POSITION):
+            said.warnings.append(f"{_HELPER} names no part that says where in the data to go on")
     else:
         _stateless(folder, inside, said)
     return said
 
 
-def _is_weights(entry: Entry) -> bool:
-    name = entry.path.rsplit("/", 1)[-1]
-    return name.endswith(WEIGHTS) and not entry.temporary and not name.startswith(_BESIDE)
-
-
-def _helper(folder: Folder, found: Findings, said: Judgement) -> None:
-    state = content(found, folder.join(_HELPER))
-    _agree(folder, state, _HELPER, "step", said)
-    parts = state.get("parts") if isinstance(state, dict) else None
-    if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
-        said.resume.append(f"{_HELPER} names no optimizer among its parts")
-    elif not any(w in str(p).lower() for p in parts for w in _POSITION):
-        said.warnings.append(f"{_HELPER} names no part that says where in the data to go on")
-
-
 def _stateless(folder: Folder, inside: list[Entry], said: Judgement) -> None:
     """Report that no state records the step. The Trainer writes its state last, so the save may be unfinished."""
     stopped = f"has no {_STATE}: the Trainer was stopped in the middle of this save"
-    siblings = _siblings(folder)
+    try:
+        beside = list(islice(folder.path.parent.iterdir(), 10_000))
+    except OSError:
+        beside = []
+    # The other checkpoints of the same run, also where the examination began below them.
+    siblings = [p for p in beside if p.name != folder.path.name and step_of(p.name) is not None and p.is_dir()]
     if _ARGS in folder.files or any((s / _STATE).exists() for s in siblings):
         said.problems.append(stopped)
     elif not siblings and folder.files.keys() & _MODEL_CONFIGS and folder.path.name.startswith("checkpoint-"):
         said.doubts.append(f"{stopped}, or another program saved it; no file beside it shows which")
-    if not any("optim" in e.path.lower() or _has_optimizer(e) for e in inside):
+    roots = [e.anatomy.content for e in inside if e.anatomy and isinstance(e.anatomy.content, dict)]
+    saved = chain((e.path for e in inside), (str(key) for root in roots for key in root))
+    if not any("optim" in name.lower() for name in saved):
         said.resume.append("no optimizer state was found in it")
-
-
-def _siblings(folder: Folder) -> list[Path]:
-    """Return the other checkpoints of the same run, also where the examination began below them."""
-    try:
-        beside = list(islice(folder.path.parent.iterdir(), 10_000))
-    except OSError:
-        return []
-    return [p for p in beside if p.name != folder.path.name and step_of(p.name) is not None and p.is_dir()]
 
 
 def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> None:
@@ -100,11 +89,6 @@ def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> 
     else:
         said.proved.append(f"{file} is at step {step}")
     said.step = step
-
-
-def _has_optimizer(entry: Entry) -> bool:
-    root = entry.anatomy.content if entry.anatomy else None
-    return isinstance(root, dict) and any("optim" in str(k).lower() for k in root)
 
 
 def content(found: Findings, path: str) -> Any:

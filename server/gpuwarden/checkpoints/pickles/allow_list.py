@@ -11,7 +11,7 @@ import _compat_pickle
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Callable, Dict, FrozenSet, Tuple  # noqa: UP035  (aliases are evaluated, on Python 3.8 too)
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Tuple  # noqa: UP035  (aliases are evaluated, on Python 3.8 too)
 
 from gpuwarden.checkpoints.pickles.nodes import Call, Global
 
@@ -68,6 +68,10 @@ def _scalar(value: Any) -> bool:
     return isinstance(value, (str, bytes, int, float, bool, type(None)))
 
 
+def _is_one_of(value: Any, names: AbstractSet[Key]) -> bool:
+    return isinstance(value, Global) and canonical(value) in names
+
+
 def _scalars(args: tuple[Any, ...]) -> bool:
     return all(map(_scalar, args))
 
@@ -94,41 +98,15 @@ def _literal(args: tuple[Any, ...]) -> bool:
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
 
 
-def _queue(args: tuple[Any, ...]) -> bool:
-    return len(args) <= 2 and _literal(args[:1]) and _numbers(args[1:])
-
-
-def _factory(args: tuple[Any, ...]) -> bool:
-    """Accept a container type: nothing else may be called for a missing key."""
-    simple = {("builtins", n) for n in ("list", "dict", "set", "int", "float", "str")} | {
-        ("collections", "OrderedDict")
-    }
-    return not args or (
-        len(args) == 1 and (args[0] is None or (isinstance(args[0], Global) and canonical(args[0]) in simple))
-    )
-
-
-def _encoded(args: tuple[Any, ...]) -> bool:
-    """Accept Latin-1 only: other encodings are looked up, which imports a module."""
-    return len(args) == 2 and type(args[0]) is str and args[1] in ("latin1", "latin-1")
-
-
 def _moment(args: tuple[Any, ...]) -> bool:
     """Accept numbers or encoded bytes, and a time zone."""
-    return all(_scalar(a) or (isinstance(a, Call) and _is(a.func, "datetime")) for a in args)
-
-
-def _is(func: Any, module: str) -> bool:
-    return isinstance(func, Global) and func.module == module
+    funcs = [a.func if isinstance(a, Call) else None for a in args if not _scalar(a)]
+    return all(isinstance(f, Global) and f.module == "datetime" for f in funcs)
 
 
 def _rebuilt(args: tuple[Any, ...]) -> bool:
     """Accept storages, numbers, tensors; a class among them must be a torch tensor type or a dtype."""
     return all(not isinstance(a, Global) or allows(a) for a in args)
-
-
-def _with_state(args: tuple[Any, ...]) -> bool:
-    return _rebuilt(args) and (len(args) < 4 or attributes(args[3]))
 
 
 def _from_type(args: tuple[Any, ...]) -> bool:
@@ -138,11 +116,6 @@ def _from_type(args: tuple[Any, ...]) -> bool:
     func, kind, inner = canonical(args[0]), canonical(args[1]), args[2]
     fits = func[0] == "torch._utils" and func[1] in _REBUILT and kind in _TENSORS and isinstance(inner, tuple)
     return fits and CALLS[func](inner) and attributes(args[3])
-
-
-def _array(args: tuple[Any, ...]) -> bool:
-    """Accept numpy's plain array type, which is what `_reconstruct` makes."""
-    return len(args) == 3 and isinstance(args[0], Global) and canonical(args[0]) == ("numpy", "ndarray")
 
 
 def _numpy_values(args: tuple[Any, ...]) -> bool:
@@ -173,23 +146,33 @@ _NUMPY_DTYPES = frozenset(
               "LongLong", "ULongLong", "Float16", "Float32", "Float64", "LongDouble", "Complex64", "Complex128",
               "CLongDouble", "Bytes", "Str", "Void", "DateTime64", "TimeDelta64", "Object")
 )  # fmt: skip
+# Container types: nothing else may be called for a missing key.
+_FACTORIES = frozenset(
+    {("collections", "OrderedDict"), *(("builtins", n) for n in ("list", "dict", "set", "int", "float", "str"))}
+)
 # What torch's safe loader takes without being asked, and what random number states are made of.
 _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("collections", "OrderedDict"): _literal,
     ("collections", "Counter"): _literal,
-    ("collections", "defaultdict"): _factory,
+    ("collections", "defaultdict"): lambda args: (
+        len(args) < 2 and all(a is None or _is_one_of(a, _FACTORIES) for a in args)
+    ),
     ("builtins", "set"): _literal,
     ("builtins", "complex"): _numbers,
     ("builtins", "bytearray"): _bytes,
-    ("_codecs", "encode"): _encoded,
+    # Latin-1 only: other encodings are looked up, which imports a module.
+    ("_codecs", "encode"): lambda args: len(args) == 2 and type(args[0]) is str and args[1] in ("latin1", "latin-1"),
     ("torch", "Size"): _literal,
     ("torch", "device"): _scalars,
     ("torch.serialization", "_get_layout"): _texts,
     ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
     **{("torch._utils", n): _rebuilt for n in _REBUILT},
-    ("torch._utils", "_rebuild_parameter_with_state"): _with_state,
+    ("torch._utils", "_rebuild_parameter_with_state"): lambda args: _rebuilt(args) and all(map(attributes, args[3:4])),
     ("numpy", "dtype"): _scalars,
-    ("numpy.core.multiarray", "_reconstruct"): _array,
+    # numpy's plain array type, which is what `_reconstruct` makes
+    ("numpy.core.multiarray", "_reconstruct"): lambda args: (
+        len(args) == 3 and _is_one_of(args[0], {("numpy", "ndarray")})
+    ),
     ("numpy.core.multiarray", "scalar"): _numpy_values,
     ("numpy.core.numeric", "_frombuffer"): _numpy_values,
     **{("numpy.dtypes", n): _nothing for n in _NUMPY_DTYPES},
@@ -200,7 +183,7 @@ _PYTHON_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("builtins", n): _numbers for n in ("slice", "range")},
     **{("builtins", n): _scalars for n in ("int", "float", "str", "bool")},
     ("builtins", "bytes"): _bytes,
-    ("collections", "deque"): _queue,
+    ("collections", "deque"): lambda args: len(args) <= 2 and _literal(args[:1]) and _numbers(args[1:]),
     **{("pathlib", n): _texts for n in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")},
     **{("datetime", n): _moment for n in ("datetime", "date", "time", "timedelta", "timezone")},
     ("decimal", "Decimal"): _texts,
@@ -257,10 +240,12 @@ class Names:
         if self.record(func):
             return new and not args
         if key == ("copyreg", "_reconstructor"):
-            return _plain_object(args) and self.record(args[0])
+            # How protocols 0 and 1 make an object without running its `__init__`.
+            plain = len(args) == 3 and _is_one_of(args[1], {("builtins", "object")}) and args[2] is None
+            return plain and isinstance(args[0], Global) and self.record(args[0])
         if key == _GETATTR:  # how Python 3.11.0 writes a member of an enum
-            is_enum = len(args) == 2 and isinstance(args[0], Global) and canonical(args[0]) in self.enums
-            return is_enum and _member(args[1])
+            is_enum = len(args) == 2 and _is_one_of(args[0], self.enums)
+            return is_enum and type(args[1]) is str and re.fullmatch("[A-Z][A-Z0-9_]*", args[1]) is not None
         return key in self.enums and len(args) == 1 and _scalar(args[0])
 
     def state(self, target: Any, state: Any) -> str:
@@ -285,17 +270,6 @@ class Names:
             return ""
         fits = canonical(func) in (_SEQUENCES if sequence else _TABLES)
         return "" if fits else f"adds elements to a {func}"
-
-
-def _member(name: Any) -> bool:
-    return type(name) is str and re.fullmatch("[A-Z][A-Z0-9_]*", name) is not None
-
-
-def _plain_object(args: tuple[Any, ...]) -> bool:
-    """Accept the arguments with which protocols 0 and 1 make an object without running its `__init__`."""
-    if len(args) != 3 or not isinstance(args[0], Global) or not isinstance(args[1], Global):
-        return False
-    return canonical(args[1]) == ("builtins", "object") and args[2] is None
 
 
 def known(name: Global) -> bool:

@@ -6,7 +6,6 @@ The list decides only how severely an unknown name is reported; what is on no li
 from __future__ import annotations
 
 import _compat_pickle
-from collections.abc import Iterator
 
 from gpuwarden.checkpoints.pickles.nodes import Global
 
@@ -79,13 +78,12 @@ _HARMLESS = frozenset(
 
 def runs_code(name: Global) -> bool:
     """Return true if a name is known to run code, under today's name or under that of Python 2."""
-    return any(_runs(*key) for key in _spellings(name))
-
-
-def _spellings(name: Global) -> Iterator[tuple[str, str]]:
-    yield name.module, name.name
-    renamed = _compat_pickle.NAME_MAPPING.get((name.module, name.name))
-    yield renamed or (_compat_pickle.IMPORT_MAPPING.get(name.module, name.module), name.name)
+    key = (name.module, name.name)
+    today = _compat_pickle.NAME_MAPPING.get(key) or (
+        _compat_pickle.IMPORT_MAPPING.get(name.module, name.module),
+        name.name,
+    )
+    return _runs(*key) or _runs(*today)
 
 
 def _runs(module: str, name: str) -> bool:

@@ -152,7 +152,12 @@ class Machine:
         if table is None:
             raise Broken("its pickle sets items on something that has none")
         for i in range(0, len(pairs), 2):
-            table[_key(pairs[i])] = pairs[i + 1]
+            key = pairs[i]
+            # The hash must take constant time: deep tuples would exhaust the C stack. A call hashes by identity.
+            flat = isinstance(key, tuple) and len(key) <= 16 and all(map(_simple, key))
+            if not (flat or _simple(key) or isinstance(key, Call)):
+                raise Doubtful("its pickle has a dict whose key is not a plain value")
+            table[key] = pairs[i + 1]
 
     def extend(self, values: list[Any]) -> None:
         """Append elements to a list, or to a node that represents one."""
@@ -176,6 +181,74 @@ class Machine:
             self.note(f"would change {target} itself")
         elif not isinstance(target, dict):  # the _metadata that an OrderedDict carries is of no interest
             raise Broken("its pickle sets the state of a plain value")
+
+    def proto(self) -> None:
+        """Follow PROTO: the protocol of the pickle."""
+        version = self.number("B")
+        if version > 5:
+            raise Broken(f"claims the unknown pickle protocol {version}")
+
+    def frame(self) -> None:
+        """Follow FRAME: the length of what follows."""
+        if self.number("<Q") > len(self.data) - self.at:
+            raise Broken("its pickle announces a frame that is longer than itself")
+
+    def string(self) -> None:
+        """Follow STRING: quoted text of protocol 0, whose escapes don't matter for naming."""
+        raw = self.line()
+        if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in b"'\"":
+            raise Broken("its pickle has a string without quotes")
+        self.stack.append(codecs.escape_decode(raw[1:-1])[0].decode("latin-1"))  # as pickle itself does
+
+    def integer(self) -> None:
+        """Follow INT: a decimal number, or a truth value, which protocol 0 writes with two digits."""
+        raw = self.line()
+        self.stack.append(raw == b"01" if raw in (b"00", b"01") else _decimal(raw))
+
+    def real(self) -> None:
+        """Follow FLOAT: a number as text."""
+        try:
+            self.stack.append(float(self.line()))
+        except ValueError as why:
+            raise Broken("its pickle has a number that is none") from why
+
+    def drop(self) -> None:
+        """Follow POP: drop the top value, or the mark."""
+        if self.marks and self.marks[-1] == len(self.stack):
+            self.marks.pop()
+        else:
+            self.stack.pop()
+
+    def table(self) -> None:
+        """Follow DICT: the group as keys and values."""
+        pairs = self.group()
+        self.stack.append({})
+        self.set(pairs)
+
+    def setitem(self) -> None:
+        """Follow SETITEM: one key and its value."""
+        value, key = self.pop(), self.pop()
+        self.set([key, value])
+
+    def append(self) -> None:
+        """Follow APPEND: one element."""
+        value = self.pop()
+        self.extend([value])
+
+    def reduce(self) -> None:
+        """Follow REDUCE: a function and its arguments from the stack."""
+        args, func = self.pop(), self.pop()
+        self.call(func, args)
+
+    def newobj(self) -> None:
+        """Follow NEWOBJ: a class that `__new__` makes."""
+        args, func = self.pop(), self.pop()
+        self.call(func, args, new=True)
+
+    def newobj_ex(self) -> None:
+        """Follow NEWOBJ_EX: the same, with keyword arguments."""
+        kwargs, args, func = self.pop(), self.pop(), self.pop()
+        self.call(func, (args, kwargs) if kwargs else args, new=True)
 
     def inst(self) -> None:
         """Follow INST: a class by name, with the group as arguments."""
@@ -223,15 +296,6 @@ class Machine:
         raise Doubtful("its pickle wants bytes that are stored outside of it")
 
 
-def _key(value: Any) -> Any:
-    """Return a key whose hash takes constant time: deep tuples would exhaust the C stack."""
-    if _simple(value) or isinstance(value, Call):  # a call hashes by identity
-        return value
-    if isinstance(value, tuple) and len(value) <= 16 and all(map(_simple, value)):
-        return value
-    raise Doubtful("its pickle has a dict whose key is not a plain value")
-
-
 def _simple(value: Any) -> bool:
     """Return true for a safe integer key: large ones could be chosen to collide, which would take forever."""
     return isinstance(value, _KEYS) and not (isinstance(value, int) and not -(1 << 60) < value < 1 << 60)
@@ -241,32 +305,12 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogatepass")
 
 
-def _old_string(raw: bytes) -> str:
-    """Read a protocol 0 string, which is quoted; its escapes don't matter for naming."""
-    if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in b"'\"":
-        raise Broken("its pickle has a string without quotes")
-    return codecs.escape_decode(raw[1:-1])[0].decode("latin-1")  # as pickle itself does
-
-
-def _old_int(raw: bytes) -> int | bool:
-    if raw in (b"00", b"01"):
-        return raw == b"01"
-    return _decimal(raw)
-
-
 def _decimal(raw: bytes) -> int:
     text = raw.rstrip(b"L")
     if len(text) > 1000:
         raise Doubtful("its pickle has an enormous number")
     try:
         return int(text)
-    except ValueError as why:
-        raise Broken("its pickle has a number that is none") from why
-
-
-def _old_float(raw: bytes) -> float:
-    try:
-        return float(raw)
     except ValueError as why:
         raise Broken("its pickle has a number that is none") from why
 
@@ -290,49 +334,6 @@ def _tuple(n: int) -> Callable[[Machine], None]:
     return move
 
 
-def _pairs(values: list[Any]) -> dict[Any, Any]:
-    if len(values) % 2:
-        raise IndexError
-    return {_key(values[i]): values[i + 1] for i in range(0, len(values), 2)}
-
-
-def _reduce(m: Machine) -> None:
-    args, func = m.pop(), m.pop()
-    m.call(func, args)
-
-
-def _newobj(m: Machine) -> None:
-    args, func = m.pop(), m.pop()
-    m.call(func, args, new=True)
-
-
-def _newobj_ex(m: Machine) -> None:
-    kwargs, args, func = m.pop(), m.pop(), m.pop()
-    m.call(func, (args, kwargs) if kwargs else args, new=True)
-
-
-def _setitem(m: Machine) -> None:
-    value, key = m.pop(), m.pop()
-    m.set([key, value])
-
-
-def _append(m: Machine) -> None:
-    value = m.pop()
-    m.extend([value])
-
-
-def _frame(m: Machine) -> None:
-    if m.number("<Q") > len(m.data) - m.at:
-        raise Broken("its pickle announces a frame that is longer than itself")
-
-
-def _drop(m: Machine) -> None:
-    if m.marks and m.marks[-1] == len(m.stack):
-        m.marks.pop()
-    else:
-        m.stack.pop()
-
-
 def _put(form: str) -> Callable[[Machine], None]:
     def move(m: Machine) -> None:
         m.memo[m.number(form)] = m.top()
@@ -340,19 +341,13 @@ def _put(form: str) -> Callable[[Machine], None]:
     return move
 
 
-def _proto(m: Machine) -> None:
-    version = m.number("B")
-    if version > 5:
-        raise Broken(f"claims the unknown pickle protocol {version}")
-
-
 _OPS: dict[int, Callable[[Machine], Any]] = {
     ord("("): Machine.mark,
-    ord("0"): _drop,
+    ord("0"): Machine.drop,
     ord("1"): Machine.group,
     ord("2"): lambda m: m.stack.append(m.top()),
-    ord("F"): lambda m: m.stack.append(_old_float(m.line())),
-    ord("I"): lambda m: m.stack.append(_old_int(m.line())),
+    ord("F"): Machine.real,
+    ord("I"): Machine.integer,
     ord("J"): lambda m: m.stack.append(m.number("<i")),
     ord("K"): lambda m: m.stack.append(m.number("B")),
     ord("L"): lambda m: m.stack.append(_decimal(m.line())),
@@ -360,16 +355,16 @@ _OPS: dict[int, Callable[[Machine], Any]] = {
     ord("N"): _push(lambda: None),
     ord("P"): lambda m: m.reference(_text(m.line())),
     ord("Q"): lambda m: m.reference(m.pop()),
-    ord("R"): _reduce,
-    ord("S"): lambda m: m.stack.append(_old_string(m.line())),
+    ord("R"): Machine.reduce,
+    ord("S"): Machine.string,
     ord("T"): lambda m: m.stack.append(m.take(m.number("<i")).decode("latin-1")),
     ord("U"): lambda m: m.stack.append(m.take(m.number("B")).decode("latin-1")),
     ord("V"): lambda m: m.stack.append(m.line().decode("raw_unicode_escape")),
     ord("X"): lambda m: m.stack.append(_text(m.take(m.number("<I")))),
-    ord("a"): _append,
+    ord("a"): Machine.append,
     ord("b"): Machine.build,
     ord("c"): lambda m: m.name(_text(m.line()), _text(m.line())),
-    ord("d"): lambda m: m.stack.append(_pairs(m.group())),
+    ord("d"): Machine.table,
     ord("}"): _push(dict),
     ord("e"): lambda m: m.extend(m.group()),
     ord("g"): lambda m: m.pick(_decimal(m.line())),
@@ -382,15 +377,15 @@ _OPS: dict[int, Callable[[Machine], Any]] = {
     ord("p"): lambda m: m.memo.__setitem__(_decimal(m.line()), m.top()),
     ord("q"): _put("B"),
     ord("r"): _put("<I"),
-    ord("s"): _setitem,
+    ord("s"): Machine.setitem,
     ord("t"): lambda m: m.stack.append(tuple(m.group())),
     ord(")"): _push(tuple),
     ord("u"): lambda m: m.set(m.group()),
     ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
     ord("B"): lambda m: m.stack.append(m.take(m.number("<I"))),
     ord("C"): lambda m: m.stack.append(m.take(m.number("B"))),
-    0x80: _proto,
-    0x81: _newobj,
+    0x80: Machine.proto,
+    0x81: Machine.newobj,
     0x82: Machine.extension,
     0x83: Machine.extension,
     0x84: Machine.extension,
@@ -407,10 +402,10 @@ _OPS: dict[int, Callable[[Machine], Any]] = {
     0x8F: lambda m: m.stack.append(Call(Global("builtins", "set"), ())),
     0x90: lambda m: m.extend(m.group()),
     0x91: lambda m: m.stack.append(Call(Global("builtins", "frozenset"), tuple(m.group()))),
-    0x92: _newobj_ex,
+    0x92: Machine.newobj_ex,
     0x93: Machine.stack_global,
     0x94: lambda m: m.memo.__setitem__(len(m.memo), m.top()),
-    0x95: _frame,
+    0x95: Machine.frame,
     0x96: lambda m: m.stack.append(m.take(m.number("<Q"))),
     0x97: Machine.buffer,
     0x98: lambda m: None,

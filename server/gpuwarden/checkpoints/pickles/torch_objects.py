@@ -59,8 +59,18 @@ def fill(
         codes = some(f"0x{op:02x}" for op in tree.opcodes)
         found.doubts.append(f"its pickle uses opcodes that torch does not write: {codes}")
     found.meta["globals"] = sorted(str(n) for n in tree.named)
-    storages = _storages(tree, stored)
-    found.tensors = _tensors(tree, stored)
+    storages = set()
+    for p in tree.persistent:
+        key, dtype, numel = storage(p)
+        if key in storages:
+            continue
+        storages.add(key)
+        if key not in stored:
+            raise Broken(f"storage {short(key, 40)} is missing")
+        need = numel * DTYPES[dtype].bits // 8
+        if need != stored[key][1]:
+            raise Broken(f"storage {short(key, 40)} has {stored[key][1]:,} bytes; {need:,} are needed")
+    found.tensors = [_place(where, ref, stored) for where, ref in walk(tree.root)]
     found.content = tree.root
     found.proved.append(f"{len(found.tensors):,} tensors in {len(storages):,} storages; read without running anything")
     unused = [k for k in stored if k not in storages]
@@ -89,22 +99,6 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
         )
 
 
-def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> set[str]:
-    """Return the keys of the storages that the pickle names; each must be there in full size."""
-    seen: set[str] = set()
-    for p in tree.persistent:
-        key, dtype, numel = storage(p)
-        if key in seen:
-            continue
-        seen.add(key)
-        if key not in stored:
-            raise Broken(f"storage {short(key, 40)} is missing")
-        need = numel * DTYPES[dtype].bits // 8
-        if need != stored[key][1]:
-            raise Broken(f"storage {short(key, 40)} has {stored[key][1]:,} bytes; {need:,} are needed")
-    return seen
-
-
 def storage(p: Persistent) -> tuple[str, str, int]:
     """Return (key, dtype, number of elements) of a storage reference. Raises Broken for any other."""
     pid = p.pid
@@ -121,29 +115,20 @@ def storage(p: Persistent) -> tuple[str, str, int]:
 # ------------------------------------------------------------------------------------------------------- tensors
 
 
-def _tensors(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> list[Tensor]:
-    made = []
-    for name, ref in walk(tree.root):
-        made.append(_place(name, ref, stored))
-    return made
-
-
 def _place(name: str, ref: Ref, stored: Mapping[str, tuple[int, int]]) -> Tensor:
+    """Place a tensor in the file. Raises Broken for one that reaches beyond its storage."""
     start, size = stored[ref.key]
     each = DTYPES[ref.dtype].bits // 8
     reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride))  # noqa: B905
     if (ref.offset + reach) * each > size and reach:
         raise Broken(f"tensor {short(name, 60)} reaches beyond its storage")
-    dense = ref.stride == _row_major(ref.shape) or reach <= 1
-    return Tensor(name, ref.dtype, ref.shape, start + ref.offset * each, reach * each, None if dense else ref.stride)
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    out, step = [], 1
-    for n in reversed(shape):
-        out.append(step)
+    row_major: list[int] = []
+    step = 1
+    for n in reversed(ref.shape):
+        row_major.insert(0, step)
         step *= max(n, 1)
-    return tuple(reversed(out))
+    dense = ref.stride == tuple(row_major) or reach <= 1
+    return Tensor(name, ref.dtype, ref.shape, start + ref.offset * each, reach * each, None if dense else ref.stride)
 
 
 def tensor(value: Any) -> Ref | None:
@@ -151,7 +136,10 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(value, Call) or not isinstance(value.func, Global):
         return None
     if value.func == _WITH_ATTRIBUTES:
-        return _inner(value.args)
+        # The plain tensor in one with attributes or of a subclass: function, class, arguments, state.
+        inside = isinstance(value.args, tuple) and len(value.args) >= 3 and isinstance(value.args[0], Global)
+        plain = inside and value.args[0].module == "torch._utils"
+        return tensor(Call(value.args[0], value.args[2])) if plain else None
     if value.func.module != "torch._utils":
         return None
     name, args = value.func.name, value.args
@@ -174,12 +162,6 @@ def tensor(value: Any) -> Ref | None:
     return Ref(key, dtype, offset, shape, stride, numel)
 
 
-def _inner(args: Any) -> Ref | None:
-    """Return the plain tensor in one with attributes or of a subclass: function, class, arguments, state."""
-    inside = isinstance(args, tuple) and len(args) >= 3 and isinstance(args[0], Global)
-    return tensor(Call(args[0], args[2])) if inside and args[0].module == "torch._utils" else None
-
-
 def sizes(value: Any) -> tuple[int, ...] | None:
     """Return the numbers of a torch.Size, a tuple or a list; None for anything else."""
     if isinstance(value, Call) and value.func == Global("torch", "Size"):
@@ -197,28 +179,21 @@ def walk(root: Any) -> Iterator[tuple[str, Ref]]:
         _, _, value, depth = step
         ref = tensor(value)
         if ref is not None:
-            yield _path(step), ref
+            # The path is bounded: a hostile file could make its names fill the memory.
+            keys: list[str] = []
+            while step[0] is not None:
+                keys.append(short(step[1], 200))
+                step = step[0]
+            yield short(".".join(reversed(keys)), 500), ref
         elif isinstance(value, _NODES) and id(value) not in seen:
             seen.add(id(value))
             if depth > _DEPTH:
                 raise Doubtful(f"its pickle nests values deeper than {_DEPTH} levels")
-            children = reversed(_children(value))
-            stack += [(step, k, v, depth + 1) for k, v in children if v and isinstance(v, _NODES)]
-
-
-def _path(step: _Step) -> str:
-    """Join a path's names, bounded: a hostile file could make them fill the memory."""
-    keys: list[str] = []
-    at: Any = step
-    while at is not None and at[0] is not None:
-        keys.append(short(at[1], 200))
-        at = at[0]
-    return short(".".join(reversed(keys)), 500)
-
-
-def _children(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, Call):
-        return [("args", value.args), ("state", value.state), ("items", value.items), ("parts", value.parts)]
-    return list(enumerate(value))
+            if isinstance(value, dict):
+                children = list(value.items())
+            elif isinstance(value, Call):
+                parts = {"args": value.args, "state": value.state, "items": value.items, "parts": value.parts}
+                children = list(parts.items())
+            else:
+                children = list(enumerate(value))
+            stack += [(step, k, v, depth + 1) for k, v in reversed(children) if v and isinstance(v, _NODES)]

@@ -62,7 +62,11 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
     try:
         yield draft
         _write(draft / STATE, {"step": step, "parts": sorted(parts)})
-        _write(draft / MANIFEST, _manifest(draft))
+        listed = []
+        for path in sorted(p for p in draft.rglob("*") if p.is_file()):
+            info, name = path.stat(), path.relative_to(draft).as_posix()
+            listed.append({"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": _digest(path)})
+        _write(draft / MANIFEST, {"taken_at": time.time(), "files": listed, "missing": []})
         for folder, _, files in os.walk(draft):
             for name in files:
                 _sync(Path(folder) / name)
@@ -74,7 +78,10 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
         raise
     if keep:
         for _, old in sorted(_folders(root), reverse=True)[keep:]:
-            _remove(old)
+            # It is renamed first: a kill halfway must not leave a checkpoint that lacks files.
+            doomed = old.with_name(f".tmp-{old.name}-{os.getpid()}")
+            old.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None = None) -> Path:
@@ -93,7 +100,12 @@ def load_latest(root: str | Path) -> Loaded | None:
         if why:
             print(f"checkpoint-{step} is passed over: {why}")
             continue
-        return Loaded(step, folder, _state(folder))
+        state = None
+        if (folder / "state.pt").exists():
+            import torch
+
+            state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        return Loaded(step, folder, state)
     return None
 
 
@@ -112,36 +124,11 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def _state(folder: Path) -> Any:
-    path = folder / "state.pt"
-    if not path.exists():
-        return None
-    import torch
-
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
 def _folders(root: Path) -> list[tuple[int, Path]]:
     if not root.is_dir():
         return []
     found = ((_NAME.fullmatch(p.name), p) for p in root.iterdir() if p.is_dir())
     return [(int(m.group(1)), p) for m, p in found if m]
-
-
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint. It is renamed first: a kill halfway must not leave a checkpoint that lacks files."""
-    doomed = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
-    folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    files = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        info = path.stat()
-        name = path.relative_to(folder).as_posix()
-        files.append({"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": _digest(path)})
-    return {"taken_at": time.time(), "files": files, "missing": []}
 
 
 def _digest(path: Path) -> str:

@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits
-from gpuwarden.checkpoints.findings import Ask, Entry, temporary
+from gpuwarden.checkpoints.findings import Ask, temporary
 from gpuwarden.checkpoints.layouts.stepped import WEIGHTS, step_of
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
@@ -49,7 +48,13 @@ class Sealer:
         """Seal what is finished. Return the relative paths of what was sealed now."""
         sealed = []
         for rel, path, state in self._candidates():
-            if self.settled.get(rel) != state and self._ready(rel, state):
+            if self.settled.get(rel) == state:
+                continue
+            # A state's age counts by this process's clock: a file's times can be set by anybody.
+            now = self.now()
+            if rel not in self.seen or self.seen[rel][0] != state:
+                self.seen[rel] = (state, now)
+            if now - self.seen[rel][1] >= self.quiet_s:
                 self.settled[rel] = state
                 if self._seal(path):
                     sealed.append(rel)
@@ -66,89 +71,53 @@ class Sealer:
         for folder in sorted(tree.folders, key=lambda f: f.rel):
             if temporary(folder.rel) or any(not t or folder.rel.startswith(t + "/") for t in taken):
                 continue
-            if (folder.rel or self.log) and (step_of(folder.path.name) is not None or _holds_model(folder)):
+            has_model = any(n in folder.files for n in ("config.json", "adapter_config.json", ".metadata"))
+            if (folder.rel or self.log) and (has_model or step_of(folder.path.name) is not None):
                 taken.append(folder.rel)
                 if self.log or manifest.FILE not in folder.files:
-                    out.append((folder.rel, folder.path, _state(folder)))
+                    files = ((f.join(n), f.path / n) for f in _below(folder) for n in sorted(f.files))
+                    state = tuple((rel, _state_of(path)) for rel, path in files)
+                    out.append((folder.rel, folder.path, state))
             else:
                 out += [
                     (folder.join(n), folder.path / n, _state_of(folder.path / n))
                     for n in folder.files
-                    if n.endswith(WEIGHTS) and not temporary(n) and not self._beside(folder, n)
+                    if n.endswith(WEIGHTS)
+                    and not temporary(n)
+                    and (self.log is not None or f"{n}.{manifest.FILE}" not in folder.files)
                 ]
         return out
 
-    def _beside(self, folder: Folder, name: str) -> bool:
-        return self.log is None and f"{name}.{manifest.FILE}" in folder.files
-
-    def _ready(self, rel: str, state: object) -> bool:
-        """Return true if its state is old enough by this process's clock; a file's times can be set by anybody."""
-        now = self.now()
-        last = self.seen.get(rel)
-        if last is None or last[0] != state:
-            self.seen[rel] = (state, now)
-            return self.quiet_s <= 0
-        return now - last[1] >= self.quiet_s
-
     def _seal(self, path: Path) -> bool:
-        if self.log and self._known(path):
-            return False
+        """Record the digests of a checkpoint or a file if it is whole. Return true if they were recorded now."""
+        if self.log:
+            files = [path]
+            if path.is_dir():
+                files = [f.path / n for f in walk(path, Limits()).folders for n in f.files]
+            if seal_log.covers(self.log, files, self.key):
+                return False
         found = examine(path, Ask(content=False, threads=1))
-        whole = found.entries and all(_whole(e) for e in found.entries.values()) and not found.doubts
-        if not whole or any(j.problems or j.doubts for j in found.judgements):
+        if not found.entries or found.doubts or any(j.problems or j.doubts for j in found.judgements):
             return False
+        for entry in found.entries.values():
+            # A file that is only of a format that can't be read here counts as whole.
+            unreadable = entry.unread or (entry.anatomy is not None and entry.anatomy.opaque)
+            if entry.problems or entry.temporary or (entry.doubts and not unreadable):
+                return False
         try:
             if self.log:
                 for name in found.entries:
-                    _to_disk(found.place(name))
+                    # A process that mapped an unwritten page could change it without a new time stamp.
+                    with Source(found.place(name)) as source, contextlib.suppress(OSError):
+                        os.fsync(source.fd)
             taken = manifest.take(path, digests=self.digests)
             if self.log:
-                return self._enter(path, taken)
+                base = path if path.is_dir() else path.parent
+                return seal_log.enter(self.log, base, taken, self.key)
             manifest.write(path, taken)
         except (Broken, Doubtful, OSError):
             return False
         return True
-
-    def _known(self, path: Path) -> bool:
-        """Return true if the log has every file of it in its present state."""
-        assert self.log
-        rows = seal_log.read(self.log, self.key)
-        files = [f.path / n for top in [walk(path, Limits())] for f in top.folders for n in f.files]
-        places = [os.path.realpath(p) for p in (files if path.is_dir() else [path])]
-        return all(p in rows and seal_log.stamp(rows[p]) == seal_log.stamp_of(p) for p in places)
-
-    def _enter(self, path: Path, taken: dict[str, Any]) -> bool:
-        assert self.log
-        base, rows = path if path.is_dir() else path.parent, []
-        for row in taken["files"]:
-            place = os.path.realpath(base / row["path"])
-            if seal_log.stamp_of(place) != seal_log.stamp(row):
-                return False  # it was written to after all; the next look sees that
-            line = {**row, "path": place, "sealed_at": taken["taken_at"]}
-            rows.append({**line, "mac": seal_log.mac(self.key, line)} if self.key else line)
-        seal_log.add(self.log, rows)
-        return True
-
-
-def _to_disk(path: Path) -> None:
-    """Force a file to the disk: a process that mapped it could change an unwritten page without a new time stamp."""
-    with Source(path) as source, contextlib.suppress(OSError):
-        os.fsync(source.fd)
-
-
-def _whole(entry: Entry) -> bool:
-    """Return true if a file is proven, or is only of a format that can't be read here."""
-    opaque = entry.anatomy is not None and entry.anatomy.opaque
-    return not entry.problems and not entry.temporary and (not entry.doubts or entry.unread or opaque)
-
-
-def _holds_model(folder: Folder) -> bool:
-    return "config.json" in folder.files or "adapter_config.json" in folder.files or ".metadata" in folder.files
-
-
-def _state(folder: Folder) -> object:
-    files = [(f.join(n), _state_of(f.path / n)) for f in _below(folder) for n in sorted(f.files)]
-    return tuple(files)
 
 
 def _below(folder: Folder) -> list[Folder]:

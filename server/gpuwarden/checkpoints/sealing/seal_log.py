@@ -16,8 +16,11 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from gpuwarden.checkpoints.findings import Expected
 
 LIMIT = 64 << 20
 STAMP = ("size", "mtime_ns", "ctime_ns")
@@ -51,6 +54,22 @@ def made_with(key: bytes, row: dict[str, Any]) -> bool:
     return hmac.compare_digest(mac(key, row).encode(), str(row["mac"]).encode())
 
 
+def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> bool:
+    """Add a manifest of files below `base`, signed if there is a key.
+
+    Return false, and add nothing, where a file was written to after all; the next look sees that.
+    """
+    rows = []
+    for row in taken["files"]:
+        place = os.path.realpath(base / row["path"])
+        if stamp_of(place) != stamp(row):
+            return False
+        line = {**row, "path": place, "sealed_at": taken["taken_at"]}
+        rows.append({**line, "mac": mac(key, line)} if key else line)
+    add(log, rows)
+    return True
+
+
 def add(log: Path, rows: list[dict[str, Any]]) -> None:
     """Append lines and force them down to the disk. Starts a new line, whatever was cut off before."""
     text = "".join("\n" + json.dumps(row, sort_keys=True) for row in rows) + "\n"
@@ -82,3 +101,20 @@ def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
     return rows
+
+
+def covers(log: Path, files: Iterable[Path], key: bytes = b"") -> bool:
+    """Return true if the log has every file in its present state."""
+    rows = read(log, key)
+    places = [os.path.realpath(p) for p in files]
+    return all(p in rows and stamp(rows[p]) == stamp_of(p) for p in places)
+
+
+def seals_below(log: Path, path: Path) -> dict[str, Expected]:
+    """Return what the log records of the files below a path, without entries of files that changed since."""
+    base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
+    return {
+        place[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]})
+        for place, row in read(log).items()
+        if place.startswith(base) and stamp_of(place) == stamp(row)
+    }

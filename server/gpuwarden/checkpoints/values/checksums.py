@@ -154,7 +154,7 @@ def plain_test(dtype: str, big_endian: bool = False) -> Test:
     assert kind.top is not None
     order = range(size) if big_endian else range(size - 1, -1, -1)
     need = kind.top.to_bytes(size, "big")
-    full = _table(lambda b: b & 0x7F >= need[0] if size == 1 else b & need[0] == need[0])
+    full = bytes((b & 0x7F >= need[0]) if size == 1 else (b & need[0] == need[0]) for b in range(256))
 
     def test(data: Any) -> tuple[bool, bool]:
         data = bytes(data)
@@ -174,7 +174,3 @@ def any_bit(data: Any) -> bool:
     """Return true if any bit is set."""
     data = bytes(data)
     return bool(data.count(0) != len(data))
-
-
-def _table(test: Callable[[int], bool]) -> bytes:
-    return bytes(1 if test(b) else 0 for b in range(256))

@@ -149,16 +149,9 @@ class _Floats:
         return self.start % _LINE
 
     def take(self, piece: memoryview) -> None:
+        """Process a piece, which may begin or end inside an element."""
         if self.hit:
             return
-        spare = (len(self.carry) + len(piece)) % self.size
-        if self.carry or spare:
-            self._take_cut(piece, spare)
-        elif len(piece):
-            self._look(piece)
-
-    def _take_cut(self, piece: memoryview, spare: int) -> None:
-        """Process a piece that begins or ends inside an element."""
         if self.carry:
             need = self.size - len(self.carry)
             self.carry += bytes(piece[:need])
@@ -166,9 +159,10 @@ class _Floats:
             if len(self.carry) < self.size:
                 return
             self._look(self.carry)
-        self.carry = bytes(piece[len(piece) - spare :])
-        if len(piece) > spare:
-            self._look(piece[: len(piece) - spare])
+        whole = len(piece) - len(piece) % self.size
+        self.carry = bytes(piece[whole:])
+        if whole:
+            self._look(piece[:whole])
 
     def _look(self, data: Any) -> None:
         hit, high = self.test(data)

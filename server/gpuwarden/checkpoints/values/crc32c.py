@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-
-def _table() -> list[int]:
-    out = []
-    for byte in range(256):
-        n = byte
-        for _ in range(8):
-            n = n >> 1 ^ 0x82F63B78 if n & 1 else n >> 1
-        out.append(n)
-    return out
-
-
-_TABLE = _table()
+_TABLE = list(range(256))
+for _ in range(8):
+    _TABLE = [n >> 1 ^ 0x82F63B78 if n & 1 else n >> 1 for n in _TABLE]
 
 
 def crc32c(data: bytes) -> int:

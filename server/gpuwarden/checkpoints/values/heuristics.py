@@ -44,7 +44,8 @@ def no_weights(path: str, head: bytes, size: int) -> bool:
 def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:
     """Return warnings about the large matrices of a file; `zero` are those that the scan found to be zero."""
     blank = {id(t) for t in zero}
-    large = [t for t in anatomy.tensors if _large(t)]
+    dense = [t for t in anatomy.tensors if t.start >= 0 and t.stride is None and t.dtype in DTYPES]
+    large = [t for t in dense if t.numel >= _LARGE and len(t.shape) > 1]
     flat = [t for t in large if id(t) not in blank and _constant(source, t)]
     still = blank | {id(t) for t in flat}
     lines = (
@@ -53,10 +54,6 @@ def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list
         ("copies of each other", _copies(source, [t for t in large if id(t) not in still])),
     )
     return [f"{what}: {some(short(n, 80) for n in names)}" for what, names in lines if names]
-
-
-def _large(t: Tensor) -> bool:
-    return t.start >= 0 and t.stride is None and t.numel >= _LARGE and len(t.shape) > 1 and t.dtype in DTYPES
 
 
 def _constant(source: Source, t: Tensor) -> bool:
@@ -78,13 +75,11 @@ def _copies(source: Source, tensors: list[Tensor]) -> list[str]:
         middle = t.start + t.extent // 2
         marks = (source.at(t.start, 64), source.at(middle, 64), source.at(t.start + t.extent - 64, 64))
         other = known.setdefault((t.dtype, t.shape, *marks), t)
-        if other.start != t.start and _same(source, other, t):
+        pieces = range(0, t.extent, _PIECE)
+        if other.start != t.start and all(
+            source.at(other.start + at, n) == source.at(t.start + at, n)
+            for at in pieces
+            if (n := min(_PIECE, t.extent - at))
+        ):
             found.append(f"{short(other.name, 80)} and {short(t.name, 80)}")
     return found
-
-
-def _same(source: Source, a: Tensor, b: Tensor) -> bool:
-    pieces = range(0, a.extent, _PIECE)
-    return all(
-        source.at(a.start + at, n) == source.at(b.start + at, n) for at in pieces if (n := min(_PIECE, a.extent - at))
-    )

@@ -24,6 +24,23 @@ class Oddity:
     low: int = 1 << 64
     high: int = -1
 
+    def count(self, bits: Any, kind: DType) -> None:
+        """Add elements, which numpy has as unsigned integers."""
+        if kind.nan is not None:
+            bad = bits == kind.nan
+            self.nan += int(bad.sum())
+        else:
+            assert kind.top is not None
+            size = bits & bits.dtype.type((1 << (kind.bits - 1)) - 1)
+            bad = size >= kind.top
+            inf = 0 if kind.top == 0x7F else int((size == kind.top).sum())  # E4M3 has no infinity
+            self.inf += inf
+            self.nan += int(bad.sum()) - inf
+        rest = bits[~bad]
+        self.finite += int(rest.size)
+        if rest.size:
+            self.low, self.high = min(self.low, int(rest.min())), max(self.high, int(rest.max()))
+
     @property
     def masklike(self) -> bool:
         """Return true if it looks like an attention mask or a lone counter, where infinity is intended."""
@@ -47,7 +64,7 @@ def oddity(source: Source, tensor: Tensor, big_endian: bool = False) -> Oddity |
         return None
     found = Oddity()
     for bits in _blocks(source, tensor, numpy, f"{'>' if big_endian else '<'}u{kind.bits // 8}"):
-        _count(found, bits, kind)
+        found.count(bits, kind)
     return found
 
 
@@ -87,20 +104,3 @@ def _pieces(view: Any) -> Iterator[Any]:
     step = _BLOCK // row
     for at in range(0, view.shape[0], step):
         yield view[at : at + step].reshape(-1)
-
-
-def _count(found: Oddity, bits: Any, kind: DType) -> None:
-    if kind.nan is not None:
-        bad = bits == kind.nan
-        found.nan += int(bad.sum())
-    else:
-        assert kind.top is not None
-        size = bits & bits.dtype.type((1 << (kind.bits - 1)) - 1)
-        bad = size >= kind.top
-        inf = 0 if kind.top == 0x7F else int((size == kind.top).sum())  # E4M3 has no infinity
-        found.inf += inf
-        found.nan += int(bad.sum()) - inf
-    rest = bits[~bad]
-    found.finite += int(rest.size)
-    if rest.size:
-        found.low, found.high = min(found.low, int(rest.min())), max(found.high, int(rest.max()))

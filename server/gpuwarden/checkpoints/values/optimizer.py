@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Tensor, some
-from gpuwarden.checkpoints.pickles.torch_objects import Ref, tensor
+from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.safe_file import Source
 
 # Where an optimizer keeps a moment in the parameter's own shape.
@@ -40,18 +40,15 @@ def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...
         said.resume.append(f"{file} has no param_groups and state")
         return said
     params = [p for g in groups for p in (g.get("params") or [])]
-    if not state and params and not all(_keeps_nothing(g) for g in groups):
+    # Plain gradient descent has no state at all.
+    stateless = all(g.get("momentum") == 0 and "betas" not in g and "alpha" not in g for g in groups)
+    if not state and params and not stateless:
         said.resume.append(f"{file} has parameters but no state: it was saved before its first step")
     if len(set(map(str, params))) != len(params):
         said.resume.append(f"{file} lists a parameter twice")
     _matched(params, state, file, said)
     _moments(state, shapes, trained, len(params), file, said)
     return said
-
-
-def _keeps_nothing(group: dict[Any, Any]) -> bool:
-    """Return true for plain gradient descent, which has no state at all."""
-    return group.get("momentum") == 0 and "betas" not in group and "alpha" not in group
 
 
 def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Said) -> None:
@@ -68,14 +65,14 @@ def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Said) ->
         )
     keys = Counter(k for s in state.values() if isinstance(s, dict) for k in s)
     usual = [k for k in ("step", "exp_avg", "exp_avg_sq") if keys[k] * 2 > len(state)]
-    torn = [p for p, s in state.items() if not isinstance(s, dict) or (_plain(s) and any(k not in s for k in usual))]
+    torn = [
+        p
+        for p, s in state.items()
+        # Adafactor keeps rows and columns of large moments instead of the whole.
+        if not isinstance(s, dict) or ("exp_avg_sq_row" not in s and any(k not in s for k in usual))
+    ]
     if torn:
         said.resume.append(f"{len(torn):,} parameters lack a part of their state in {file}: {some(torn)}")
-
-
-def _plain(state: dict[Any, Any]) -> bool:
-    """Check moments' shapes. Adafactor keeps rows and columns of large moments instead of the whole."""
-    return "exp_avg_sq_row" not in state
 
 
 def _moments(
@@ -88,10 +85,11 @@ def _moments(
 ) -> None:
     first: list[tuple[int, ...]] = []
     for name, entry in state.items():
-        refs = _refs(entry)
-        if len({r.shape for r in refs}) > 1:
+        values = (entry.get(k) for k in _MOMENTS) if isinstance(entry, dict) else ()
+        found = [ref.shape for ref in map(tensor, values) if ref is not None and ref.shape != ()]
+        if len(set(found)) > 1:
             said.resume.append(f"the moments of parameter {some([name])} in {file} have different shapes")
-        first += [r.shape for r in refs[:1]]
+        first += found[:1]
     if not first or not shapes:
         return
     strange = Counter(first) - Counter(shapes)
@@ -103,11 +101,6 @@ def _moments(
         said.resume.append(f"{sum(lost.values()):,} trained tensors have no moments in {file}, of shapes {some(lost)}")
         return
     said.proved.append(f"the optimizer's {len(first):,} moments have the shapes of the model's tensors")
-
-
-def _refs(entry: Any) -> list[Ref]:
-    values = (entry.get(k) for k in _MOMENTS) if isinstance(entry, dict) else ()
-    return [ref for ref in map(tensor, values) if ref is not None and ref.shape != ()]
 
 
 def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:

@@ -36,6 +36,8 @@ from gpuwarden.remote.sandbox.words import Kind
 
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
+STOP_SEEN_S = 120.0
+"""Seconds that an approval waits for the meter to stop; the ticket goes on without it."""
 SHOWN = 20
 """Files that the question names, those without a copy first; the others are counted."""
 
@@ -83,7 +85,7 @@ def open_terminal() -> Iterator[Terminal]:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a terminal at which a person can be asked."""
+    """Return whether this process has a terminal at which a person can be asked."""
     try:
         with open_terminal():
             return True
@@ -102,24 +104,34 @@ async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool) -> Resu
 async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False) -> Result:
     """Do the same on a given terminal."""
     if ticket.startswith("r"):
-        return await _spending(ctx, ticket, terminal)
+        return await ask_spending(ctx, ticket, terminal)
     view = await proceed(ctx, ticket)
     if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
         return torn_down(view)
-    _show(ctx, view, terminal)
-    if view.record.state is Teardown.BLOCKED and not without_proof:
+    show_request(ctx, view, terminal)
+    blocked = view.record.state is Teardown.BLOCKED
+    if blocked and not without_proof:
         raise Refused(
             f"ticket {ticket} is blocked: not everything is proven",
             "Do what the findings say. Only if you give those files up: gpuwarden approve --without-proof.",
             view.findings,
         )
-    loss = _give_up(view, terminal) if view.record.state is Teardown.BLOCKED else None
-    if loss is None and terminal.ask("Type yes to approve: ") != "yes":
+    name = view.job.spec.name
+    if blocked:
+        terminal.say("What is not copied or not proven will be lost for good.")
+    prompt = f"Type the job's name ({name}) to give it up: " if blocked else "Type yes to approve: "
+    if terminal.ask(prompt) != (name if blocked else "yes"):
         raise Refused("not approved; nothing was touched")
     await check_pin(ctx, terminal)
     assert view.record.digest is not None
-    done = await approve(ctx, ticket, view.record.digest, channel="terminal", by=user(), loss=loss)
-    return torn_down(await _watch(ctx, done, terminal))
+    view = await approve(ctx, ticket, view.record.digest, channel="terminal", by=user(), loss=name if blocked else None)
+    until = ctx.clock.now() + STOP_SEEN_S
+    if view.record.state is Teardown.EXECUTING:
+        terminal.say("Approved. Waiting until the meter is seen to have stopped ...")
+    while view.record.state is Teardown.EXECUTING and ctx.clock.now() < until:
+        await ctx.clock.sleep(0.5)
+        view = await proceed(ctx, view.record.id)
+    return torn_down(view)
 
 
 def _warn(ctx: Context, terminal: Terminal) -> None:
@@ -127,7 +139,8 @@ def _warn(ctx: Context, terminal: Terminal) -> None:
         terminal.say(f"warning: {notice.text} {in_commands(notice.next_steps)}")
 
 
-def _show(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
+def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
+    """Show what a person is asked to approve: the machine, what dies with it, where copies are, and the findings."""
     lease = view.lease
     _warn(ctx, terminal)
     terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
@@ -144,26 +157,8 @@ def _show(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
         terminal.say(f"  {f.severity} {f.rule}: {line(f.message, 600)}")
 
 
-def _give_up(view: TeardownView, terminal: Terminal) -> str:
-    name = view.job.spec.name
-    terminal.say("What is not copied or not proven will be lost for good.")
-    if terminal.ask(f"Type the job's name ({name}) to give it up: ") != name:
-        raise Refused("not approved; nothing was touched")
-    return name
-
-
-async def _watch(ctx: Context, view: TeardownView, terminal: Terminal, patience_s: float = 120.0) -> TeardownView:
-    """Stay until the meter is seen to have stopped, for a while."""
-    until = ctx.clock.now() + patience_s
-    if view.record.state is Teardown.EXECUTING:
-        terminal.say("Approved. Waiting until the meter is seen to have stopped ...")
-    while view.record.state is Teardown.EXECUTING and ctx.clock.now() < until:
-        await ctx.clock.sleep(0.5)
-        view = await proceed(ctx, view.record.id)
-    return view
-
-
-async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
+async def ask_spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
+    """Ask about the price of a job that is not launched yet. Raises NotFound, Conflict or Refused."""
     found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if found is None:
         raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
@@ -176,21 +171,17 @@ async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
     if ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
     _warn(ctx, terminal)
-    _show_spending(issued, terminal)
+    price = usd_per_hour(issued.price)
+    terminal.say(f"job {issued.name} on {issued.platform}: price {price}, timeout {issued.timeout_s} s")
+    if issued.worst_cost is not None:
+        terminal.say(f"  {at_most(issued.worst_cost)}")
+    terminal.say(f"  {issued.ask}")
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
     await check_pin(ctx, terminal)
     grant_spending(ctx, found, "terminal", user())
     resume = do(Action.CHECK, "to launch it", job_id=issued.job) if issued.job else do(Action.SUBMIT, receipt=receipt)
     return Result(code="approved", message="Approved.", next=(resume,))
-
-
-def _show_spending(issued: ReceiptIssued, terminal: Terminal) -> None:
-    price = usd_per_hour(issued.price)
-    terminal.say(f"job {issued.name} on {issued.platform}: price {price}, timeout {issued.timeout_s} s")
-    if issued.worst_cost is not None:
-        terminal.say(f"  {at_most(issued.worst_cost)}")
-    terminal.say(f"  {issued.ask}")
 
 
 def grant_spending(ctx: Context, issued: Event[ReceiptIssued], channel: str, by: str) -> None:

@@ -66,24 +66,17 @@ def emit(body: dict[str, Any]) -> None:
 
 
 def redacted(body: Any) -> Any:
-    """Return a JSON body with no secret in any text of it."""
-    from gpuwarden.core.sanitize import scrubbed
-
-    return scrubbed(body, _hidden(body))
-
-
-def _hidden(body: Any) -> tuple[str, ...]:
-    """Return the secrets to take out of a body: those of this shell, and what jobs were given from another one."""
+    """Return a JSON body without secrets: those of this shell, and those that jobs were given from another one."""
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import WardenError
-    from gpuwarden.core.sanitize import secret_values
+    from gpuwarden.core.sanitize import scrubbed, secret_values
     from gpuwarden.known_secrets import KnownSecrets
 
     try:
         known = KnownSecrets(load_config().home).found_in(body)
     except (WardenError, OSError):  # the settings are broken, and this says so
         known = ()
-    return (*secret_values(os.environ), *known)
+    return scrubbed(body, (*secret_values(os.environ), *known))
 
 
 def without_secrets(model: M) -> M:

@@ -32,13 +32,10 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.cli.policy_choice import PolicyReply
     from gpuwarden.interfaces.hooks.install import HooksReply
     from gpuwarden.interfaces.results import (
-        AccountReply,
         AlertReply,
         CheckReply,
-        DiagnosisReply,
         ErrorReply,
         FindingReply,
-        InstanceReply,
         InstancesReply,
         MeterReply,
         PullReply,
@@ -147,20 +144,17 @@ def checked(reply: CheckReply) -> None:
     if reply.log:
         out.print(shown(_unfenced(reply.log)), style="dim")
     for found in reply.diagnoses:
-        _diagnosis(found)
+        title = f"[bold]{found.id}[/] {shown(found.title)}"
+        out.print(f"[yellow]{found.certainty}[/] {title} [dim]({shown(found.why)})[/]")
+        if found.lines:
+            out.print(shown(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
+        out.print(f"  [dim]fix:[/] {shown(found.fix)}")
     message(reply)
 
 
 def _unfenced(text: str) -> str:
     """Return foreign text without its fence, which is for models."""
     return "\n".join(text.splitlines()[1:-1])
-
-
-def _diagnosis(found: DiagnosisReply) -> None:
-    out.print(f"[yellow]{found.certainty}[/] [bold]{found.id}[/] {shown(found.title)} [dim]({shown(found.why)})[/]")
-    if found.lines:
-        out.print(shown(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
-    out.print(f"  [dim]fix:[/] {shown(found.fix)}")
 
 
 def _meter(meter: MeterReply) -> str:
@@ -202,10 +196,27 @@ def listed(reply: InstancesReply) -> None:
             table.add_column(head, no_wrap=True)
         table.add_column("job", overflow="fold")
         for row in reply.instances:
-            table.add_row(*_machine(row))
+            off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
+            rest = f"\n[dim]{usd_per_hour(row.stopped_usd_per_hour)} off[/]" if row.stopped_usd_per_hour else ""
+            its_job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
+            clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {shown(c.effect)}" for c in row.clocks)
+            table.add_row(
+                f"{shown(row.platform)}\n{shown(row.instance_id or 'id unknown')}",
+                f"{shown(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
+                {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing],
+                f"{usd(row.cost_usd)}\n[dim]{usd_per_hour(row.price_usd_per_hour)}[/]{rest}",
+                f"{its_job}[dim]{shown(row.note)}[/]{clocks}",
+            )
         out.print(table)
     for account in reply.accounts:
-        out.print(_funds(account))
+        name, note = shown(account.platform), shown(account.note)
+        if account.balance is None:
+            out.print(f"[magenta]unknown[/] {name}: {note}")
+        elif clock := account.clock:
+            out.print(f"[yellow]{when(clock.at)[:16]}[/] {name}: {shown(clock.trigger)}; {shown(clock.effect)}")
+        else:
+            note = f" [dim]({note})[/]" if note else ""
+            out.print(f"{name}: balance {account.balance:.2f} {shown(account.currency or '')}{note}")
     for job in reply.jobs:
         out.print(f"{job['job_id']} {colored(job['state'])} on {shown(job['platform'])}")
     for what, why in reply.unknown.items():
@@ -238,32 +249,6 @@ def standing(reply: WatchReply) -> None:
         out.print(f"[dim]{when(alert.at)}[/] [yellow]open[/] {shown(alert.kind)}: {shown(alert.text)}")
         _hint(alert)
     message(reply)
-
-
-def _funds(account: AccountReply) -> str:
-    """Return an account's balance and when it runs out."""
-    if account.balance is None:
-        return f"[magenta]unknown[/] {shown(account.platform)}: {shown(account.note)}"
-    if account.clock is not None:
-        at = f"[yellow]{when(account.clock.at)[:16]}[/]"
-        return f"{at} {shown(account.platform)}: {shown(account.clock.trigger)}; {shown(account.clock.effect)}"
-    note = f" [dim]({shown(account.note)})[/]" if account.note else ""
-    return f"{shown(account.platform)}: balance {account.balance:.2f} {shown(account.currency or '')}{note}"
-
-
-def _machine(row: InstanceReply) -> tuple[str, ...]:
-    billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing]
-    job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
-    clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {shown(c.effect)}" for c in row.clocks)
-    off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
-    rest = f"\n[dim]{usd_per_hour(row.stopped_usd_per_hour)} off[/]" if row.stopped_usd_per_hour else ""
-    return (
-        f"{shown(row.platform)}\n{shown(row.instance_id or 'id unknown')}",
-        f"{shown(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
-        billing,
-        f"{usd(row.cost_usd)}\n[dim]{usd_per_hour(row.price_usd_per_hour)}[/]{rest}",
-        f"{job}[dim]{shown(row.note)}[/]{clocks}",
-    )
 
 
 def history(rows: list[dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """The demo: one training job's whole life on a rehearsal of a rented platform. Nothing in it is staged.
 
 The processes, files, digests and refusals are real, through the same use cases that the tools and commands call. Only
-the money is pretend. It runs in a folder of its own with a policy of its own, and touches no other ledger.
+the money is pretend. Folder, policy and ledger are the demo's; it touches no others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,6 @@ class Stage:
     console: Console
     quiet: bool
     acts: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
 
     def act(self, title: str) -> None:
         """Begin the next part."""
@@ -105,62 +104,66 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _warden(home: Path) -> Context:
-    # Its script is part of gpuwarden, so it may run where no sandbox works; it is said.
+async def _story(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
+    # The demo's script is part of gpuwarden, so it may run where no sandbox works; it is said.
     channels = Approval(channels=("terminal", "rehearsal"))
     policy = Policy(platforms=("rehearsal/*",), approval=channels, local=Local(unsandboxed=True))
     clock = SystemClock()
-    return Context(Ledger(home / "ledger.db", clock, "demo"), policy, clock, home, {})
-
-
-def _open_cloud(ctx: Context) -> None:
-    """Open a cloud that follows the platform's profile and interrupts the machine at a known step."""
+    ctx = Context(Ledger(home / "ledger.db", clock, "demo"), policy, clock, home, {})
+    # The cloud follows the platform's profile, and interrupts the machine at a known step.
     settings = Settings(boot_s=0.8, stop_s=0.3, resume_s=1.0, time_scale=60 * MINUTES_PER_SECOND, settle_s=0.3)
     faults = Faults(faults=(Fault(kind="preempt", step=INTERRUPTED_AT),))
     profile = ctx.profile(PLATFORM)
-    Cloud(ctx.home / "providers" / "rehearsal" / profile.id, profile, ctx.clock, settings=settings, faults=faults)
-
-
-async def _story(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
-    ctx = _warden(home)
-    _open_cloud(ctx)
+    Cloud(home / "providers" / "rehearsal" / profile.id, profile, clock, settings=settings, faults=faults)
     stage.say(f"[dim]platform {PLATFORM}, pretend money: 1 s of yours is {MINUTES_PER_SECOND} min on the meter[/]")
-    stage.say(f"[dim]{escape(await to_thread.run_sync(_sandbox))}[/]")
-    refused = await _bad_job(ctx, stage)
-    job = await _good_job(ctx, stage)
+    sandbox = await to_thread.run_sync(detect)
+    if sandbox.kind is not Kind.NONE:
+        stage.say(f"[dim]its job runs in a sandbox on this machine: {escape(sandbox.kind)}[/]")
+    else:
+        stage.say(
+            "[dim]no sandbox works on this machine: the demo's own script runs without one; an agent's job would be "
+            "refused[/]"
+        )
+    refused, job = await _submit_jobs(ctx, stage)
     job = await _watch_training(ctx, stage, job)
     blocked = await _claim_done(ctx, stage, job)
-    pulled = await _pull(ctx, stage, job)
-    caught = await _corrupt(ctx, stage, job, pulled)
-    report = await _mend(ctx, stage, job)
+    pulled, caught, report = await _prove_copies(ctx, stage, job)
     view, channel = await _approve(ctx, stage, job, yes=yes)
     _bill(ctx, stage, job, view)
     return _result(ctx, job, refused, blocked, pulled, caught, report, view, channel)
 
 
-def _sandbox() -> str:
-    """How the demo's job runs, plainly."""
-    found = detect()
-    if found.kind is not Kind.NONE:
-        return f"its job runs in a sandbox on this machine: {found.kind}"
-    return "no sandbox works on this machine: the demo's own script runs without one; an agent's job would be refused"
-
-
 # -------------------------------------------------------------------------------------------------------- acts
 
 
-async def _bad_job(ctx: Context, stage: Stage) -> list[str]:
+async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord]:
+    """Submit a job that is refused, then the good one. Return the rules that refused the first, and the second."""
     stage.act("An agent submits a job in a hurry")
     fake = "hf_" + "x" * 34  # the shape of a token, and nobody's
     spec = JobSpec(name="hurry", platform=PLATFORM, script="import torch\nprint('training')\n", env={"HF_TOKEN": fake})
     try:
         await submit(ctx, spec)
     except Refused as no:
-        stage.say("[red]refused[/]; nothing was rented")
-        for f in (f for f in no.findings if f.blocks):
-            stage.say(f"  [bold]{f.rule}[/] {escape(f.message)}")
-        return sorted({f.rule for f in no.findings if f.blocks})
-    raise WardenError("the demo's bad job was not refused")
+        blocking = [f for f in no.findings if f.blocks]
+    else:
+        raise WardenError("the demo's bad job was not refused")
+    stage.say("[red]refused[/]; nothing was rented")
+    for f in blocking:
+        stage.say(f"  [bold]{f.rule}[/] {escape(f.message)}")
+
+    stage.act("The same agent does it properly")
+    spec = demo_spec()
+    checked = await submit(ctx, spec)
+    for f in checked.findings:
+        stage.say(f"{colored(f.severity)} [bold]{f.rule}[/] {escape(f.message)}")
+    price = checked.quote.price_usd_per_hour if checked.quote else None
+    stage.say(f"quote {usd_per_hour(price)}, {at_most(checked.worst_cost_usd)}; receipt {checked.receipt}")
+    launched = await submit(ctx, spec, receipt=checked.receipt)
+    again = await submit(ctx, spec, receipt=checked.receipt)
+    assert launched.job is not None and again.job is not None
+    same = "the same job" if again.job.id == launched.job.id else "TWO JOBS"
+    stage.say(f"[green]accepted[/] as {launched.job.id}; submitted twice by mistake: {same}")
+    return sorted({f.rule for f in blocking}), launched.job
 
 
 def demo_spec() -> JobSpec:
@@ -182,24 +185,6 @@ def demo_spec() -> JobSpec:
     )
 
 
-async def _good_job(ctx: Context, stage: Stage) -> JobRecord:
-    stage.act("The same agent does it properly")
-    spec = demo_spec()
-    checked = await submit(ctx, spec)
-    for f in checked.findings:
-        stage.say(f"{colored(f.severity)} [bold]{f.rule}[/] {escape(f.message)}")
-    price = checked.quote.price_usd_per_hour if checked.quote else None
-    stage.say(f"quote {usd_per_hour(price)}, {at_most(checked.worst_cost_usd)}; receipt {checked.receipt}")
-    launched = await submit(ctx, spec, receipt=checked.receipt)
-    again = await submit(ctx, spec, receipt=checked.receipt)
-    assert launched.job is not None and again.job is not None
-    same = again.job.id == launched.job.id
-    stage.say(
-        f"[green]accepted[/] as {launched.job.id}; submitted twice by mistake: {'the same job' if same else 'TWO JOBS'}"
-    )
-    return launched.job
-
-
 async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobRecord:
     stage.act("It trains, is interrupted as this platform interrupts, and resumes")
     deadline = ctx.clock.now() + PATIENCE_S
@@ -209,8 +194,15 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
             await ctx.clock.sleep(LOOK_S)
             seen = await check(ctx, job.id, limit=400)
             if seen.job.state is not state:
-                _tell(stage, seen.job)
-            state = seen.job.state
+                state = seen.job.state
+                if state is Job.PREEMPTED:
+                    why = escape(seen.job.why)
+                    stage.say(f"[yellow]interrupted[/]: {why}; the disk stays, the process is dead")
+                elif state is Job.RUNNING:
+                    again = f", attempt {seen.job.attempt}: the identical command" if seen.job.attempt > 1 else ""
+                    stage.say(f"[green]running[/]{again}")
+                elif state is Job.SUCCEEDED:
+                    stage.say("[green]succeeded[/]")
             cost = seen.lease.cost if seen.lease else None
             step = seen.observation.step if seen.observation else None
             loss = seen.observation.metrics.get("loss") if seen.observation else None
@@ -223,17 +215,6 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
     if job.state is not Job.SUCCEEDED:
         raise WardenError(f"the demo's job ended as {job.state}: {job.why}")
     return job
-
-
-def _tell(stage: Stage, job: JobRecord) -> None:
-    notes = {
-        Job.PREEMPTED: f"[yellow]interrupted[/]: {escape(job.why)}; the disk stays, the process is dead",
-        Job.RUNNING: "[green]running[/]"
-        + (f", attempt {job.attempt}: the identical command" if job.attempt > 1 else ""),
-        Job.SUCCEEDED: "[green]succeeded[/]",
-    }
-    if job.state in notes:
-        stage.say(notes[job.state])
 
 
 @contextlib.contextmanager
@@ -269,16 +250,14 @@ async def _claim_done(ctx: Context, stage: Stage, job: JobRecord) -> list[str]:
     return sorted({f.rule for f in view.findings if f.blocks})
 
 
-async def _pull(ctx: Context, stage: Stage, job: JobRecord) -> PullResult:
+async def _prove_copies(ctx: Context, stage: Stage, job: JobRecord) -> tuple[PullResult, bool, Report]:
+    """Pull, damage a copy, pull again. Return the first pull, if the damage was caught, and the last report."""
     stage.act("It pulls the artifacts; every copy is compared by sha256 with a manifest made on the machine")
     pulled = await pull(ctx, job.id)
     size = sum(f.size for f in pulled.received.files)
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
     stage.say(f"its log, pulled as well, says that it resumed at step {', '.join(map(str, _resumed(pulled)))}")
-    return pulled
 
-
-async def _corrupt(ctx: Context, stage: Stage, job: JobRecord, pulled: PullResult) -> bool:
     stage.act("One byte of the local copy flips")
     victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
     _flip(Path(victim.local))
@@ -286,7 +265,14 @@ async def _corrupt(ctx: Context, stage: Stage, job: JobRecord, pulled: PullResul
     _show_report(stage, report)
     view = await request(ctx, job.id, "terminate")
     stage.say(f"teardown: [red]{view.record.state}[/] by {', '.join(f.rule for f in view.findings if f.blocks)}")
-    return report.verdict == "refuted" and view.record.state is Teardown.BLOCKED
+    caught = report.verdict == "refuted" and view.record.state is Teardown.BLOCKED
+
+    stage.act("It pulls again: only the broken file travels. Then it verifies")
+    again = await pull(ctx, job.id)
+    stage.say(f"{again.received.bytes_sent:,} bytes travelled, {again.received.bytes_skipped:,} were equal already")
+    report = await verify_job(ctx, job.id, Level.LOAD)
+    _show_report(stage, report)
+    return pulled, caught, report
 
 
 def _flip(file: Path) -> None:
@@ -294,15 +280,6 @@ def _flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) * 3 // 4] ^= 0x10
     file.write_bytes(content)
-
-
-async def _mend(ctx: Context, stage: Stage, job: JobRecord) -> Report:
-    stage.act("It pulls again: only the broken file travels. Then it verifies")
-    again = await pull(ctx, job.id)
-    stage.say(f"{again.received.bytes_sent:,} bytes travelled, {again.received.bytes_skipped:,} were equal already")
-    report = await verify_job(ctx, job.id, Level.LOAD)
-    _show_report(stage, report)
-    return report
 
 
 def _show_report(stage: Stage, report: Report) -> None:
@@ -328,19 +305,16 @@ async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> 
         stage.say("recorded as channel rehearsal, which counts for pretend machines only")
         by = "the flag --yes" if yes else "the demo, without a terminal"
         await approve(ctx, view.record.id, view.record.digest, channel=channel, by=by)
-    return await _gone(ctx, stage, view.record.id), channel
 
-
-async def _gone(ctx: Context, stage: Stage, ticket: str) -> TeardownView:
     deadline = ctx.clock.now() + PATIENCE_S
-    view = await proceed(ctx, ticket)
+    view = await proceed(ctx, view.record.id)
     while view.record.state is Teardown.EXECUTING and ctx.clock.now() < deadline:
         await ctx.clock.sleep(LOOK_S)
-        view = await proceed(ctx, ticket)
+        view = await proceed(ctx, view.record.id)
     if view.record.state is not Teardown.VERIFIED_STOPPED:
         raise WardenError(f"the demo's machine was not seen gone: {view.record.state}")
     stage.say("[green]verified stopped[/]: asked, then seen gone twice")
-    return view
+    return view, channel
 
 
 def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import Final
 
 from anyio import to_thread
@@ -44,7 +43,7 @@ class CheckedReply(BaseModel):
 
 
 class LedgerReply(Result):
-    """What a walk over the whole ledger found. `first_broken` is the number of the first event that does not fit."""
+    """Result of a walk over the whole ledger. `first_broken` is the number of the first event that does not fit."""
 
     path: str
     events: int
@@ -92,9 +91,22 @@ _RESTORE: Final = (
 async def examine() -> DoctorReply:
     """Check the configuration and what it needs. Raises BadRequest for a policy that can't be read."""
     config = load_config()
-    checks = [_ledger(config), _policy(config), _disk(config.home), _notes()]
-    checks.append(await to_thread.run_sync(_sandbox, config.policy))
-    checks += [_program(name, why) for name, why in PROGRAMS]
+    ledger = _ledger(config)  # makes the home folder at first use
+    other = [f"{n.text} {in_commands(n.next_steps)}" for n in config.notices if n.kind == "other_policy"]
+    there = "" if config.policy_file.exists() else ", which does not exist"
+    policy = " ".join(other) or f"{config.policy_file}{there}, {config.digest[:19]}"
+    existing = next(p for p in (config.home, *config.home.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    checks = [
+        ledger,
+        CheckedReply(what="policy", ok=not other, found=policy),
+        CheckedReply(what="disk", ok=free > 100 << 20, found=f"{free / 2**30:.1f} GiB free at {existing}"),
+        _notes(),
+        await to_thread.run_sync(_sandbox, config.policy),
+    ]
+    for name, why in PROGRAMS:
+        path = shutil.which(name)
+        checks.append(CheckedReply(what=name, ok=path is not None, found=path or f"not installed; it {why}"))
     bad = [c.what for c in checks if not c.ok and c.what in {"ledger", "disk", "notes"}]
     plugins = plugin_rows()
     checks += plugins
@@ -153,14 +165,6 @@ def _ledger(config: Config) -> CheckedReply:
     return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events{other}")
 
 
-def _policy(config: Config) -> CheckedReply:
-    other = [f"{n.text} {in_commands(n.next_steps)}" for n in config.notices if n.kind == "other_policy"]
-    there = "" if config.policy_file.exists() else ", which does not exist"
-    return CheckedReply(
-        what="policy", ok=not other, found=" ".join(other) or f"{config.policy_file}{there}, {config.digest[:19]}"
-    )
-
-
 def _notes() -> CheckedReply:
     try:
         ok, found = summary(open_context("doctor"))
@@ -169,14 +173,8 @@ def _notes() -> CheckedReply:
         return CheckedReply(what="notes", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
 
 
-def _disk(home: Path) -> CheckedReply:
-    existing = next(p for p in (home, *home.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    return CheckedReply(what="disk", ok=free > 100 << 20, found=f"{free / 2**30:.1f} GiB free at {existing}")
-
-
 def _sandbox(policy: Policy) -> CheckedReply:
-    """What keeps the jobs of this machine in, and what it leaves open."""
+    """Check what keeps the jobs of this machine in, and what it leaves open."""
     found = detect()
     if found.kind is Kind.NONE:
         then = "jobs run without one, since the policy allows it" if policy.local.unsandboxed else "no job runs here"
@@ -191,11 +189,6 @@ OPEN = {
     Kind.LANDLOCK: "it leaves UDP open, and Unix sockets that have a path",
     Kind.SANDBOX_EXEC: "gpuwarden's tests have never run it",
 }
-
-
-def _program(name: str, why: str) -> CheckedReply:
-    path = shutil.which(name)
-    return CheckedReply(what=name, ok=path is not None, found=path or f"not installed; it {why}")
 
 
 def plugin_rows() -> list[CheckedReply]:

@@ -66,19 +66,20 @@ async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: s
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.submission.submit import submit as use_case
 
-    given["env"] = _pairs(given.pop("envs"))
-    spec = build(JobSpec, {**{k: v for k, v in given.items() if v is not None}, **_what(what, given["name"])})
+    pairs = [text.partition("=") for text in given.pop("envs")]
+    if any(not mark for _, mark, _ in pairs):
+        raise BadRequest("--env takes NAME=VALUE", "Use --secret NAME for a secret.")
+    given["env"] = {name: value for name, _, value in pairs}
+    program, *args = what
+    if program.endswith(".py"):
+        given |= {"script": read_script_file(Path(program)), "args": args}
+        given["name"] = given["name"] or Path(program).stem[:40]
+    else:
+        given |= {"command": what, "name": given["name"] or Path(program).name[:40] or "job"}
+    spec = build(JobSpec, {k: v for k, v in given.items() if v is not None})
     ctx = open_context()
     reply = results.submitted(await use_case(ctx, spec, dry_run=dry_run, receipt=receipt))
     return answer(warned(reply, ctx.notices), as_json, "submitted")
-
-
-def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
-    """Return a script with its arguments, or a command."""
-    first, *rest = what
-    if not first.endswith(".py"):
-        return {"command": what, "name": name or Path(first).name[:40] or "job"}
-    return {"script": read_script_file(Path(first)), "args": rest, "name": name or Path(first).stem[:40]}
 
 
 def read_script_file(path: Path) -> str:
@@ -98,13 +99,6 @@ def read_script_file(path: Path) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRequest(f"the script {path} is not UTF-8 (byte {error.start})", "Save it as UTF-8.") from error
-
-
-def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    if any(not mark for _, mark, _ in pairs):
-        raise BadRequest("--env takes NAME=VALUE", "Use --secret NAME for a secret.")
-    return {name: value for name, _, value in pairs}
 
 
 @cli.command()

@@ -14,7 +14,7 @@ from gpuwarden.data import data_dir
 from gpuwarden.interfaces.results import Result
 from gpuwarden.knowledge import shipped
 from gpuwarden.knowledge.freshness import check
-from gpuwarden.knowledge.proposal import TO_SAY, Bar, Draft, draft, home_of, sketch
+from gpuwarden.knowledge.proposal import TO_SAY, Bar, draft, home_of, sketch
 from gpuwarden.lifecycle.monitoring.postmortem import Lesson
 
 
@@ -93,11 +93,12 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
     else:
         made = draft(catalogue, home, title, given, lesson.lines[:1], bar)
     label = f"job {lesson.job.id}"
+    known = list(dict.fromkeys((*lesson.known, *made.known)))
     return LessonReply(
         page=made.page,
         text=fence(made.text, f"a draft with lines of {label}", limit=8_000, keep="start"),
-        known=list(dict.fromkeys((*lesson.known, *made.known))),
-        message=_about(made, lesson),
+        known=known,
+        message=f"{', '.join(known)} explain this already; is it really another failure?" if known else "",
         hint=f"When it is right, add it to {made.page} by hand." if not missing else "Say what is missing, then again.",
         complete=not missing,
         job=lesson.job.id,
@@ -110,11 +111,6 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
         missing=missing,
         doubts=lesson.doubts,
     )
-
-
-def _about(made: Draft, lesson: Lesson) -> str:
-    known = list(dict.fromkeys((*lesson.known, *made.known)))
-    return f"{', '.join(known)} explain this already; is it really another failure?" if known else ""
 
 
 def propose(page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar) -> DraftReply:

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from gpuwarden.core.errors import BadRequest, NotFound, WardenError
 from gpuwarden.core.plural import counted
-from gpuwarden.core.profile import Profile
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result
 from gpuwarden.lifecycle.context import SSH, Context
@@ -37,40 +36,34 @@ def show(ctx: Context) -> NotesReply:
 def note(ctx: Context, key: str, value: str | None) -> NotesReply:
     """Set one note, or take it out. Raises BadRequest for an invalid note; then nothing was changed."""
     file = _file(ctx)
-    change(file, key, value, lambda new: _hold(ctx, new))
+
+    def refuse_wrong(new: Notes) -> None:
+        if wrong := complaints(ctx, new):
+            raise BadRequest(" ".join(wrong), "Nothing was changed.")
+
+    change(file, key, value, refuse_wrong)
     return show(ctx)
-
-
-def _hold(ctx: Context, new: Notes) -> None:
-    wrong = complaints(ctx, new)
-    if wrong:
-        raise BadRequest(" ".join(wrong), "Nothing was changed.")
 
 
 def complaints(ctx: Context, notes: Notes) -> list[str]:
     """List notes on unknown platforms and notes without effect, one sentence each."""
     found = []
     for name, told in notes.platforms.items():
-        profile = _profile(ctx, name)
-        if profile is None:
+        try:
+            # `ssh` alone is about every machine behind SSH, so any alias will do.
+            profile = ctx.profile(f"{name}/ALIAS" if f"{name}/" == SSH else name)
+        except NotFound:
             found.append(f"platforms.{name}: unknown platform; gpuwarden profiles lists the known ones.")
-        elif (told.host or told.scratch) and profile.meter.metered:
+            continue
+        if (told.host or told.scratch) and profile.meter.metered:
             found.append(f"platforms.{name}: host and scratch are for machines of your own; {name} is rented.")
         elif told.host and (profile.backend == "local" or f"{profile.id}/" == SSH):
             found.append(f"platforms.{name}: host says nothing here: it is this machine, or the name's own alias.")
     return found
 
 
-def _profile(ctx: Context, name: str) -> Profile | None:
-    """Return the profile that a name in the notes is about; `ssh` alone is about every machine behind SSH."""
-    try:
-        return ctx.profile(f"{name}/ALIAS" if f"{name}/" == SSH else name)
-    except NotFound:
-        return None
-
-
 def summary(ctx: Context) -> tuple[bool, str]:
-    """For the doctor: whether the notes are in order, and what was found."""
+    """Return, for the doctor, if the notes are in order, and what was found."""
     file = ctx.notes_file
     if file is None or not file.exists():
         return True, "none; gpuwarden notes set KEY VALUE begins them"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from gpuwarden.config import Config, load_config, read_policy, value_at
+from gpuwarden.config import load_config, read_policy, value_at
 from gpuwarden.core.errors import Refused
-from gpuwarden.core.policy import Policy, policy_fields
+from gpuwarden.core.policy import policy_fields
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.cli.approval import Terminal, check_pin, open_terminal, user
 from gpuwarden.interfaces.cli.doctor import (
@@ -36,19 +36,15 @@ class PolicyReply(WarnedReply):
 def show_policy() -> PolicyReply:
     """Read the policy in force. Raises BadRequest for one that can't be read."""
     config = load_config()
+    known = config.recorded
     reply = PolicyReply(
         file=str(config.policy_file),
         exists=config.policy_file.exists(),
         digest=config.digest,
-        since=_since(config),
+        since=known.at if known and known.digest == config.digest else None,
         settings=setting_rows(config),
     )
     return warned(reply, config.notices, in_commands)
-
-
-def _since(config: Config) -> float | None:
-    known = config.recorded
-    return known.at if known and known.digest == config.digest else None
 
 
 async def use_policy(ctx: Context, path: Path) -> Result:
@@ -70,8 +66,15 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     terminal.say(f"policy file {line(str(file), 400)}")
     terminal.say(f"  in force now: {line(str(before.policy_file), 400)}")
     terminal.say(f"  for the ledger in {line(str(absolute(ctx.home)), 400)}")
-    for text in _changes(before.policy, policy) or ["nothing changes"]:
+    rows = [(f.path, value_at(before.policy, f.path), value_at(policy, f.path)) for f in policy_fields()]
+    changes = [row for row in rows if row[1] != row[2]]
+    for name, *values in changes:
+        # The PIN's hash, and the addresses that are as good as a key, are not shown.
+        old, new = (in_short_unless_secret(name, value) for value in values)
+        text = f"{name}: {old} -> {new if new != old else 'another one'}"
         terminal.say(f"  {line(text, 400)}")
+    if not changes:
+        terminal.say("  nothing changes")
     if terminal.ask("Type yes to put it in force: ") != "yes":
         raise Refused("not accepted; the policy stays as it is", "gpuwarden policy show says what is in force.")
     await check_pin(ctx, terminal)
@@ -89,10 +92,3 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
         message=f"{file} is the policy file of the ledger in {ctx.home} from now on.",
         hint="Start running MCP servers again: each reads the policy when it starts.",
     )
-
-
-def _changes(before: Policy, after: Policy) -> list[str]:
-    """Return the values that differ, without the PIN's hash and the addresses that are as good as a key."""
-    rows = ((f.path, value_at(before, f.path), value_at(after, f.path)) for f in policy_fields())
-    shown = ((path, *(in_short_unless_secret(path, v) for v in (old, new))) for path, old, new in rows if old != new)
-    return [f"{path}: {old} -> {new if new != old else 'another one'}" for path, old, new in shown]

@@ -28,38 +28,29 @@ def show(report: Report) -> None:
     _said(report.warnings, "yellow", "")
     rows: list[CheckpointEvidence | FileEvidence] = [*report.checkpoints, *report.files]
     rows.sort(key=lambda r: (r.verdict is Verdict.PROVEN, isinstance(r, FileEvidence), r.path))
-    if rows:
-        out.print(_table(rows[:SHOWN]))
-    if len(rows) > SHOWN:
-        bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
-        out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
-    _said(report.proved, "green", "")
-    _said(report.not_checked, "dim", "not checked: ")
-
-
-def _table(rows: Sequence[CheckpointEvidence | FileEvidence]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("verdict", no_wrap=True)
     table.add_column("path", overflow="fold", ratio=3)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("what was found", overflow="fold", ratio=5)
-    for row in rows:
+    for row in rows[:SHOWN]:
+        lines = [f"[red]{safe(t)}[/]" for t in row.problems] + [f"[magenta]{safe(t)}[/]" for t in row.doubts]
+        if row.verdict is Verdict.PROVEN:
+            lines += [safe(t) for t in row.proved]
+        lines += [f"[yellow]{safe(t)}[/]" for t in row.warnings]
         if isinstance(row, FileEvidence):
             kind, size = row.format, sized(row.size)
         else:
             kind, size = row.layout + ("" if row.step is None else f", step {row.step:,}"), ""
-        table.add_row(colored(row.verdict), f"{safe(row.path)} [dim]({safe(kind)})[/]", size, _found(row))
-    return table
-
-
-def _found(row: CheckpointEvidence | FileEvidence) -> str:
-    lines = [f"[red]{safe(t)}[/]" for t in row.problems] + [f"[magenta]{safe(t)}[/]" for t in row.doubts]
-    if row.verdict is Verdict.PROVEN:
-        lines += [safe(t) for t in row.proved]
-    lines += [f"[yellow]{safe(t)}[/]" for t in row.warnings]
-    if isinstance(row, CheckpointEvidence):
-        lines += [f"[yellow]resume: {safe(t)}[/]" for t in row.resume]
-    return "\n".join(lines)
+            lines += [f"[yellow]resume: {safe(t)}[/]" for t in row.resume]
+        table.add_row(colored(row.verdict), f"{safe(row.path)} [dim]({safe(kind)})[/]", size, "\n".join(lines))
+    if rows:
+        out.print(table)
+    if len(rows) > SHOWN:
+        bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
+        out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
+    _said(report.proved, "green", "")
+    _said(report.not_checked, "dim", "not checked: ")
 
 
 def _said(lines: Sequence[str], style: str, before: str) -> None:
@@ -70,7 +61,7 @@ def _said(lines: Sequence[str], style: str, before: str) -> None:
 
 
 def safe(text: str) -> str:
-    """Foreign text for a terminal."""
+    """Return foreign text that a terminal can print."""
     return escape(plain(text))
 
 

@@ -52,7 +52,7 @@ _POSITIONAL: Final = {
 
 def in_commands(steps: Sequence[NextStep]) -> str:
     """Return next steps as sentences with commands that can be pasted."""
-    return " ".join(map(_sentence, steps))
+    return " ".join(map(in_command, steps))
 
 
 def option(name: str) -> str:
@@ -60,7 +60,8 @@ def option(name: str) -> str:
     return OPTIONS.get(name, f"--{name.replace('_', '-')}")
 
 
-def _sentence(step: NextStep) -> str:
+def in_command(step: NextStep) -> str:
+    """Return one next step as a sentence."""
     given = step.parameters
     match step.action:
         case Action.MANUAL:
@@ -70,7 +71,10 @@ def _sentence(step: NextStep) -> str:
         case Action.SET_ARGUMENT | Action.LEAVE_OUT_ARGUMENT:
             return sentence(_argument(step), step)
         case Action.SUBMIT:
-            return sentence(_submit(given), step)
+            # An empty value, as of a receipt, means that the option is left out.
+            changes = " ".join(_options({name: value for name, value in given.items() if value != ""}))
+            call = "run the same `gpuwarden submit` again" + (f" with `{changes}`" if changes else "")
+            return sentence(call + (" without --receipt" if given.get("receipt") == "" else ""), step)
         case Action.LOOK_AT_REPO | Action.SEARCH_DATASETS:
             return sentence("look on huggingface.co", step)
     return sentence(f"run `{command(step)}`", step)
@@ -85,17 +89,6 @@ def command(step: NextStep) -> str:
     options = _options({name: value for name, value in step.parameters.items() if name not in names})
     dash = ["--"] if any(word.startswith(("-", "'-")) for word in words) else []
     return " ".join(["gpuwarden", COMMANDS[step.action], *options, *dash, *words])
-
-
-def _submit(given: Mapping[str, Scalar]) -> str:
-    """Return the earlier command with what changes; an empty receipt means that the option is left out."""
-    changes = _options({name: value for name, value in given.items() if value != ""})
-    call = "run the same `gpuwarden submit` again"
-    return (
-        call
-        + (f" with `{' '.join(changes)}`" if changes else "")
-        + (" without --receipt" if given.get("receipt") == "" else "")
-    )
 
 
 def _options(given: Mapping[str, Scalar]) -> list[str]:

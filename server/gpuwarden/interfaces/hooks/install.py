@@ -56,7 +56,7 @@ class Client:
 
     @property
     def grouped(self) -> bool:
-        """Whether an event has groups of hooks, as in Claude Code, or plain commands, as in Cursor."""
+        """Return whether an event has groups of hooks, as in Claude Code, or plain commands, as in Cursor."""
         return self.name != "cursor"
 
 
@@ -120,7 +120,8 @@ def _folder(config: Config) -> Path:
 def _command(client: Client, config: Config) -> str:
     """Return what the client's shell runs. The environment can't give Python another place to import from."""
     words = (sys.executable, "-E", "-P", "-m", MARK, client.name, str(_folder(config) / "guard.json"))
-    return f"{_quoted(*words)}{OR_DENY}"
+    command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    return f"{command}{OR_DENY}"
 
 
 def _place_guard(config: Config, settings: list[Path]) -> None:
@@ -164,10 +165,6 @@ def _told(config: Config, settings: list[Path]) -> str:
 
 def _plain(file: Path) -> str:
     return os.path.normpath(file.absolute())
-
-
-def _quoted(*words: str) -> str:
-    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def _read(client: Client, file: Path) -> dict[str, Any]:
@@ -297,12 +294,11 @@ def _trusted(client: Client, file: Path) -> bool:
                 text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
                 digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
                 kept = [states.get(f"{path}:pre_tool_use:{g}:{h}") for path in {file, file.resolve()}]
-                return any(isinstance(k, dict) and _holds(k, digest) for k in kept)
+                return any(
+                    isinstance(k, dict) and k.get("trusted_hash") == digest and k.get("enabled") is not False
+                    for k in kept
+                )
     return False
-
-
-def _holds(kept: dict[str, Any], digest: str) -> bool:
-    return kept.get("trusted_hash") == digest and kept.get("enabled") is not False
 
 
 def _write(file: Path, text: str) -> None:

@@ -1,6 +1,6 @@
 """Answers to a client's first requests from a stored snapshot, while the protocol's SDK still loads.
 
-`first_answers.json` holds what the server answers to `initialize`, `server/discover` and to the lists that never
+`first_answers.json` contains what the server answers to `initialize`, `server/discover` and to the lists that never
 change, by protocol version. `gpuwarden mcp --write-answers` writes it, and a test compares it with the real server. It
 is used only with the very version of the SDK that it was made with, and only for a request whose shape leaves no doubt
 about the answer; every other line waits for the server. The opening request is replayed to the server under an id of
@@ -46,11 +46,16 @@ _CAPABILITIES: Shape = {
 
 def load_answers(file: Path = FILE) -> Answers:
     """Return the snapshot, or nothing where there is none for the SDK that is installed."""
+    from importlib.util import find_spec
+
     try:
         stored = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    if not _installed("mcp", stored["mcp"]):
+    # Importing the SDK or reading its metadata would cost what the snapshot saves.
+    spec = find_spec("mcp")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    if not any((Path(folder).parent / f"mcp-{stored['mcp']}.dist-info").is_dir() for folder in folders):
         return {}
     results = stored["results"]
     return {
@@ -69,15 +74,6 @@ def dump_answers(answers: Answers, mcp_version: str) -> str:
             numbered.setdefault(version, {})[method] = results.index(result)
     body = {"mcp": mcp_version, "answers": numbered, "results": results}
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
-
-
-def _installed(package: str, version: str) -> bool:
-    """Whether a package is installed in this version, without importing it or reading its metadata."""
-    from importlib.util import find_spec
-
-    spec = find_spec(package)
-    folders = (spec.submodule_search_locations or []) if spec else []
-    return any((Path(folder).parent / f"{package}-{version}.dist-info").is_dir() for folder in folders)
 
 
 class FirstAnswers:
@@ -104,7 +100,7 @@ class FirstAnswers:
         return self._reply(message), _line({**message, "id": REPLAYED})
 
     def _fits(self, message: dict[str, Any], *, opening: bool = False) -> bool:
-        """Whether the snapshot holds the answer to this request."""
+        """Return whether the snapshot has the answer to this request."""
         method, params = message["method"], message.get("params", {})
         if method not in self._answers.get(self._version, {}):
             return False
@@ -135,15 +131,16 @@ def plain_request(content: bytes) -> dict[str, Any] | None:
         return None
     if not message.keys() <= {"jsonrpc", "id", "method", "params"} or not isinstance(message.get("params", {}), dict):
         return None
-    return message if "id" not in message or _is_plain_id(message["id"]) else None
+    if "id" not in message:
+        return message
+    name = message["id"]
+    # Not every reader keeps an integer above 2**53 as it is.
+    plain = is_id(name) and name != REPLAYED and (isinstance(name, str) or abs(int(str(name))) < 1 << 53)
+    return message if plain else None
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _is_plain_id(value: object) -> bool:
-    return is_id(value) and value != REPLAYED and (isinstance(value, str) or abs(int(str(value))) < 1 << 53)
 
 
 def opening_version(message: dict[str, Any]) -> str:
@@ -157,7 +154,7 @@ def opening_version(message: dict[str, Any]) -> str:
 
 
 def is_envelope(params: dict[str, Any]) -> bool:
-    """Whether these are the parameters of a 2026-07-28 request and nothing else."""
+    """Return whether these are the parameters of a 2026-07-28 request and nothing else."""
     meta = params.get("_meta")
     if params.keys() != {"_meta"} or not isinstance(meta, dict) or meta.get(f"{META}protocolVersion") != MODERN:
         return False
@@ -173,7 +170,7 @@ def is_envelope(params: dict[str, Any]) -> bool:
 
 
 def _is_shaped(value: Any, shape: Any) -> bool:
-    """Whether a value has no other keys than the shape and, below them, what the shape names."""
+    """Return whether a value has no other keys than the shape and, below them, what the shape names."""
     if shape is MAP:
         return isinstance(value, dict) and all(isinstance(inner, dict) for inner in value.values())
     if not isinstance(shape, Mapping):

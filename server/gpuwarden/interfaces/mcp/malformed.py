@@ -1,4 +1,4 @@
-"""What to answer to a line that is not a JSON-RPC message, so that no client waits for its timeout.
+"""Choose the answer to a line that is not a JSON-RPC message, so that no client waits for its timeout.
 
 The codes are those of JSON-RPC 2.0: what is not JSON is a parse error; a message of another shape is an invalid
 request; one whose contents can't be read has invalid parameters. The id is found in broken text too.
@@ -22,14 +22,14 @@ UNREADABLE: Final = (
 )
 RequestId: TypeAlias = int | str
 
-# A string, cut off or not; a run of brackets of one kind; or anything else that stands between them. No part backs up.
+# A string, cut off or not; a run of brackets of one kind; or anything else between them. No part backs up.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]++|[\]}]++|[:,]|[^\s"\[\]{}:,]++', re.DOTALL)
 _ID_AT_END = re.compile(r'"id"\s*:\s*(-?\d{1,300}|"(?:[^"\\]|\\.){0,300}")\s*\}\s*$')
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a line. `response` marks a client's own answer, to which nothing is replied."""
+    """The fault of a line. `response` marks a client's own answer, to which nothing is replied."""
 
     code: int
     message: str
@@ -57,7 +57,11 @@ def fault_of(line: Line) -> Fault | None:
     Returns None for a notification, to which JSON-RPC allows no answer.
     """
     if not line.whole:
-        return Fault(INVALID_REQUEST, f"a message has at most {MAX_LINE:,} bytes", _id_at_an_end(line.content))
+        # Only both ends of the line were kept; clients write the id first or last.
+        ends = line.content.decode("utf-8", "replace")
+        at_end = _ID_AT_END.search(ends)
+        request_id = _as_id(at_end[1]) if at_end else id_in(ends)
+        return Fault(INVALID_REQUEST, f"a message has at most {MAX_LINE:,} bytes", request_id)
     try:
         text = line.content.decode("utf-8")
     except UnicodeDecodeError:
@@ -70,10 +74,8 @@ def fault_of(line: Line) -> Fault | None:
         return Fault(PARSE_ERROR, "the message is not JSON", id_in(text))
     if isinstance(message, list):
         return BATCH
-    return _fault_of(message) if isinstance(message, dict) else Fault(INVALID_REQUEST, "a message is a JSON object")
-
-
-def _fault_of(message: dict[str, Any]) -> Fault | None:
+    if not isinstance(message, dict):
+        return Fault(INVALID_REQUEST, "a message is a JSON object")
     request_id, method = message.get("id"), message.get("method")
     if "id" in message and not is_id(request_id):
         return Fault(INVALID_REQUEST, "an id is a string or an integer", response=_is_response(message))
@@ -93,12 +95,12 @@ def _is_response(message: dict[str, Any]) -> bool:
 
 
 def _number(digits: str) -> int | float:
-    """An integer, or infinity for one of so many digits that nothing can use it."""
+    """Return an integer, or infinity for one of so many digits that nothing can use it."""
     return int(digits) if len(digits) <= MAX_DIGITS else float("inf")
 
 
 def is_id(value: object) -> bool:
-    """Whether a value can be the id of a request, and can be written back."""
+    """Return whether a value can be the id of a request, and can be written back."""
     if isinstance(value, str):
         return not any("\ud800" <= char <= "\udfff" for char in value)
     return isinstance(value, int) and not isinstance(value, bool)
@@ -127,10 +129,3 @@ def _as_id(part: str) -> RequestId | None:
     except (ValueError, RecursionError):
         return None
     return value if is_id(value) else None
-
-
-def _id_at_an_end(content: bytes) -> RequestId | None:
-    """Find the id of a message of which only both ends were kept: clients write it first or last."""
-    text = content.decode("utf-8", "replace")
-    at_end = _ID_AT_END.search(text)
-    return _as_id(at_end[1]) if at_end else id_in(text)

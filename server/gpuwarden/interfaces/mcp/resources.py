@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import read_front_matter
-from gpuwarden.knowledge.catalog import Gotcha, shipped
+from gpuwarden.knowledge.catalog import shipped
 from gpuwarden.notes import Notes, load_notes
 
 Kind: TypeAlias = Literal["references", "profiles", "skills", "notes"]
@@ -59,36 +59,28 @@ def documents(own_profiles: Path | None = None, notes_file: Path | None = None) 
     found = dict(_shipped())
     if own_profiles is not None:
         found |= {d.uri: d for d in _read_folder("profiles", own_profiles)}
-    notes = _notes(notes_file) if notes_file is not None else None
-    return found if notes is None else found | {notes.uri: notes}
-
-
-def _notes(file: Path) -> Document | None:
-    """Return the user's notes as parsed; their loader refuses what looks like a secret."""
-    try:
-        notes = load_notes(file)
-    except BadRequest:
-        return None
-    if notes == Notes():
-        return None
-    content = notes.model_dump_json(exclude_none=True, exclude_defaults=True, indent=1).encode()
-    about = "The user's notes on their setup: machines, folders, tracker, where keys are."
-    return Document("notes", file.name, NOTES_URI, "The user's notes", about, "application/json", content)
+    if notes_file is not None:
+        try:
+            notes = load_notes(notes_file)  # refuses what looks like a secret
+        except BadRequest:
+            notes = Notes()
+        if notes != Notes():
+            content = notes.model_dump_json(exclude_none=True, exclude_defaults=True, indent=1).encode()
+            about = "The user's notes on their setup: machines, folders, tracker, where keys are."
+            title, kind = "The user's notes", "application/json"
+            found[NOTES_URI] = Document("notes", notes_file.name, NOTES_URI, title, about, kind, content)
+    return found
 
 
 def entry_text(key: str) -> str:
-    """One entry of the catalogue as its page has it. Raises NotFound."""
+    """Return one entry of the catalogue as its page has it. Raises NotFound."""
     catalogue = shipped()
     gotcha = catalogue.gotcha(key)
     page = catalogue.pages[gotcha.page]
     lines = page.body.splitlines()[gotcha.line - page.first :]
     end = next((n for n, line in enumerate(lines) if n and line.startswith("## ")), len(lines))
-    return "\n".join(lines[:end]).rstrip() + _seen_also(gotcha)
-
-
-def _seen_also(gotcha: Gotcha) -> str:
-    links = [ENTRY_TEMPLATE.format(id=key) for key in gotcha.see]
-    return f"\n\nPage: {page_uri(gotcha.page)}\n" + "".join(f"See: {link}\n" for link in links)
+    see_also = "".join(f"See: {ENTRY_TEMPLATE.format(id=other)}\n" for other in gotcha.see)
+    return "\n".join(lines[:end]).rstrip() + f"\n\nPage: {page_uri(gotcha.page)}\n{see_also}"
 
 
 @lru_cache(maxsize=1)
@@ -99,32 +91,27 @@ def _shipped() -> dict[str, Document]:
 
 
 def _read_folder(kind: Kind, root: Path) -> Iterator[Document]:
+    """Yield the documents of a folder, without files that are hidden, links, too large or not text."""
     for file in sorted(root.rglob("*")):
-        path = file.relative_to(root)
-        hidden = any(part.startswith((".", "__")) for part in path.parts)
+        parts = file.relative_to(root).parts
         known = kind == "skills" or file.suffix == ".md"
-        if not hidden and known and not file.is_symlink() and file.is_file():
-            document = _document(kind, file, path.as_posix())
-            if document is not None:
-                yield document
-
-
-def _document(kind: Kind, file: Path, path: str) -> Document | None:
-    """Return the document of a file; None for a file that is not text or is too large."""
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-        text = content.decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    if len(content) > MAX_BYTES:
-        return None
-    mime_type = TYPES.get(file.suffix, "text/plain")
-    front = front_matter(text) if mime_type == MARKDOWN else {}
-    title = str(front.get("title") or front.get("name") or file.name)
-    about = str(front.get("summary") or front.get("description") or "")
-    uri = f"skill://{path}" if kind == "skills" else f"gpuwarden://{kind}/{path}"
-    return Document(kind, path, uri, title, about, mime_type, content)
+        if not known or any(part.startswith((".", "__")) for part in parts) or file.is_symlink() or not file.is_file():
+            continue
+        try:
+            with file.open("rb") as stream:
+                content = stream.read(MAX_BYTES + 1)
+            text = content.decode("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if len(content) > MAX_BYTES:
+            continue
+        mime_type = TYPES.get(file.suffix, "text/plain")
+        front = front_matter(text) if mime_type == MARKDOWN else {}
+        title = str(front.get("title") or front.get("name") or file.name)
+        about = str(front.get("summary") or front.get("description") or "")
+        path = "/".join(parts)
+        uri = f"skill://{path}" if kind == "skills" else f"gpuwarden://{kind}/{path}"
+        yield Document(kind, path, uri, title, about, mime_type, content)
 
 
 def front_matter(text: str) -> dict[str, Any]:

@@ -121,16 +121,10 @@ class WardenServer(MCPServer[Any]):
 
 
 def make_server(ctx: Context) -> WardenServer:
-    """Return the server over one warden."""
+    """Return the server over one context. Its tools refuse unknown arguments; their schemas are short."""
     server = WardenServer(ctx)
     for tools in (hub, jobs, artifacts, teardown, knowledge):
         tools.add(server, ctx)
-    _tidy(server)
-    return server
-
-
-def _tidy(server: WardenServer) -> None:
-    """Refuse unknown arguments, and strip from the schemas what only costs tokens."""
     for tool in server._tool_manager.list_tools():  # noqa: SLF001 - the SDK has no public way to do either
         model = tool.fn_metadata.arg_model
         model.model_config = ConfigDict(**{**model.model_config, "extra": "forbid"})
@@ -138,3 +132,4 @@ def _tidy(server: WardenServer) -> None:
         tool.parameters = schemas.slim(schemas.inlined(model.model_json_schema(by_alias=True)))
         tool.description = " ".join(tool.description.split())
         tool.fn_metadata.output_schema = schemas.answers(tool.fn_metadata.output_schema or {})
+    return server

@@ -6,7 +6,6 @@ Every answer is made from the same documents that `resources/read` serves, so th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 from gpuwarden.core.errors import NotFound
@@ -54,13 +53,9 @@ def _is_main(document: Document) -> bool:
 
 def _skill(main: Document) -> dict[str, Any]:
     root = main.uri.removesuffix(MAIN)
-    files: Iterable[Document] = (d for d in _files() if d.uri.startswith(root))
-    return {
-        "uri": main.uri,
-        "frontmatter": front_matter(main.text),
-        "resources": [{"uri": d.uri, "digest": _digest(d.content), "size": len(d.content)} for d in files],
-    }
-
-
-def _digest(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+    resources = [
+        {"uri": d.uri, "digest": f"sha256:{hashlib.sha256(d.content).hexdigest()}", "size": len(d.content)}
+        for d in _files()
+        if d.uri.startswith(root)
+    ]
+    return {"uri": main.uri, "frontmatter": front_matter(main.text), "resources": resources}

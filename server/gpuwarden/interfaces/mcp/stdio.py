@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 from anyio import to_thread
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, JSONRPCError, JSONRPCNotification, JSONRPCRequest, jsonrpc_message_adapter
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -62,25 +61,37 @@ async def serve_lines(
     """Serve one client's lines, and answer those that are not messages."""
     to_server, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, from_server = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def read_all() -> None:
+        async with to_server:
+            async for line in lines:
+                message = read(line)
+                if isinstance(message, SessionMessage):
+                    await to_server.send(message)
+                elif message is not None:
+                    await write(message.reply)
+
+    async def write_all() -> None:
+        async with from_server:
+            async for sent in from_server:
+                message = sent.message
+                if getattr(message, "id", None) == REPLAYED:
+                    if isinstance(message, JSONRPCError):
+                        why = message.error.message
+                        logger.error("the server refused the opening that was answered for it: %s", why)
+                    continue
+                try:
+                    line = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+                except (PydanticSerializationError, UnicodeEncodeError):
+                    logger.exception("an answer can't be written")
+                    line = error_line(getattr(message, "id", None), INTERNAL_ERROR, "the answer can't be written")
+                await write(line)
+
     low = server._lowlevel_server  # noqa: SLF001 - the SDK's own transport has no place for an answer to a bad line
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_write_all, from_server, write)
-        tasks.start_soon(_read_all, lines, to_server, write)
+        tasks.start_soon(write_all)
+        tasks.start_soon(read_all)
         await low.run(incoming, outgoing, low.create_initialization_options())
-
-
-async def _read_all(
-    lines: AsyncIterator[Line],
-    to_server: MemoryObjectSendStream[SessionMessage | Exception],
-    write: Callable[[bytes], Awaitable[None]],
-) -> None:
-    async with to_server:
-        async for line in lines:
-            message = read(line)
-            if isinstance(message, SessionMessage):
-                await to_server.send(message)
-            elif message is not None:
-                await write(message.reply)
 
 
 def read(line: Line) -> SessionMessage | Fault | None:
@@ -98,24 +109,6 @@ def read(line: Line) -> SessionMessage | Fault | None:
     # A client's answer that can't be read counts as an error, or whoever asked would wait for it.
     refused = error_line(fault.id, fault.code, fault.message)
     return SessionMessage(jsonrpc_message_adapter.validate_json(refused)) if fault.id is not None else None
-
-
-async def _write_all(
-    from_server: MemoryObjectReceiveStream[SessionMessage], write: Callable[[bytes], Awaitable[None]]
-) -> None:
-    async with from_server:
-        async for sent in from_server:
-            message = sent.message
-            if getattr(message, "id", None) == REPLAYED:
-                if isinstance(message, JSONRPCError):
-                    logger.error("the server refused the opening that was answered for it: %s", message.error.message)
-                continue
-            try:
-                line = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-            except (PydanticSerializationError, UnicodeEncodeError):
-                logger.exception("an answer can't be written")
-                line = error_line(getattr(message, "id", None), INTERNAL_ERROR, "the answer can't be written")
-            await write(line)
 
 
 # ---------------------------------------------------------------------------------------------------- the snapshot

@@ -82,24 +82,18 @@ class StdioLines:
     def _read(self) -> None:
         try:
             for line in read_lines(lambda: os.read(self._in, CHUNK)):
-                rest = self._answer_early(line)
+                # What can be answered before the server is up; the rest is what the server must still read.
+                early = self._early
+                reply, rest = early(line.content) if early is not None and line.whole else (None, line.content)
+                if reply is not None:
+                    self.write(reply)
+                    self.answered = True
                 if rest is not None:
-                    self._lines.put(rest)
+                    self._lines.put(Line(rest, line.whole))
         except OSError:
             pass  # the client is gone, which is the end of its input
         finally:
             self._lines.put(None)
-
-    def _answer_early(self, line: Line) -> Line | None:
-        """Answer what can be answered before the server is up, and return what it must still read."""
-        early = self._early
-        if early is None or not line.whole:
-            return line
-        reply, rest = early(line.content)
-        if reply is not None:
-            self.write(reply)
-            self.answered = True
-        return Line(rest) if rest is not None else None
 
     def next(self) -> Line | None:
         """Wait for the next line; None at the end of the input."""
@@ -122,19 +116,17 @@ class StdioLines:
 
 
 def _claim(number: int) -> int:
-    """Return a private descriptor of a standard stream, and turn the stream away from the client."""
-    private = _above_standard(number)
+    """Return a private descriptor of a standard stream, and turn the stream away from the client.
+
+    No child process inherits the descriptor, and it is none of the standard three.
+    """
+    if sys.platform != "win32":
+        import fcntl
+
+        private = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
+    else:
+        private = os.dup(number)
     other = os.open(os.devnull, os.O_RDONLY) if number == 0 else os.dup(2)
     os.dup2(other, number)
     os.close(other)
     return private
-
-
-def _above_standard(number: int) -> int:
-    """Duplicate a descriptor to one that no child process inherits and that is none of the standard three."""
-    if sys.platform != "win32":
-        import fcntl
-
-        return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
-    else:
-        return os.dup(number)

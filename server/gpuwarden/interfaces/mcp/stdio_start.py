@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gpuwarden.core.errors import WardenError
 from gpuwarden.interfaces.mcp.first_answers import REPLAYED, FirstAnswers, load_answers
 from gpuwarden.interfaces.mcp.malformed import error_line, fault_of, is_id
-from gpuwarden.interfaces.mcp.stdio_lines import Line, StdioLines
+from gpuwarden.interfaces.mcp.stdio_lines import StdioLines
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.context import Context
@@ -49,19 +49,15 @@ def refuse_all(lines: StdioLines, error: WardenError) -> None:
 
     told = f"gpuwarden can't start: {error.message}. {in_calls(error.next_steps)}".rstrip()
     while (line := lines.next()) is not None:
-        _refuse(lines, line, told)
-
-
-def _refuse(lines: StdioLines, line: Line, told: str) -> None:
-    try:
-        message = json.loads(line.content)
-    except (ValueError, RecursionError):
-        message = {}
-    request_id = message.get("id") if isinstance(message, dict) else None
-    if "method" not in message or request_id is None or not is_id(request_id):
-        fault = fault_of(line)
-        reply = fault.reply if fault and not fault.response else None
-    else:
-        reply = None if request_id == REPLAYED else error_line(request_id, INTERNAL_ERROR, told)
-    if reply is not None:
-        lines.write(reply)
+        try:
+            message = json.loads(line.content)
+        except (ValueError, RecursionError):
+            message = {}
+        request_id = message.get("id") if isinstance(message, dict) else None
+        if "method" not in message or request_id is None or not is_id(request_id):
+            fault = fault_of(line)
+            reply = fault.reply if fault and not fault.response else None
+        else:
+            reply = None if request_id == REPLAYED else error_line(request_id, INTERNAL_ERROR, told)
+        if reply is not None:
+            lines.write(reply)

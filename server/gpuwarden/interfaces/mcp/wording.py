@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from gpuwarden.core.guidance import Action, NextStep, Scalar
@@ -29,10 +29,11 @@ _BARE: Final = re.compile(r"[\w./:@~+-]+")
 
 def in_calls(steps: Sequence[NextStep]) -> str:
     """Return next steps as sentences that name tools and arguments."""
-    return " ".join(map(_sentence, steps))
+    return " ".join(map(in_call, steps))
 
 
-def _sentence(step: NextStep) -> str:
+def in_call(step: NextStep) -> str:
+    """Return one next step as a sentence."""
     given = step.parameters
     match step.action:
         case Action.MANUAL:
@@ -53,19 +54,13 @@ def _sentence(step: NextStep) -> str:
         case Action.USE_POLICY:
             return sentence(f"ask the user to run gpuwarden policy use {_value(given.get('file', 'FILE'))}", step)
         case Action.SUBMIT:
-            return sentence(_submit(given), step)
+            # The arguments are those of the earlier call; an empty receipt means that it is left out.
+            changes = [f"{name}={_value(value)}" for name, value in given.items() if name != "receipt"]
+            changes += [f"receipt={_value(given['receipt'])}"] if given.get("receipt") else []
+            call = ", ".join(["call submit_job with the same arguments", *changes])
+            return sentence(call + (" and no receipt" if given.get("receipt") == "" else ""), step)
     arguments = ", ".join(f"{name}={_value(value)}" for name, value in given.items())
     return sentence(f"call {TOOLS[step.action]}" + (f" with {arguments}" if arguments else ""), step)
-
-
-def _submit(given: Mapping[str, Scalar]) -> str:
-    """Return a call with the arguments of the earlier one; an empty receipt means that it is left out."""
-    values = dict(given)
-    receipt = values.pop("receipt", None)
-    parts = [f"{name}={_value(value)}" for name, value in values.items()]
-    parts += [f"receipt={_value(receipt)}"] if receipt else []
-    call = ", ".join(["call submit_job with the same arguments", *parts])
-    return call + (" and no receipt" if receipt == "" else "")
 
 
 def _argument(step: NextStep) -> str:

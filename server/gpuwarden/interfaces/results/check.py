@@ -65,7 +65,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         exit_code=seen.exit_code if seen else None,
         alerts=[quoted(a) for a in seen.alerts[-SHOWN:]] if seen else [],
         meter=meter_of(result.lease) if result.lease else None,
-        diagnoses=[_diagnosis(d, values) for d in result.diagnoses],
+        diagnoses=[diagnosis_reply(d, values) for d in result.diagnoses],
         log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
         log_cursor=result.log.next if result.log else None,
         log_bytes=result.log.size if result.log else None,
@@ -84,7 +84,8 @@ def canceled(job: JobRecord, lease: LeaseRecord | None) -> CheckReply:
     )
 
 
-def _diagnosis(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
+def diagnosis_reply(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
+    """Return a diagnosis with its evidence fenced, and without the secrets in `values`."""
     # Each line names its source, so that a log can't pass its own text off as something observed.
     evidence = "\n".join(
         f"{'log' if m.number else 'observed'}: {line(redact(m.text, values), 240)}" for m in found.lines

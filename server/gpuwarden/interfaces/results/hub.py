@@ -49,12 +49,9 @@ def _kept(model: BaseModel) -> dict[str, Any]:
 
 def _marked(value: Any, field: str) -> Any:
     if isinstance(value, str):
-        return value if field in FENCED and value.startswith("<<<DATA ") else _quotation(value, field)
+        fenced = field in FENCED and value.startswith("<<<DATA ")
+        return value if fenced or (field in IDS and _REPO.fullmatch(value)) else named(value, 400)
     if isinstance(value, dict):
-        # The names are ours, but for those of a table such as dtypes. All that a structure holds is theirs.
+        # The names are ours, but for those of a table such as dtypes. Every value in a structure is theirs.
         return {named(k) if field == "dtypes" else k: _marked(v, field) for k, v in value.items()}
     return [_marked(item, field) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _quotation(text: str, field: str) -> str:
-    return text if field in IDS and _REPO.fullmatch(text) else named(text, 400)

@@ -74,7 +74,6 @@ class InstancesReply(WarnedReply):
 
 def listed(inventory: Inventory) -> InstancesReply:
     """Return the reply to list_instances."""
-    rows = [_instance(row) for row in inventory.rows]
     unknown = {named(k, 80): quoted(v) for k, v in inventory.unknown.items()}
     trouble = inventory.ledger
     lost = trouble is not None and trouble.incomplete
@@ -86,7 +85,25 @@ def listed(inventory: Inventory) -> InstancesReply:
         code="ledger_incomplete" if lost else "unknown" if unknown else "ok",
         message=" ".join(filter(None, told)),
         next=steps(trouble.hint if trouble is not None else ""),
-        instances=rows[:100],
+        instances=[
+            InstanceReply(
+                platform=row.platform,
+                instance_id=named(row.instance_id) if row.instance_id else None,
+                ours=row.ours,
+                state=row.state,
+                billing=row.billing,
+                price_usd_per_hour=row.price_usd_per_hour,
+                cost_usd=row.cost_usd,
+                since=row.since,
+                job_id=row.job.id if row.job else None,
+                job_state=row.job.state if row.job else None,
+                note=quoted(row.note),
+                stopped_usd_per_hour=row.stopped_usd_per_hour,
+                stopped_at=row.stopped_at,
+                clocks=[_clock(c) for c in row.clocks],
+            )
+            for row in inventory.rows[:100]
+        ],
         accounts=[_account(funds) for funds in inventory.accounts],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
@@ -119,22 +136,3 @@ def _account(funds: Funds) -> AccountReply:
 
 def _clock(clock: Deadline) -> ClockReply:
     return ClockReply(at=clock.at, trigger=quoted(clock.trigger), effect=quoted(clock.effect))
-
-
-def _instance(row: Row) -> InstanceReply:
-    return InstanceReply(
-        platform=row.platform,
-        instance_id=named(row.instance_id) if row.instance_id else None,
-        ours=row.ours,
-        state=row.state,
-        billing=row.billing,
-        price_usd_per_hour=row.price_usd_per_hour,
-        cost_usd=row.cost_usd,
-        since=row.since,
-        job_id=row.job.id if row.job else None,
-        job_state=row.job.state if row.job else None,
-        note=quoted(row.note),
-        stopped_usd_per_hour=row.stopped_usd_per_hour,
-        stopped_at=row.stopped_at,
-        clocks=[_clock(c) for c in row.clocks],
-    )

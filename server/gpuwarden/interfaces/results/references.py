@@ -9,7 +9,7 @@ from gpuwarden.core.guidance import steps
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, page_uri
 from gpuwarden.interfaces.results import Result
-from gpuwarden.knowledge import Hit, search, shipped
+from gpuwarden.knowledge import search, shipped
 
 MAX_HITS = 10
 LEAD = "A match is a lead, not a proof."
@@ -79,23 +79,13 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
             message="Nothing in the references fits, which does not mean that nothing is wrong.",
             next=steps("Try the raw line of the log, or the symptom in other words."),
         )
-    return SearchReply(hits=[_hit(hit) for hit in hits], next=steps(LEAD))
-
-
-def _hit(hit: Hit) -> HitReply:
-    return HitReply(
-        id=hit.id,
-        title=hit.title,
-        why=_why(hit),
-        summary=line(hit.summary, 300),
-        fix=line(hit.fix, 400),
-        uri=page_uri(hit.page),
-    )
-
-
-def _why(hit: Hit) -> str:
-    if hit.how == "id":
-        return "its id was named"
-    if hit.how == "signature" and hit.lines:
-        return f"its signature matches: {line(hit.lines[0].text, 160)}"
-    return f"by its words, score {hit.score:g}"
+    rows = []
+    for hit in hits:
+        why = f"by its words, score {hit.score:g}"
+        if hit.how == "id":
+            why = "its id was named"
+        elif hit.how == "signature" and hit.lines:
+            why = f"its signature matches: {line(hit.lines[0].text, 160)}"
+        summary, fix = line(hit.summary, 300), line(hit.fix, 400)
+        rows.append(HitReply(id=hit.id, title=hit.title, why=why, summary=summary, fix=fix, uri=page_uri(hit.page)))
+    return SearchReply(hits=rows, next=steps(LEAD))

@@ -9,7 +9,6 @@ from gpuwarden.core.money import at_most
 from gpuwarden.core.sanitize import quoted
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.results.base import FindingReply, WarnedReply, findings
-from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.submission.submit import Submission
 
 
@@ -43,7 +42,15 @@ def submitted(result: Submission) -> SubmitReply:
     bound = f" It costs {at_most(result.worst_cost_usd)}." if result.worst_cost_usd else ""
     launch = do(Action.SUBMIT, "to launch", receipt=result.receipt or "")
     if result.job is not None:
-        _add_job(reply, result, result.job)
+        job = result.job
+        reply.job_id, reply.state = job.id, job.state
+        reply.code = "adopted" if result.adopted else "accepted"
+        same = "The same job was submitted before and is this one. " if result.adopted else ""
+        reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
+        reply.next = (do(Action.CHECK, "; it does not wait", job_id=job.id),)
+        if job.state is Job.FAILED and job.handle is None:  # nothing was to be had, and nothing ran
+            reply.ok, reply.code = False, "failed"
+            reply.next = steps(("Nothing runs. Change what the message names.", do(Action.SUBMIT, receipt="")))
     elif result.ask:
         reply.code = "approval_required"
         reply.message = f"Checked; nothing was launched. A person has to approve the spending: {result.ask}.{bound}"
@@ -53,15 +60,3 @@ def submitted(result: Submission) -> SubmitReply:
         reply.message = f"Checked; nothing was launched.{bound}"
         reply.next = (launch,)
     return reply
-
-
-def _add_job(reply: SubmitReply, result: Submission, job: JobRecord) -> None:
-    """Add the state of a job that was accepted."""
-    reply.job_id, reply.state = job.id, job.state
-    reply.code = "adopted" if result.adopted else "accepted"
-    same = "The same job was submitted before and is this one. " if result.adopted else ""
-    reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
-    reply.next = (do(Action.CHECK, "; it does not wait", job_id=job.id),)
-    if job.state is Job.FAILED and job.handle is None:  # nothing was to be had, and nothing ran
-        reply.ok, reply.code = False, "failed"
-        reply.next = steps(("Nothing runs. Change what the message names.", do(Action.SUBMIT, receipt="")))

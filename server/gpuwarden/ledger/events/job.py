@@ -49,7 +49,7 @@ class JobAccepted(Body):
 
 
 class JobRefused(Body):
-    """The submit gate refused a spec. Only its digest is kept, since it may hold a secret."""
+    """The submit gate refused a spec. Only its digest is kept, since it may contain a secret."""
 
     event: Literal["job.refused"] = "job.refused"
     MOVES_TO: ClassVar = Job.REFUSED
@@ -98,7 +98,7 @@ class JobSubmitted(Body):
 class JobObserved(Body):
     """Base of the moves that an observation of the job leads to.
 
-    `observation` may hold text of the job's own: it is kept for people and decided on by nobody.
+    `observation` may contain text of the job's own: it is kept for people and decided on by nobody.
     """
 
     observation: dict[str, Any] | None = None

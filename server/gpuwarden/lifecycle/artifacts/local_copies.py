@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuwarden.core.models import Frozen, Level, LogChunk, Manifest, Report, Verdict, digest
+from gpuwarden.core.models import Artifact, Frozen, Level, LogChunk, Manifest, Report, Verdict, digest
 from gpuwarden.core.safe_names import LOG_NAME
 from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified
 from gpuwarden.lifecycle.context import Context
@@ -49,6 +49,24 @@ class Pulled(Frozen):
     def digest(self) -> str:
         """Digest of what was pulled and where to."""
         return digest([self.dest, self.manifest.digest, sorted(self.places.items())])
+
+    def has(self, file: Artifact) -> bool:
+        """Return whether exactly this file, by size, times and digest, was pulled."""
+        known = next((a for a in self.manifest.files if a.path == file.path and file.path in self.places), None)
+        return known is not None and known.sha256 is not None and known.stamp == file.stamp
+
+    def local_manifest(self) -> Manifest:
+        """Return the machine's manifest under the names that the files have here: an absolute path is below `machine/`.
+
+        A file that never existed is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
+        """
+        files = tuple(
+            f.model_copy(update={"path": Path(self.places[f.path]).relative_to(self.dest).as_posix()})
+            for f in self.manifest.files
+            if f.path in self.places
+        )
+        absent = tuple(f for f in self.manifest.files if f.path not in self.places)
+        return self.manifest.model_copy(update={"files": files + absent, "missing": ()})
 
 
 def save_pull(

@@ -104,7 +104,8 @@ def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
     root = job.place.root if job.place else ""
     if root and real.is_relative_to(Path(root).resolve()):
         raise BadRequest(f"{target} is on the machine itself and would be lost with it", "Choose a folder outside.")
-    if real != own.resolve() and _lies_in(real, ctx.home):
+    # samefile, because a file system may ignore case
+    if real != own.resolve() and any(p.exists() and p.samefile(ctx.home) for p in (real, *real.parents)):
         raise BadRequest(f"{target} is among gpuwarden's own records", "Choose a folder outside, or none.")
     if any(real == path or path in real.parents for path in map(Path.resolve, ctx.kept[1:])):
         raise BadRequest(
@@ -117,20 +118,11 @@ def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
     return real
 
 
-def _lies_in(path: Path, folder: Path) -> bool:
-    """Return whether a path is a folder or is below it, on file systems that ignore case too."""
-    return any(p.exists() and p.samefile(folder) for p in (path, *path.parents))
-
-
-def _log_path(target: Path, artifacts: Iterable[str]) -> Path:
-    """Return the log's path beside the artifacts, unless one of them, or a parent folder, has that name."""
-    taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
-    return target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME
-
-
 async def _pull_log(backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]) -> Path | None:
-    """Save the log's last part. It proves nothing, so losing it stops nothing."""
-    path, part = _log_path(target, artifacts), target / STAGING / f"{LOG_NAME}.draft"
+    """Save the log's last part beside the artifacts. It proves nothing, so losing it stops nothing."""
+    part = target / STAGING / f"{LOG_NAME}.draft"
+    taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
+    path = target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME  # no artifact is overwritten
     try:
         chunk = await backend.logs(handle, 0, 1)
         cursor = max(0, chunk.size - LOG_LIMIT)

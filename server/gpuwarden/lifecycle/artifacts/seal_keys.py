@@ -10,7 +10,7 @@ SECURITY.md lists what a seal can't prove.
 from __future__ import annotations
 
 from gpuwarden.checkpoints.sealing import seal_log
-from gpuwarden.core.models import Artifact, Manifest
+from gpuwarden.core.models import Manifest
 from gpuwarden.known_secrets import installation_key
 from gpuwarden.lifecycle.context import Context
 
@@ -30,18 +30,14 @@ def believed(ctx: Context, job_id: str, roster: Manifest) -> Manifest:
     if not any(f.seal for f in roster.files):
         return roster
     key = job_key(ctx, job_id).encode()
-    files = (_sealed(f) if _ours(f, key, roster.taken_at) else f for f in roster.files)
+    files = []
+    for file in roster.files:
+        seal = file.seal
+        if seal is not None:
+            signed = seal.model_dump() | dict(zip(seal_log.STAMP, file.stamp, strict=True))
+            # a seal comes after the file's last change and before the manifest
+            timely = file.ctime_ns / 1e9 - CLOCK_S <= seal.sealed_at <= roster.taken_at + CLOCK_S
+            if timely and seal_log.made_with(key, signed):
+                file = file.model_copy(update={"sha256": seal.sha256, "sealed_at": seal.sealed_at})
+        files.append(file)
     return roster.model_copy(update={"files": tuple(files)})
-
-
-def _sealed(file: Artifact) -> Artifact:
-    assert file.seal is not None
-    return file.model_copy(update={"sha256": file.seal.sha256, "sealed_at": file.seal.sealed_at})
-
-
-def _ours(file: Artifact, key: bytes, now: float) -> bool:
-    """Return whether the line was made with the job's key, after the file's last change and before the manifest."""
-    if file.seal is None:
-        return False
-    made = seal_log.made_with(key, {**file.seal.model_dump(), **dict(zip(seal_log.STAMP, file.stamp, strict=True))})
-    return made and file.ctime_ns / 1e9 - CLOCK_S <= file.seal.sealed_at <= now + CLOCK_S

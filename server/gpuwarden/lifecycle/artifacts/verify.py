@@ -16,15 +16,10 @@ from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.verify import verify as verify_path
 from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.models import Level, Manifest, Report
+from gpuwarden.core.models import Level, Report
 from gpuwarden.core.states import Job
 from gpuwarden.hub.files import SCHEME
-from gpuwarden.lifecycle.artifacts.local_copies import (
-    Pulled,
-    last_pull,
-    save_verified,
-    seal,
-)
+from gpuwarden.lifecycle.artifacts.local_copies import last_pull, save_verified, seal
 from gpuwarden.lifecycle.artifacts.verify_hub import look_hub, verify_hub
 from gpuwarden.lifecycle.artifacts.verify_remote import LOOK_S, verify_there
 from gpuwarden.lifecycle.context import Context
@@ -53,7 +48,11 @@ async def verify(
     if not what.strip() or (against is not None and not against.strip()):
         raise BadRequest("an empty path names nothing", "Name a file or folder; the working folder is a dot.")
     if ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}:
-        return await _verify_job(ctx, what, level, against, where, budget, progress)
+        job = read_job(ctx.ledger, what)
+        if where == "instance" or (where == "auto" and job.handle is not None and last_pull(ctx, what) is None):
+            seconds = min(LOOK_S, budget.left_s) if budget else LOOK_S
+            return await verify_there(ctx, job, level or Level.CONTENT, against, seconds)
+        return await verify_job(ctx, what, level or Level.LOAD, against=await _other(ctx, against), progress=progress)
     if where == "instance":
         raise BadRequest(f"{what[:120]!r} is not a job, so it has no instance", "Give a job id.")
     other = await _other(ctx, against)
@@ -61,23 +60,6 @@ async def verify(
         depth = level or Level.STRUCTURE
         return await verify_hub(ctx, what, depth, against=other, budget=budget, progress=progress)
     return await verify_file(Path(what), level or Level.LOAD, against=other, budget=budget, progress=progress)
-
-
-async def _verify_job(
-    ctx: Context,
-    job_id: str,
-    level: Level | None,
-    against: str | None,
-    where: Where,
-    budget: Budget | None,
-    progress: Count | None,
-) -> Report:
-    job = read_job(ctx.ledger, job_id)
-    if where == "instance" or (where == "auto" and job.handle is not None and last_pull(ctx, job_id) is None):
-        seconds = min(LOOK_S, budget.left_s) if budget else LOOK_S
-        return await verify_there(ctx, job, level or Level.CONTENT, against, seconds)
-    other = await _other(ctx, against)
-    return await verify_job(ctx, job_id, level or Level.LOAD, against=other, progress=progress)
 
 
 async def _other(ctx: Context, against: str | None) -> Path | Findings | None:
@@ -105,42 +87,23 @@ async def verify_job(
         raise Conflict(f"nothing of job {job_id} was pulled yet, so no copy can be verified", pull)
     before = seal(pulled)
     dest = Path(pulled.dest)
-    roster = _as_it_lies_here(pulled)
+    roster = pulled.local_manifest()
     report = await anyio.to_thread.run_sync(
         lambda: verify_path(dest, level, manifest=roster, against=against, progress=progress)
     )
     save_verified(ctx, job, pulled, before, report)
-    return _with_seals(report, roster)
-
-
-def _with_seals(report: Report, roster: Manifest) -> Report:
-    """Return the report, with what is known of the digests that were taken on the machine right after a save."""
-    ours = sum(f.sealed_at is not None for f in roster.files)
-    claimed = sum(f.seal is not None for f in roster.files) - ours
-    proved, warnings = list(report.proved), list(report.warnings)
-    if ours:
-        proved.append(f"{ours:,} of {len(roster.files):,} files were sealed on the machine right after they were saved")
+    sealed = sum(f.sealed_at is not None for f in roster.files)
+    claimed = sum(f.seal is not None for f in roster.files) - sealed
+    proved, warnings = report.proved, report.warnings
+    if sealed:
+        proved += (f"{sealed:,} of {len(roster.files):,} files were sealed on the machine right after they were saved",)
     if claimed:
-        warnings.append(
+        not_ours = (
             f"{claimed:,} files have a seal on the machine that our sealer can't be shown to have made (the job can "
             "write such lines too): each counts as not sealed"
         )
-    return report.model_copy(update={"proved": tuple(proved), "warnings": tuple(warnings)})
-
-
-def _as_it_lies_here(pulled: Pulled) -> Manifest:
-    """Return the machine's manifest under the names that the files have here: an absolute path is below `machine/`.
-
-    A file that never existed is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
-    """
-    dest = Path(pulled.dest)
-    files = tuple(
-        f.model_copy(update={"path": Path(pulled.places[f.path]).relative_to(dest).as_posix()})
-        for f in pulled.manifest.files
-        if f.path in pulled.places
-    )
-    absent = tuple(f for f in pulled.manifest.files if f.path not in pulled.places)
-    return pulled.manifest.model_copy(update={"files": files + absent, "missing": ()})
+        warnings += (not_ours,)
+    return report.model_copy(update={"proved": proved, "warnings": warnings})
 
 
 async def verify_file(

@@ -16,11 +16,11 @@ from typing import TypeVar
 import anyio
 
 from gpuwarden.checkpoints.budget import Budget
-from gpuwarden.checkpoints.examine import examine_tree, look
+from gpuwarden.checkpoints.examine import examine, examine_tree, look
 from gpuwarden.checkpoints.findings import Ask, Expected, Findings
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Folder, Tree
-from gpuwarden.checkpoints.verify import report, verify
+from gpuwarden.checkpoints.verify import report, usable, verify
 from gpuwarden.core.errors import DiskError, Refused, Unreachable
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Report, Verdict
@@ -50,9 +50,20 @@ async def verify_hub(
     """Verify a repo, a folder or a file of it. Levels beyond `structure` download it."""
     config, listing = await _list(ctx, address)
     if level is Level.STRUCTURE:
-        other = await _here(against) if isinstance(against, Path) else against
+        if isinstance(against, Path):
+            local = against
+            against = await _thread(lambda: examine(usable(local), Ask(content=False)))
         found = await _thread(partial(_headers, listing, config, progress))
-        return _told(listing, report(found, level, address, other))
+        made = report(found, level, address, against)
+        known = sum(f.sha256 is not None for f in listing.files.values())
+        unread = (
+            f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, which only a download "
+            f"can compare; level content downloads {listing.bytes:,} bytes"
+        )
+        proved = made.proved
+        if made.verdict is Verdict.PROVEN:
+            proved += (f"the repo at commit {listing.commit[:12]} lists sizes that fit its storage",)
+        return made.model_copy(update={"not_checked": (unread, *made.not_checked[1:]), "proved": proved})
     if budget and listing.bytes > MOST_UNASKED:
         raise Refused(
             f"{address} has {listing.bytes:,} bytes, and level {level} downloads them",
@@ -83,13 +94,6 @@ async def _list(ctx: Context, address: str) -> tuple[HubConfig, Listing]:
 
 async def _thread(work: Callable[[], _T]) -> _T:
     return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
-
-
-async def _here(path: Path) -> Findings:
-    from gpuwarden.checkpoints.examine import examine
-    from gpuwarden.checkpoints.verify import usable
-
-    return await _thread(lambda: examine(usable(path), Ask(content=False)))
 
 
 def _inside(listing: Listing) -> dict[str, HubFile]:
@@ -135,19 +139,6 @@ def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
             folder = folders[rel]
         folder.files[parts[-1]] = file.size
     return Tree(root, top, list(folders.values()), [], {}, {})
-
-
-def _told(listing: Listing, made: Report) -> Report:
-    """Return the report, with what the Hub only says of itself."""
-    known = sum(f.sha256 is not None for f in listing.files.values())
-    bytes_unread = (
-        f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, which only a download can "
-        f"compare; level content downloads {listing.bytes:,} bytes"
-    )
-    lines = (bytes_unread, *made.not_checked[1:])
-    proved = f"the repo at commit {listing.commit[:12]} lists sizes that fit its storage"
-    heads = made.verdict is Verdict.PROVEN
-    return made.model_copy(update={"not_checked": lines, "proved": made.proved + ((proved,) if heads else ())})
 
 
 def _downloaded(listing: Listing, config: HubConfig) -> Path:

@@ -49,12 +49,41 @@ class _File(_Said):
     sealed: bool = False
     unread: bool = False
 
+    def entry(self, path: str) -> Entry:
+        """Return the file as an entry of our own findings, with every foreign line bounded."""
+        return Entry(
+            path,
+            line(self.format, 100),
+            self.size,
+            proved=_lines(self.proved),
+            unproved=_lines(self.unproved),
+            warnings=_lines(self.warnings),
+            problems=_lines(self.problems),
+            doubts=_lines(self.doubts),
+            sealed=self.sealed,
+            unread=self.unread,
+        )
+
 
 class _Folder(_Said):
     layout: str = Field(max_length=100)
     step: int | None = Field(default=None, gt=-1 << 63, lt=1 << 63)
     checkpoint: bool = False
     resume: list[str] = Field(default=[], max_length=10)
+
+    def judgement(self, path: str) -> Judgement:
+        """Return the folder as a judgement of our own findings, with every foreign line bounded."""
+        return Judgement(
+            line(self.layout, 100),
+            path,
+            self.step,
+            _lines(self.proved),
+            _lines(self.warnings),
+            _lines(self.problems),
+            _lines(self.doubts),
+            checkpoint=self.checkpoint,
+            resume=_lines(self.resume),
+        )
 
 
 class _Compared(_Foreign):
@@ -82,8 +111,15 @@ async def verify_there(
 
     Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported where a backend can't.
     """
-    if against is not None:
-        against = _path_there(against)
+    if against is not None and against.startswith(SCHEME):
+        raise BadRequest(
+            f"the instance compares with its own files, not with {against[:120]!r}",
+            "Name a path there, or pull the outputs and compare here.",
+        )
+    try:
+        against = None if against is None else clean_path(against)
+    except ValueError as why:
+        raise BadRequest(f"against: {why}", "Name a path on the instance, as outputs are named.") from why
     if job.handle is None:
         raise Conflict(
             f"job {job.id} {job.state.told} and was never launched, so it has no files", do(Action.CHECK, job_id=job.id)
@@ -91,10 +127,10 @@ async def verify_there(
     backend = ctx.backend(job.handle.backend)
     if not isinstance(backend, Examiner):
         raise NotSupported(f"{job.handle.backend} can't examine files on the machine", "Pull them, then verify.")
-    outputs = job.outputs
-    answer = await backend.examine(job.handle, outputs, level=level, seconds=seconds, against=against)
+    answer = await backend.examine(job.handle, job.outputs, level=level, seconds=seconds, against=against)
     found, compared = _findings(answer)
-    made = report(found, level, f"{job.id} on {job.spec.platform}", compared=_other(against, compared))
+    others = {} if against is None else {line(against, 60): compared}
+    made = report(found, level, f"{job.id} on {job.spec.platform}", compared=others)
     made = made.model_copy(update={"claimed": True, "not_checked": (CLAIM, *made.not_checked)})
     event = ArtifactsExaminedThere(
         verdict=made.verdict, level=level, files=len(made.files), problems=tuple(made.reasons[:20])
@@ -103,35 +139,12 @@ async def verify_there(
     return made
 
 
-def _path_there(against: str) -> str:
-    """Return a path on the machine, or what is wrong with it."""
-    if against.startswith(SCHEME):
-        raise BadRequest(
-            f"the instance compares with its own files, not with {against[:120]!r}",
-            "Name a path there, or pull the outputs and compare here.",
-        )
-    try:
-        return clean_path(against)
-    except ValueError as why:
-        raise BadRequest(f"against: {why}", "Name a path on the instance, as outputs are named.") from why
+def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compared]:
+    """Return the machine's findings as ours, strictly read and under the names of the outputs.
 
-
-def _other(against: str | None, compared: list[Compared]) -> dict[str, Compared]:
-    """Merge the comparisons of the outputs that contain a model."""
-    if against is None:
-        return {}
-    made = Compared()
-    for one in compared:
-        for name, lines in vars(one).items():
-            getattr(made, name).extend(lines)
-    if not compared:
-        made.doubts.append("there are no tensors to compare in it")
-    return {line(against, 60): made}
-
-
-def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, list[Compared]]:
-    """Return the machine's findings as ours: strictly read, and under the names of the outputs."""
-    found, compared = Findings(Path(), {}, None, []), []
+    With them come the comparisons of the outputs that contain a model, merged into one.
+    """
+    found, merged, compared = Findings(Path(), {}, None, []), Compared(), False
     for output, raw in answer.items():
         try:
             said = _Found.model_validate(dict(raw))
@@ -139,48 +152,24 @@ def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, list[C
             raise BadReply(
                 f"the machine's findings make no sense at {error.errors()[0]['loc']}", "Pull, then verify here."
             ) from error
-        _take(output, said, found)
-        if said.compared is not None:
-            compared.append(Compared(**{name: _lines(texts) for name, texts in said.compared}))
-    return found, compared
-
-
-def _take(output: str, said: _Found, found: Findings) -> None:
-    if said.error:
-        found.doubts.append(f"{output}: {line(said.error, 200)}")
-    found.doubts += [f"{output}: {line(d, 300)}" for d in said.doubts]
-    if said.more_bad:
-        found.doubts.append(f"{output}: {said.more_bad:,} more files that are not proven")
-    alone = len(said.files) == 1 and not said.folders and said.files[0].path == output.rsplit("/", 1)[-1]
-    for file in said.files:
-        path = output if alone else f"{output}/{line(file.path, 500)}"
-        found.entries[path] = Entry(
-            path,
-            line(file.format, 100),
-            file.size,
-            proved=_lines(file.proved),
-            unproved=_lines(file.unproved),
-            warnings=_lines(file.warnings),
-            problems=_lines(file.problems),
-            doubts=_lines(file.doubts),
-            sealed=file.sealed,
-            unread=file.unread,
-        )
-    for folder in said.folders:
-        path = f"{output}/{line(folder.path, 500)}" if folder.path else output
-        found.judgements.append(
-            Judgement(
-                line(folder.layout, 100),
-                path,
-                folder.step,
-                _lines(folder.proved),
-                _lines(folder.warnings),
-                _lines(folder.problems),
-                _lines(folder.doubts),
-                checkpoint=folder.checkpoint,
-                resume=_lines(folder.resume),
-            )
-        )
+        if said.error:
+            found.doubts.append(f"{output}: {line(said.error, 200)}")
+        found.doubts += [f"{output}: {line(d, 300)}" for d in said.doubts]
+        if said.more_bad:
+            found.doubts.append(f"{output}: {said.more_bad:,} more files that are not proven")
+        alone = len(said.files) == 1 and not said.folders and said.files[0].path == output.rsplit("/", 1)[-1]
+        for file in said.files:
+            path = output if alone else f"{output}/{line(file.path, 500)}"
+            found.entries[path] = file.entry(path)
+        for folder in said.folders:
+            path = f"{output}/{line(folder.path, 500)}" if folder.path else output
+            found.judgements.append(folder.judgement(path))
+        compared |= said.compared is not None
+        for name, texts in said.compared or ():
+            getattr(merged, name).extend(_lines(texts))
+    if not compared:
+        merged.doubts.append("there are no tensors to compare in it")
+    return found, merged
 
 
 def _lines(texts: list[str]) -> list[str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import (
     Answer,
-    Artifact,
     Disclosure,
-    Handle,
     Instance,
     InstanceState,
     Known,
@@ -51,9 +49,15 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
     pulled = last_pull(ctx, job.id)
     listed = await _listed(ctx, job, lease, machine, pulled)
     copy = verified_now(ctx, job.id, pulled) if pulled else Standing()
+    changed: tuple[str, ...] = ()
+    if isinstance(listed, Known) and pulled is not None:
+        before = {a.path: a.stamp for a in pulled.manifest.files}
+        changed = tuple(sorted({a.path for a in listed.value.files if before.get(a.path) != a.stamp}))
+    # the job's end was read from a file that the job itself could write, so it is looked at again
+    seen = await observe(ctx, job) if job.state in TERMINAL_JOBS else None
     facts = TeardownFacts(
         job_id=job.id,
-        job_state=await _state_now(ctx, job),
+        job_state=Job.RUNNING if seen is not None and seen.state is Job.RUNNING else job.state,
         verb=record.verb,
         profile=profile,
         machine=machine,
@@ -61,24 +65,18 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         missing=() if isinstance(listed, Unknown) else listed.value.missing,
         skipped=() if isinstance(listed, Unknown) else listed.value.skipped,
         manifest=pulled.manifest if pulled else None,
-        changed=_changed(listed, pulled),
+        changed=changed,
         copy_verdict=copy.verdict,
         copy_equal=copy.equal,
         copy_problems=copy.problems,
         copy_unread=copy.unread,
         copy_aside=copy.aside,
-        other_jobs=_others(ctx, job, lease),
+        other_jobs=_other_jobs(ctx, job, lease),
         unusable_rules=unusable_rules(),
         durable_storage=job.spec.durable_storage,
         disclosure=await _disclosed(ctx, job, lease),
     )
     return facts, pulled
-
-
-async def _state_now(ctx: Context, job: JobRecord) -> Job:
-    """Return the job's state, looked at again: its end was read from a file that the job itself could write."""
-    seen = await observe(ctx, job) if job.state in TERMINAL_JOBS else None
-    return Job.RUNNING if seen is not None and seen.state is Job.RUNNING else job.state
 
 
 async def _listed(
@@ -92,54 +90,43 @@ async def _listed(
     try:
         return Known(await ctx.backend(job.handle.backend).list_files(job.handle, job.outputs))
     except WardenError as error:
-        if pulled is not None and _is_off(machine) and _pulled_after_end(ctx, job):
-            return Known(pulled.manifest)
+        instance = machine.value if isinstance(machine, Known) else None
+        off = instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+        copied, end = ctx.ledger.last(job.subject, ArtifactsPulled), ctx.ledger.last(job.subject, JobEnded)
+        if pulled is not None and off and copied is not None and end is not None and copied.seq > end.seq:
+            return Known(pulled.manifest)  # a pull after the end missed nothing that the job wrote
         return Unknown(error.message)
 
 
-def _is_off(machine: Answer[Instance | None]) -> bool:
-    instance = machine.value if isinstance(machine, Known) else None
-    return instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
-
-
-def _pulled_after_end(ctx: Context, job: JobRecord) -> bool:
-    """Return whether the last pull came after the job's end, so that it missed nothing that the job wrote."""
-    pull = ctx.ledger.last(job.subject, ArtifactsPulled)
-    end = ctx.ledger.last(job.subject, JobEnded)
-    return pull is not None and end is not None and pull.seq > end.seq
-
-
 async def _disclosed(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
+    """Return what the machine shows besides the outputs: files that the job made there, without unchanged inputs."""
     if lease.id != job.lease:
         return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
     if job.handle is None:
         return Known(Disclosure())
     try:
-        found = await ctx.backend(job.handle.backend).disclose(job.handle)
-        same = await _unchanged_inputs(ctx, job, job.handle, {file.path for file in found.files})
+        backend = ctx.backend(job.handle.backend)
+        found = await backend.disclose(job.handle)
+        # an input looks new there when something touched it, though it still has the content that was sent
+        new = {file.path for file in found.files}
+        sent = {file.path: file.sha256 for file in job.inputs if file.path in new}
+        there = (await backend.manifest(job.handle, sent)).files if sent else ()
     except WardenError as error:
         return Unknown(error.message)
-    fresh = (f for f in found.files if f.path not in same and not _covered(f.path, job.declared))
+    same = {file.path for file in there if bare(file.sha256 or "") == sent.get(file.path)}
+    # the machine knows only the outputs of the launch, so those that were declared later are taken out here
+    fresh = (
+        file
+        for file in found.files
+        if file.path not in same and not any(f"{file.path}/".startswith(f"{output}/") for output in job.declared)
+    )
     return Known(found.model_copy(update={"files": tuple(fresh)}))
-
-
-def _covered(path: str, outputs: tuple[str, ...]) -> bool:
-    """Whether a path is one of some outputs or lies below one. The machine knows only those of the launch."""
-    return any(path == output or path.startswith(f"{output}/") for output in outputs)
-
-
-async def _unchanged_inputs(ctx: Context, job: JobRecord, handle: Handle, fresh: set[str]) -> set[str]:
-    """Inputs that look new there, because something touched them, and still have the content that was sent."""
-    sent = {file.path: file.sha256 for file in job.inputs if file.path in fresh}
-    if not sent:
-        return set()
-    there = await ctx.backend(handle.backend).manifest(handle, sent)
-    return {file.path for file in there.files if bare(file.sha256 or "") == sent.get(file.path)}
 
 
 def _files(
     job: JobRecord, profile: Profile, verb: Verb, listed: Answer[Manifest], pulled: Pulled | None
 ) -> Answer[tuple[OutputFile, ...]]:
+    """Return each listed file with its storage tier, whether the verb destroys it, and whether it was pulled."""
     if isinstance(listed, Unknown):
         return listed
     rows = []
@@ -152,31 +139,14 @@ def _files(
                 size=file.size,
                 tier=tier.tier if tier else "unknown",
                 dies=not profile.survives(path, verb, requested=job.spec.durable_storage),
-                copied=_copied(file, pulled),
+                copied=pulled is not None and pulled.has(file),
             )
         )
     return Known(tuple(rows))
 
 
-def _copied(file: Artifact, pulled: Pulled | None) -> bool:
-    """Return whether exactly this file, by size, times and digest, was pulled."""
-    if pulled is None or file.path not in pulled.places:
-        return False
-    known = next((a for a in pulled.manifest.files if a.path == file.path), None)
-    return known is not None and known.sha256 is not None and known.stamp == file.stamp
-
-
-def _changed(listed: Answer[Manifest], pulled: Pulled | None) -> tuple[str, ...]:
-    """Return the files that differ from the manifest of the last pull; none before a first pull."""
-    if isinstance(listed, Unknown) or pulled is None:
-        return ()
-    before = {a.path: a.stamp for a in pulled.manifest.files}
-    now = {a.path: a.stamp for a in listed.value.files}
-    return tuple(sorted(path for path in now if before.get(path) != now[path]))
-
-
-def _others(ctx: Context, job: JobRecord, lease: LeaseRecord) -> tuple[str, ...]:
-    """Jobs that have not ended and use the same instance."""
+def _other_jobs(ctx: Context, job: JobRecord, lease: LeaseRecord) -> tuple[str, ...]:
+    """Return the other jobs that use the same instance and have not ended."""
     found = []
     for subject in ctx.ledger.leases_of_instance(lease.instance_id) if lease.instance_id else ():
         other = read_lease(ctx.ledger, subject.removeprefix("lease/"))

@@ -85,9 +85,12 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
         raise await _owned(ctx, job)
     async with ctx.lock(job_id):
         job = await advance_locked(ctx, job_id)
-        lease = _lease_to_end(ctx, job, verb)
+        lease, live = job.lease, lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
         if lease is None:
             raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
+        ended = lease not in live and not (verb == "terminate" and believed(ctx, lease) == "stopped")
+        if ended and live:  # nothing is left to end there, and another lease of the job bills
+            lease = live[0]
         await tend(ctx, lease)
         ticket = _open_ticket(ctx, lease, verb)
         return await _proceed(ctx, ticket)
@@ -127,20 +130,13 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
         return await _proceed(ctx, ticket)
 
 
-def _lease_to_end(ctx: Context, job: JobRecord, verb: Verb) -> str | None:
-    """Return the lease of the job's machine while there is something to end, then any other lease of the job."""
-    live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
-    if job.lease is None or job.lease in live or not live:
-        return job.lease
-    return job.lease if verb == "terminate" and believed(ctx, job.lease) == "stopped" else live[0]
-
-
 def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
     """Return the request for this lease and verb: the open one, else the one that ended the machine, else a new one.
 
     A request under way is finished first.
     """
-    job = read_lease(ctx.ledger, lease).job_id
+    record = read_lease(ctx.ledger, lease)
+    job = record.job_id
     for subject in ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS, job=job):
         found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
         if found.lease != lease:
@@ -152,9 +148,11 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
             if found.state is Teardown.NEEDS_HUMAN:  # its verb got nowhere; another one may
                 ctx.ledger.add(found.subject, TeardownRequested(why=why))
             ctx.ledger.add(found.subject, TeardownWithdrawn(why=why))
-    ended = _ended_by(ctx, lease, verb)
-    if ended is not None:
-        return ended
+    if record.state in {Lease.STOPPED, Lease.NONE}:  # asking again must not ask a person again
+        for subject in reversed(ctx.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED, job=job)):
+            found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
+            if found.lease == lease and found.verb in {verb, "terminate"}:
+                return found.id
     if believed(ctx, lease) == "gone":
         raise Conflict(
             f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
@@ -162,18 +160,6 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
     ticket = f"t{random.token_hex(5)}"
     ctx.ledger.add(f"teardown/{ticket}", TeardownRequested(job=job, lease=lease, verb=verb))
     return ticket
-
-
-def _ended_by(ctx: Context, lease: str, verb: Verb) -> str | None:
-    """Return the finished request that `verb` would only repeat: asking again must not ask a person again."""
-    record = read_lease(ctx.ledger, lease)
-    if record.state not in {Lease.STOPPED, Lease.NONE}:
-        return None
-    for subject in reversed(ctx.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED, job=record.job_id)):
-        found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
-        if found.lease == lease and found.verb in {verb, "terminate"}:
-            return found.id
-    return None
 
 
 async def _proceed(ctx: Context, ticket: str) -> TeardownView:
@@ -196,22 +182,17 @@ async def _judge(ctx: Context, record: TeardownRecord) -> TeardownView:
     findings = tuple(run_rules(rules_of("teardown"), facts))
     blocked = any(f.blocks for f in findings)
     seen = facts_digest(record, facts, pulled, findings)
-    if blocked or record.state is not Teardown.AWAITING_HUMAN or record.digest != seen or record.without_proof:
-        _record_judgement(ctx, record, seen, findings, Teardown.BLOCKED if blocked else Teardown.AWAITING_HUMAN)
+    waiting = record.state is Teardown.AWAITING_HUMAN
+    if blocked or not waiting or record.digest != seen or record.without_proof:
+        judged = TeardownBlocked if blocked else TeardownAwaitingHuman
+        event = judged(digest=seen, findings=findings, expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s)
+        with ctx.ledger.transaction():
+            if waiting and not blocked:
+                ctx.ledger.add(record.subject, TeardownRequested(why="the facts changed"))
+            ctx.ledger.add(record.subject, event, moves=not (blocked and record.state is Teardown.BLOCKED))
     kept = () if isinstance(facts.files, Unknown) else tuple(f for f in facts.files.value if not f.dies)
     record = read_teardown(ctx.ledger, record.id)
     return _view(ctx, record, findings, facts.dying, kept, pulled)
-
-
-def _record_judgement(
-    ctx: Context, record: TeardownRecord, seen: str, findings: tuple[Finding, ...], state: Teardown
-) -> None:
-    judged = TeardownBlocked if state is Teardown.BLOCKED else TeardownAwaitingHuman
-    event = judged(digest=seen, findings=findings, expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s)
-    with ctx.ledger.transaction():
-        if record.state is state is Teardown.AWAITING_HUMAN:
-            ctx.ledger.add(record.subject, TeardownRequested(why="the facts changed"))
-        ctx.ledger.add(record.subject, event, moves=not record.state is state is Teardown.BLOCKED)
 
 
 def _view(
@@ -244,25 +225,36 @@ async def approve(
             again = do(Action.TEARDOWN, "for a new ticket", job_id=job_id)
             raise Conflict(f"ticket {ticket} is {record.state}; it can't be approved (again)", again)
         if record.expires_at is not None and ctx.clock.now() > record.expires_at:
-            await _judge_afresh(ctx, record)
+            if record.state is Teardown.AWAITING_HUMAN:
+                ctx.ledger.add(record.subject, TeardownRequested(why="the ticket expired"))
+            await _judge(ctx, read_teardown(ctx.ledger, ticket))
             raise Conflict(f"ticket {ticket} has expired", "Look at it again, then approve what is true now.")
         view = await _judge(ctx, record)
         if view.record.digest != seen:
             raise Conflict(f"the facts of ticket {ticket} changed since they were shown", "Look at them again.")
         _check_channel(ctx, view, channel, loss)
-        _grant(ctx, view, seen, channel, by, loss)
+        record = view.record
+        granted = ApprovalGranted(
+            digest=seen,
+            channel=channel,
+            by=by,
+            policy=ctx.policy_digest,
+            expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s,
+            findings=record.findings,
+            without_proof=loss is not None and record.state is Teardown.BLOCKED,
+        )
+        with ctx.ledger.transaction():
+            if record.state is Teardown.BLOCKED:
+                body = granted.model_dump(exclude={"event", "why"})
+                given_up = TeardownAwaitingHuman(why="a person gave up what has no proof", **body)
+                ctx.ledger.add(record.subject, given_up)
+            ctx.ledger.add(record.subject, granted)
         await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
         return _view(ctx, read_teardown(ctx.ledger, ticket), view.findings, view.dying, view.kept)
 
 
-async def _judge_afresh(ctx: Context, record: TeardownRecord) -> None:
-    """Send an expired request back and judge it again, with a new time to live."""
-    if record.state is Teardown.AWAITING_HUMAN:
-        ctx.ledger.add(record.subject, TeardownRequested(why="the ticket expired"))
-    await _judge(ctx, read_teardown(ctx.ledger, record.id))
-
-
 def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str | None) -> None:
+    """Raise Refused or BadRequest where an approval by this channel can't carry the request out as it is now."""
     record = view.record
     if channel not in ctx.policy.approval.channels:
         raise Refused(
@@ -287,32 +279,22 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
         )
 
 
-def _grant(ctx: Context, view: TeardownView, seen: str, channel: Channel, by: str, loss: str | None) -> None:
-    record = view.record
-    granted = ApprovalGranted(
-        digest=seen,
-        channel=channel,
-        by=by,
-        policy=ctx.policy_digest,
-        expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s,
-        findings=record.findings,
-        without_proof=loss is not None and record.state is Teardown.BLOCKED,
-    )
-    with ctx.ledger.transaction():
-        if record.state is Teardown.BLOCKED:
-            given_up = TeardownAwaitingHuman(
-                why="a person gave up what has no proof", **granted.model_dump(exclude={"event", "why"})
-            )
-            ctx.ledger.add(record.subject, given_up)
-        ctx.ledger.add(record.subject, granted)
-
-
 async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
-    """Use an approval, once, and ask the provider. `fresh`: the facts were compared a moment ago, under this lock."""
+    """Use an approval, once, and ask the provider. One that is no longer true sends the request back.
+
+    `fresh`: the facts were compared a moment ago, under this lock.
+    """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     assert granted is not None
-    if not fresh and not await _still_true(ctx, record, granted.data):
-        return
+    if not fresh:
+        facts, pulled = await gather(ctx, record)
+        findings = tuple(run_rules(rules_of("teardown"), facts))
+        expired = not granted.data.holds_at(ctx.clock.now())
+        if expired or facts_digest(record, facts, pulled, findings) != granted.data.digest:
+            why = "the approval expired" if expired else "the facts changed after the approval"
+            ctx.ledger.add(record.subject, TeardownRequested(why=why))
+            await _judge(ctx, read_teardown(ctx.ledger, record.id))
+            return
     lease = read_lease(ctx.ledger, record.lease)
     with ctx.ledger.transaction():
         used = ApprovalUsed(channel=granted.data.channel, digest=granted.data.digest, verb=record.verb)
@@ -320,19 +302,6 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
         if lease.state in {Lease.METERING, Lease.UNVERIFIED}:
             ctx.ledger.add(lease.subject, LeaseStopping(ticket=record.id, verb=record.verb))
     await _finish(ctx, read_teardown(ctx.ledger, record.id))
-
-
-async def _still_true(ctx: Context, record: TeardownRecord, granted: ApprovalGranted) -> bool:
-    """Return whether an approval that was not carried out at once is still valid. If not, the request goes back."""
-    facts, pulled = await gather(ctx, record)
-    findings = tuple(run_rules(rules_of("teardown"), facts))
-    expired = not granted.holds_at(ctx.clock.now())
-    if not expired and facts_digest(record, facts, pulled, findings) == granted.digest:
-        return True
-    why = "the approval expired" if expired else "the facts changed after the approval"
-    ctx.ledger.add(record.subject, TeardownRequested(why=why))
-    await _judge(ctx, read_teardown(ctx.ledger, record.id))
-    return False
 
 
 async def _finish(ctx: Context, record: TeardownRecord) -> None:

@@ -7,7 +7,7 @@ rented: its end is a person's decision. The user's own is looked over by the sub
 
 from __future__ import annotations
 
-from gpuwarden.backends.base import Backend, Keyed
+from gpuwarden.backends.base import Keyed
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import Place
@@ -36,8 +36,22 @@ async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
         return place
     place = pinned(ctx, lease.id, place)
     if place.host_key is None:
-        place = place.model_copy(update={"host_key": await _trust(ctx, lease, backend, place)})
-    errors = [f for f in await _look_over(ctx, lease, backend, place) if f.severity is Severity.ERROR]
+        try:
+            key = await backend.host_key(place)
+        except Refused:
+            raise
+        except WardenError as silence:
+            raise NoContact(silence.message) from silence
+        ctx.ledger.add(lease.subject, _contact(place, key))
+        place = place.model_copy(update={"host_key": key.line})
+    checked = ctx.ledger.last(lease.subject, HostChecked)
+    findings = checked.data.findings if checked else tuple(await backend.check(place))
+    if checked is None:
+        lost = next((f for f in findings if f.rule == "PF-HOST-001" and f.severity is Severity.UNKNOWN), None)
+        if lost is not None:
+            raise NoContact(lost.message)
+        ctx.ledger.add(lease.subject, HostChecked(findings=findings))
+    errors = [f for f in findings if f.severity is Severity.ERROR]
     if errors:
         raise Unfit(
             "; ".join(f.message for f in errors),
@@ -65,7 +79,12 @@ async def greet_own(ctx: Context, place: Place) -> Place:
     trusted = ctx.ledger.last(subject, HostTrusted)
     if trusted is None or trusted.data.host_key != key.line:
         if trusted is not None and key.first_contact:
-            raise _another(place, trusted.data.fingerprint, key.fingerprint)
+            changed = HostKeyChanged(str(place.host), trusted.data.fingerprint, key.fingerprint)
+            changed.next_steps = steps(
+                "Another machine has that address, or somebody is in between. If you reinstalled the machine, compare "
+                f"the fingerprint on the machine itself and let ssh add it to your known_hosts: ssh {place.host}"
+            )
+            raise changed
         ctx.ledger.add(subject, _contact(place, key))
     return place.model_copy(update={"host_key": key.line})
 
@@ -77,15 +96,6 @@ async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
     return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)
 
 
-def _another(place: Place, before: str, now: str) -> HostKeyChanged:
-    changed = HostKeyChanged(str(place.host), before, now)
-    changed.next_steps = steps(
-        "Another machine has that address, or somebody is in between. If you reinstalled the machine, compare the "
-        f"fingerprint on the machine itself and let ssh add it to your known_hosts: ssh {place.host}"
-    )
-    return changed
-
-
 def _contact(place: Place, key: HostKey) -> HostTrusted:
     how = "trusted on first use" if key.first_contact else "listed in known_hosts"
     return HostTrusted(
@@ -95,27 +105,3 @@ def _contact(place: Place, key: HostKey) -> HostTrusted:
         port=place.port,
         why=f"first contact: its host key {key.fingerprint} is {how}; no other will be accepted",
     )
-
-
-async def _trust(ctx: Context, lease: LeaseRecord, backend: Keyed, place: Place) -> str:
-    try:
-        key = await backend.host_key(place)
-    except Refused:
-        raise
-    except WardenError as silence:
-        raise NoContact(silence.message) from silence
-    ctx.ledger.add(lease.subject, _contact(place, key))
-    return key.line
-
-
-async def _look_over(ctx: Context, lease: LeaseRecord, backend: Backend, place: Place) -> list[Finding]:
-    """Return the findings on this machine: those in the ledger, else those of a look now."""
-    checked = ctx.ledger.last(lease.subject, HostChecked)
-    if checked is not None:
-        return list(checked.data.findings)
-    findings = await backend.check(place)
-    lost = next((f for f in findings if f.rule == "PF-HOST-001" and f.severity is Severity.UNKNOWN), None)
-    if lost is not None:
-        raise NoContact(lost.message)
-    ctx.ledger.add(lease.subject, HostChecked(findings=tuple(findings)))
-    return findings

@@ -26,17 +26,34 @@ ROUNDING: Final = 1.01
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
     """Return whether a job may be launched at its machine's price. `no`: nobody answered in time."""
-    price, allowed = machine.price_usd_per_hour, _allowed(ctx, job)
+    price, settled = machine.price_usd_per_hour, ctx.ledger.last(job.subject, PriceAccepted)
+    allowed = settled.data.price if settled else job.price
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
     asked = ctx.ledger.last(job.subject, PriceAsk)
     if asked is None or price > asked.data.price * ROUNDING:
         question = _question(ctx, job, price, allowed)
-        if question:
-            _ask(ctx, job, price, question)
-            return "ask"
-        ctx.ledger.add(job.subject, PriceAccepted(price=price, why=_said(price, allowed)))
-        return "yes"
+        if not question:
+            ctx.ledger.add(job.subject, PriceAccepted(price=price, why=_said(price, allowed)))
+            return "yes"
+        # `approve` knows this ticket. It fits no submission, so it can't rent a second machine.
+        ticket, spec = f"r{random.token_hex(8)}", job.spec
+        expires = ctx.clock.now() + ctx.profile(spec.platform).limits.boot_timeout_s
+        issued = ReceiptIssued(
+            job=job.id,
+            ask=question,
+            price=price,
+            expires_at=expires,
+            name=spec.name,
+            platform=spec.platform,
+            timeout_s=spec.timeout_s,
+            spec_digest="",
+            facts_digest="",
+        )
+        with ctx.ledger.transaction():
+            ctx.ledger.add(f"receipt/{ticket}", issued)
+            ctx.ledger.add(job.subject, PriceAsk(ticket=ticket, price=price, expires_at=expires, why=question))
+        return "ask"
     if spending_approved(ctx, asked.data.ticket):
         ctx.ledger.add(job.subject, PriceAccepted(price=price, why="a person approved it"))
         return "yes"
@@ -64,12 +81,6 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
     return PriceQuestion(text, (approval(asked.data.ticket), resume))
 
 
-def _allowed(ctx: Context, job: JobRecord) -> float | None:
-    """Return the price that was checked, or a higher one that was settled since."""
-    settled = ctx.ledger.last(job.subject, PriceAccepted)
-    return settled.data.price if settled else job.price
-
-
 def _said(price: float, allowed: float) -> str:
     return f"the machine bills {usd_per_hour(price)}, and {usd_per_hour(allowed)} was checked"
 
@@ -84,23 +95,3 @@ def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str
         return f"{_said(price, allowed)}, and what the job may cost at most is unknown"
     over = over_caps(ctx, job.spec.platform, job.worst_cost * price / job.price, of=job.id)
     return f"{_said(price, allowed)}: {over}" if over else ""
-
-
-def _ask(ctx: Context, job: JobRecord, price: float, question: str) -> None:
-    """Issue a ticket that `approve` knows. It fits no submission, so it can't rent a second machine."""
-    ticket = f"r{random.token_hex(8)}"
-    expires = ctx.clock.now() + ctx.profile(job.spec.platform).limits.boot_timeout_s
-    issued = ReceiptIssued(
-        job=job.id,
-        ask=question,
-        price=price,
-        expires_at=expires,
-        name=job.spec.name,
-        platform=job.spec.platform,
-        timeout_s=job.spec.timeout_s,
-        spec_digest="",
-        facts_digest="",
-    )
-    with ctx.ledger.transaction():
-        ctx.ledger.add(f"receipt/{ticket}", issued)
-        ctx.ledger.add(job.subject, PriceAsk(ticket=ticket, price=price, expires_at=expires, why=question))

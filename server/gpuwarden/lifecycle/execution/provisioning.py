@@ -76,8 +76,13 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
         ctx.ledger.add(f"lease/{lease}", intent, token=lease)
         rents = JobProvisioning(lease=lease, generation=generation)
         ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
-    job = read_job(ctx.ledger, job.id)
-    return await _create(ctx, job, read_lease(ctx.ledger, lease), _bounded(ctx, job))
+    # At most the checked price, and no longer than needed. No cap goes to a platform that reports no price.
+    job, spec = read_job(ctx.ledger, job.id), job.spec
+    runs = 1 + spec.max_restarts if spec.interruptible else 1
+    boot_s = ctx.profile(spec.platform).limits.boot_timeout_s
+    deadline_s = spec.timeout_s and boot_s + runs * spec.timeout_s + FETCH_S
+    limits = {"max_price_usd_per_hour": job.price, "deadline_s": deadline_s}
+    return await _create(ctx, job, read_lease(ctx.ledger, lease), wanted(spec).model_copy(update=limits))
 
 
 def wanted(spec: JobSpec) -> Resources:
@@ -91,30 +96,21 @@ def wanted(spec: JobSpec) -> Resources:
     )
 
 
-def _bounded(ctx: Context, job: JobRecord) -> Resources:
-    """Return the request to the provider: at most the checked price, and no longer than needed.
-
-    No cap is requested from a platform that reports no price.
-    """
-    spec = job.spec
-    runs = 1 + spec.max_restarts if spec.interruptible else 1
-    boot_s = ctx.profile(spec.platform).limits.boot_timeout_s
-    return wanted(spec).model_copy(
-        update={
-            "max_price_usd_per_hour": job.price,
-            "deadline_s": spec.timeout_s and boot_s + runs * spec.timeout_s + FETCH_S,
-        }
-    )
-
-
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
+    """Send the create request and record its outcome; an answer that names no machine of ours counts as lost."""
     try:
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)
     except MAYBE_DONE as lost:
         answer = Unknown(lost.message)
     except WardenError as refusal:
         ctx.ledger.add(lease.subject, CreateDoubted(why=refusal.message, code=refusal.code))
-        return await _doubted(ctx, job, lease)
+        found = await _carrying(ctx, lease)  # a refusal may have made one
+        if isinstance(found, Unknown):
+            return False
+        if found.value:
+            return _take_on(ctx, lease, found.value)
+        ctx.ledger.add(lease.subject, CreateRefused(why=refusal.message))
+        return _refused_for_good(ctx, job, lease)
     if isinstance(answer, Known) and answer.value.token != lease.id:
         answer = Unknown(f"the answer names machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
@@ -129,19 +125,6 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     if answer.value.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, answer.value.why)
     return True
-
-
-async def _doubted(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
-    """Close the lease of a refused request when no instance carries its token: a refusal may have made one."""
-    found = await _carrying(ctx, lease)
-    if isinstance(found, Unknown):
-        return False
-    if found.value:
-        return _take_on(ctx, lease, found.value)
-    doubted = ctx.ledger.last(lease.subject, CreateDoubted)
-    assert doubted is not None
-    ctx.ledger.add(lease.subject, CreateRefused(why=doubted.data.why))
-    return _refused_for_good(ctx, job, lease)
 
 
 def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
@@ -225,7 +208,7 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
     if isinstance(found, Known):
         ours = sorted((i for i in found.value if i.token == lease.id), key=lambda i: (i.created_at or 0, i.id))
         held = any(_holder(ctx, lease, i) for i in ours)  # then it is neither our machine nor the lack of one
-        found = Unknown("another lease stands for the machine that carries the token") if held else Known(tuple(ours))
+        found = Unknown("the machine that carries the token belongs to another lease") if held else Known(tuple(ours))
     if isinstance(found, Unknown):
         ctx.unseen[lease.id] = found.why
     else:
@@ -256,6 +239,7 @@ def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
 
 
 async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Answer[Instance | None]) -> bool:
+    """Decide by the state of a rented machine: contact it, wait, start it again, or give it back."""
     if isinstance(answer, Unknown):
         return False
     instance = answer.value

@@ -24,48 +24,41 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
         return ()
     lease = lease_now(ctx, job.lease)
     if job.state is Job.PREEMPTED:
-        stopped = lease.instance is not None and lease.instance.state is InstanceState.STOPPED
-        return steps(_stopped(job)) if stopped else ()
+        if lease.instance is None or lease.instance.state is not InstanceState.STOPPED:
+            return ()
+        hint: Hint = (
+            "Its machine is stopped and has what was saved; gpuwarden does not start it.",
+            "To go on, start it in the platform's console.",
+            do(Action.CHECK, "to relaunch the job there", job_id=job.id),
+            do(Action.PULL, "to copy what can be copied and give the machine up", alternative=True, job_id=job.id),
+            do(Action.TEARDOWN, "after that", job_id=job.id),
+        )
+        return steps(hint)
     if job.handle is None or not (lease.state is Lease.STOPPED or job.reason is Code.CAME_BACK_EMPTY):
         return ()
-    return steps([NOT_RENTED_AGAIN, *steps(_submit_again(ctx, job))])
-
-
-def _stopped(job: JobRecord) -> Hint:
-    return (
-        "Its machine is stopped and has what was saved; gpuwarden does not start it.",
-        "To go on, start it in the platform's console.",
-        do(Action.CHECK, "to relaunch the job there", job_id=job.id),
-        do(Action.PULL, "to copy what can be copied and give the machine up", alternative=True, job_id=job.id),
-        do(Action.TEARDOWN, "after that", job_id=job.id),
-    )
-
-
-def _submit_again(ctx: Context, job: JobRecord) -> Hint:
     pulled = last_pull(ctx, job.id)
     if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:
         start = "There is no verified copy of what it saved, so the same work starts from the beginning."
         again = do(Action.SUBMIT, ", which asks for the price again", receipt="")
         if pulled is None:
-            return start, again
-        unproven = f"The copy in {pulled.dest} is not proven."
-        return start, again, unproven, do(Action.VERIFY, "to find out", job_id=job.id)
+            return steps((NOT_RENTED_AGAIN, start, again))
+        verify = do(Action.VERIFY, "to find out", job_id=job.id)
+        return steps((NOT_RENTED_AGAIN, start, again, f"The copy in {pulled.dest} is not proven.", verify))
     size = sum(f.size for f in pulled.manifest.files)
     if size > MAX_BYTES:
-        return (
-            f"The verified copy in {pulled.dest} ({size / 2**20:,.0f} MiB) is too large for an input.",
-            "Push it to the Hub first.",
-            do(Action.SUBMIT, "and a script that resumes from that repo", receipt=""),
-        )
-    name = _below(ctx, pulled)
+        large = f"The verified copy in {pulled.dest} ({size / 2**20:,.0f} MiB) is too large for an input."
+        resume = do(Action.SUBMIT, "and a script that resumes from that repo", receipt="")
+        return steps((NOT_RENTED_AGAIN, large, "Push it to the Hub first.", resume))
+    name = name_below_cwd(ctx, pulled)
     first = f"To resume, copy {pulled.dest}, which is verified, to a folder named resume in the working directory."
-    resume = do(
-        Action.SUBMIT, f"and a script that resumes from {name or 'resume'}", inputs=(*job.spec.inputs, name or "resume")
-    )
-    return ("To resume, use the verified copy." if name else first), resume
+    if name is not None:
+        first = "To resume, use the verified copy."
+    folder = name or "resume"
+    resume = do(Action.SUBMIT, f"and a script that resumes from {folder}", inputs=(*job.spec.inputs, folder))
+    return steps((NOT_RENTED_AGAIN, first, resume))
 
 
-def _below(ctx: Context, pulled: Pulled) -> str | None:
+def name_below_cwd(ctx: Context, pulled: Pulled) -> str | None:
     """Return the copy's path in the working directory, where an input can be named; None elsewhere or when hidden."""
     root = (ctx.cwd or Path.cwd()).resolve()
     there = Path(pulled.dest).resolve()

@@ -8,7 +8,7 @@ import anyio
 import anyio.to_thread
 
 from gpuwarden.core.errors import NotFound, WardenError
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Unknown
+from gpuwarden.core.models import Answer, Handle, Instance, InstanceState, Known, Observation, Place, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.sanitize import scrubbed
@@ -62,20 +62,40 @@ OBSERVED: Final[dict[Job, type[JobObserved]]] = {
 async def submitting(ctx: Context, job: JobRecord) -> bool:
     """Launch the announced attempt, once, however often this is called."""
     assert job.place is not None
-    attempt = _attempt(ctx, job)
+    announced = ctx.ledger.last(job.subject, JobSubmitting)
+    attempt = announced.data.attempt if announced else 1
     if job.cancel_requested:
-        launched = await _launched(ctx, job, attempt)
-        if launched is None:
+        found: Answer[Handle | None] = Known(None)
+        if job.attempt >= attempt:  # it may have been launched
+            try:
+                found = await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
+            except WardenError as error:
+                found = Unknown(error.message)
+        if isinstance(found, Unknown):
             return False
-        if not launched:
+        if found.value is None:
             return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
     if job.lease is not None:
         answer = await look(ctx, job.lease)
-        if isinstance(answer, Known) and (stopped := _machine_lost(ctx, job, answer.value)) is not None:
-            return stopped
-    token = f"{job.id}-a{attempt}"
-    secrets = _secret_values(ctx, job)
+        machine = answer.value if isinstance(answer, Known) else None
+        if isinstance(answer, Known) and machine is None:
+            return _lease_ended(ctx, job) and move(ctx, job, JobFailed(), because(Code.GONE_EARLY))
+        if machine is not None and machine.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
+            return move(ctx, job, JobPreempted(), because(Code.INTERRUPTED_EARLY))
+    return await _launch(ctx, job, job.place, attempt)
+
+
+async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> bool:
+    """Record the intent to launch an attempt, then ask the backend for it. Raises NotFound for a missing secret."""
+    missing = [name for name in job.spec.secrets if not ctx.env.get(name)]
+    if missing:
+        raise NotFound(
+            f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
+            "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
+        )
+    secrets = {name: ctx.env[name] for name in job.spec.secrets}
     ctx.known_secrets.remember(secrets.values())
+    token = f"{job.id}-a{attempt}"
     if ctx.ledger.used(SubmitIntent, token) is None:
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
     backend = ctx.backend(ctx.profile(job.spec.platform).backend)
@@ -84,7 +104,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     try:
         with anyio.fail_after(STEP_S):
             inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)
-            handle = await backend.submit(job.spec, job.place, job.id, secrets=secrets, attempt=attempt, inputs=inputs)
+            handle = await backend.submit(job.spec, place, job.id, secrets=secrets, attempt=attempt, inputs=inputs)
     except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent on token and attempt: the next call asks again
     except WardenError as refusal:
@@ -92,34 +112,6 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     instance = read_lease(ctx.ledger, job.lease).instance if job.lease else None
     since = instance.running_since if instance else None
     return move(ctx, job, JobSubmitted(handle=handle, attempt=attempt, running_since=since))
-
-
-def _attempt(ctx: Context, job: JobRecord) -> int:
-    """Return the attempt that the present move to *submitting* announced; the first is 1."""
-    moved = ctx.ledger.last(job.subject, JobSubmitting)
-    return moved.data.attempt if moved else 1
-
-
-async def _launched(ctx: Context, job: JobRecord, attempt: int) -> bool | None:
-    """Return whether an attempt may have been launched; None where that is unknown."""
-    if job.attempt < attempt:
-        return False
-    assert job.place is not None
-    try:
-        found = await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
-    except WardenError:
-        return None
-    return None if isinstance(found, Unknown) else found.value is not None
-
-
-def _secret_values(ctx: Context, job: JobRecord) -> dict[str, str]:
-    missing = [name for name in job.spec.secrets if not ctx.env.get(name)]
-    if missing:
-        raise NotFound(
-            f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
-            "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
-        )
-    return {name: ctx.env[name] for name in job.spec.secrets}
 
 
 async def running(ctx: Context, job: JobRecord) -> bool:
@@ -130,13 +122,19 @@ async def running(ctx: Context, job: JobRecord) -> bool:
         return await _end(ctx, job)
     observed = await observe(ctx, job)
     state, reason = judge(job, observed, machine, _restarted(ctx, job, observed, machine))
-    if reason.code is Code.INTERRUPTION_UNSEEN and observed is not None and _had_its_time(ctx, job):
-        claimed = observed.reason is Code.TERMINATED
-        state, reason = Job.FAILED, because(Code.NOT_INTERRUPTED if claimed else Code.VANISHED)
+    if reason.code is Code.INTERRUPTION_UNSEEN and observed is not None:
+        before = ctx.ledger.last(job.subject, ProcessGone)
+        if before is None or before.data.attempt != job.attempt:
+            ctx.ledger.add(job.subject, ProcessGone(attempt=job.attempt))
+        elif ctx.clock.now() - before.at >= INTERRUPTION_S:
+            claimed = observed.reason is Code.TERMINATED
+            state, reason = Job.FAILED, because(Code.NOT_INTERRUPTED if claimed else Code.VANISHED)
     if state is Job.UNKNOWN and observed is not None and observed.lost:
         state, reason = _without_folder(ctx, job, observed)
-    elif observed is not None and observed.state is Job.RUNNING:
-        _remember(ctx, job, observed)
+    elif observed is not None and observed.state is Job.RUNNING and observed.machine:
+        known = ctx.ledger.last(job.subject, MachineSeen)
+        if known is None or known.data.machine != observed.machine:  # a later start proves that the process is dead
+            ctx.ledger.add(job.subject, MachineSeen(machine=observed.machine))
     if state is Job.UNKNOWN and job.id in ctx.blind:
         reason = because(Code.NO_ANSWER, ctx.blind[job.id].message)
     if state is job.state:
@@ -163,22 +161,6 @@ def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: 
     if known is not None and known.seq > launched.seq:
         first = known.data.machine
     return bool(seen and seen.machine and first and seen.machine != first)
-
-
-def _had_its_time(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a platform had time to report an interruption since the process of this attempt was seen gone."""
-    before = ctx.ledger.last(job.subject, ProcessGone)
-    if before is None or before.data.attempt != job.attempt:
-        ctx.ledger.add(job.subject, ProcessGone(attempt=job.attempt))
-        return False
-    return ctx.clock.now() - before.at >= INTERRUPTION_S
-
-
-def _remember(ctx: Context, job: JobRecord, seen: Observation) -> None:
-    """Record which start of its machine a job runs on: a later one proves that its process is dead."""
-    known = ctx.ledger.last(job.subject, MachineSeen)
-    if seen.machine and (known is None or known.data.machine != seen.machine):
-        ctx.ledger.add(job.subject, MachineSeen(machine=seen.machine))
 
 
 def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, Reason]:
@@ -292,12 +274,3 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
         place = pinned(ctx, job.lease, answer.value.place)
     assert place is not None
     return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place), because(Code.RELAUNCH))
-
-
-def _machine_lost(ctx: Context, job: JobRecord, instance: Instance | None) -> bool | None:
-    """Handle a machine that went away while a launch was being made; None when it is there."""
-    if instance is None:
-        return _lease_ended(ctx, job) and move(ctx, job, JobFailed(), because(Code.GONE_EARLY))
-    if instance.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
-        return move(ctx, job, JobPreempted(), because(Code.INTERRUPTED_EARLY))
-    return None

@@ -63,25 +63,32 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
 
     `raised` are the open alerts: near its limit, a condition stays until it clears well.
     """
-    found = [*await _budgets(ctx), *_accounts(ctx, raised)]
-    for job_id in _telling(ctx):
+    found = []
+    for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
+        cap = ctx.policy.caps_for(platform).per_day_usd
+        if cap > 0 and (billed := await billed_today(ctx, pretend=bool(platform))) >= cap:
+            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
+            found.append(Condition(subject, "day_budget", text))
+    for funds in known_funds(ctx):
+        subject, clock = f"{BALANCE}{funds.platform}", funds.clock
+        # An open alert clears later than it was raised: what is spent goes up and down.
+        hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
+        if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
+            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
+            found.append(Condition(subject, "danger_clock", line(text, 400)))
+    day = ctx.clock.now() - DAY_S
+    failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
+    lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
+    for job_id in dict.fromkeys((*unsettled(ctx), *(subject.removeprefix("job/") for subject in lately))):
         await checkpoint()
         job = read_job(ctx.ledger, job_id)
-        found += _of_job(ctx, job, raised)
-        found += [c for name in leases_of(ctx, job) for c in _of_lease(ctx, job, lease_now(ctx, name))]
+        found += _job_conditions(ctx, job, raised)
+        found += [c for name in leases_of(ctx, job) for c in _lease_conditions(ctx, job, lease_now(ctx, name))]
     for name in ctx.ledger.resting():
         await checkpoint()
         lease = lease_now(ctx, name.removeprefix("lease/"))
         found += _clocks(ctx, read_job(ctx.ledger, lease.job_id), lease)
     return found
-
-
-def _telling(ctx: Context) -> list[str]:
-    """Return the jobs that something may be so of: the unsettled, and those that failed or were interrupted lately."""
-    day = ctx.clock.now() - DAY_S
-    failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
-    preempted = (e.subject for e in ctx.ledger.recent(JobPreempted, day))
-    return list(dict.fromkeys((*unsettled(ctx), *(s.removeprefix("job/") for s in (*failed, *preempted)))))
 
 
 def _recent(ctx: Context, at: float) -> bool:
@@ -91,7 +98,8 @@ def _recent(ctx: Context, at: float) -> bool:
 # --------------------------------------------------------------------------------------------------------- a job
 
 
-def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+    """Yield what is so of a job: its failure or interruption, questions about it, and what its last look showed."""
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
         text, following = f"{job.id} failed: {why}.", (*job.next_steps, *recovery_steps(ctx, job))
@@ -112,12 +120,13 @@ def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]
         yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
     seen = ctx.observed.get(job.id)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
-        yield from _of_look(ctx, job, seen, raised)
+        yield from _observed_conditions(ctx, job, seen, raised)
 
 
-def _of_look(
+def _observed_conditions(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[tuple[str, str, str]]
 ) -> Iterator[Condition]:
+    """Yield what an observation of a job shows: an idle GPU, a stall, a disk that fills."""
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
     look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
@@ -144,7 +153,8 @@ def _of_look(
 # ------------------------------------------------------------------------------------------------------- a machine
 
 
-def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
+def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
+    """Yield what is so of a machine: it bills for nothing, can't be seen, met a cap, came back, or ends soon."""
     watch, cost = ctx.policy.watch, spent(ctx, lease.id)
     machine = f"the machine of {job.id} on {lease.platform}"
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
@@ -201,29 +211,6 @@ def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condit
 
 
 # ------------------------------------------------------------------------------------------------------- all of it
-
-
-async def _budgets(ctx: Context) -> list[Condition]:
-    found = []
-    for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
-        cap = ctx.policy.caps_for(platform).per_day_usd
-        if cap > 0 and (billed := await billed_today(ctx, pretend=bool(platform))) >= cap:
-            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
-            found.append(Condition(subject, "day_budget", text))
-    return found
-
-
-def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
-    """Yield the balances that end soon.
-
-    An open alert clears later than it was raised: what is spent goes up and down.
-    """
-    for funds in known_funds(ctx):
-        subject, clock = f"{BALANCE}{funds.platform}", funds.clock
-        hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
-        if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
-            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
-            yield Condition(subject, "danger_clock", line(text, 400))
 
 
 async def billed_today(ctx: Context, *, pretend: bool) -> float:

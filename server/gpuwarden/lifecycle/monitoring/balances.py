@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import NotSupported, in_our_words
-from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Unknown
+from gpuwarden.core.models import Instance, InstanceState, Known, Unknown
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import LeaseRecord
@@ -19,9 +19,11 @@ UNTOLD: Final = "what becomes of the machines then is not described; add credit,
 async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:
     """Ask for the balance where a machine may bill, and remember what it comes to."""
     machines = {i.id: i for i in listed if i.state is not InstanceState.GONE}
-    for lease in (lease_now(ctx, m.id) for m in mine):
-        if lease.instance is not None and lease.instance.id in machines:
-            machines[lease.instance.id] = _fuller(machines[lease.instance.id], lease.instance)
+    for seen in (lease_now(ctx, lease.id).instance for lease in mine):
+        if seen is not None and seen.id in machines:  # only a look at a machine shows some prices
+            known = machines[seen.id]
+            missing = (f for f in ("price_usd_per_hour", "stopped_usd_per_hour") if getattr(known, f) is None)
+            machines[seen.id] = known.model_copy(update={f: getattr(seen, f) for f in missing})
     if not machines:
         ctx.funds[platform] = None
         return
@@ -31,31 +33,16 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
         return
     except Exception as error:
         balance = Unknown(in_our_words(error).message)
-    burn, whole = _burn(machines.values(), balance)
-    ctx.funds[platform] = Funds(platform, balance, burn, whole, ctx.clock.now(), _effect(ctx, platform))
-
-
-def _fuller(listed: Instance, seen: Instance) -> Instance:
-    """Return a machine of a list with the prices that only a look at it shows."""
-    told = {f: getattr(seen, f) for f in ("price_usd_per_hour", "stopped_usd_per_hour") if getattr(listed, f) is None}
-    return listed.model_copy(update=told)
-
-
-def _burn(machines: Iterable[Instance], balance: Answer[Balance]) -> tuple[float, bool]:
-    """Return the hourly spending, and whether all of it is known. The platform's figure counts where it is higher."""
-    rates = [i.stopped_usd_per_hour if i.meter is False else i.price_usd_per_hour for i in machines]
-    total, whole = sum(max(0.0, rate) for rate in rates if rate is not None), None not in rates
-    if isinstance(balance, Unknown):
-        return total, whole
-    if balance.value.currency != "USD":
-        return 0.0, False
-    told = balance.value.per_hour
-    return (total, whole) if told is None else (max(total, told), True)
-
-
-def _effect(ctx: Context, platform: str) -> str:
+    rates = [m.stopped_usd_per_hour if m.meter is False else m.price_usd_per_hour for m in machines.values()]
+    burn, whole = sum(max(0.0, rate) for rate in rates if rate is not None), None not in rates
+    if isinstance(balance, Known):
+        if balance.value.currency != "USD":
+            burn, whole = 0.0, False
+        elif balance.value.per_hour is not None:  # the platform's figure counts where it is higher
+            burn, whole = max(burn, balance.value.per_hour), True
     clocks = ctx.profile(platform).danger_clocks
-    return next((c.effect for c in clocks if c.counts_from == "balance"), UNTOLD)
+    effect = next((clock.effect for clock in clocks if clock.counts_from == "balance"), UNTOLD)
+    ctx.funds[platform] = Funds(platform, balance, burn, whole, ctx.clock.now(), effect)
 
 
 def known_funds(ctx: Context) -> list[Funds]:

@@ -58,28 +58,22 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     if lease is not None and lease.state in LIVE_LEASES and (unseen := ctx.unseen.get(lease.id)):
         note = note or f"The machine can't be seen, and counts as billing: {unseen}."
     observation, log = None, None
+    start = -limit if cursor is None else cursor
     # A machine takes its logs along; a serverless platform keeps a job's log after its container is gone.
     kept = ctx.profile(job.spec.platform).kind == "serverless"
     if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
         observation = await observe(ctx, job)
-        log, trouble = await _log(ctx, job, cursor, limit)
-        note = note or trouble
-    elif job.handle is not None and (log := pulled_log(ctx, job_id, -limit if cursor is None else cursor, limit)):
+        try:
+            log = await ctx.backend(job.handle.backend).logs(job.handle, start, limit)
+        except WardenError as error:
+            note = note or f"the log can't be read: {error.message}"
+    elif job.handle is not None and (log := pulled_log(ctx, job_id, start, limit)):
         note = note or "The machine is gone; this is the log as it was pulled."
     question = price_question(ctx, job)
     note = " ".join(filter(None, (note, question.text if question else "")))
     waiting_for = question.next_steps if question else recovery_steps(ctx, job)
     following = steps((*blocked, *job.next_steps, *advice(job, lease), *waiting_for))
     return Checked(job, observation, lease, log, note, await diagnosed(ctx, job, observation), following)
-
-
-async def _log(ctx: Context, job: JobRecord, cursor: int | None, limit: int) -> tuple[LogChunk | None, str]:
-    assert job.handle is not None
-    try:
-        start = -limit if cursor is None else cursor
-        return await ctx.backend(job.handle.backend).logs(job.handle, start, limit), ""
-    except WardenError as error:
-        return None, f"the log can't be read: {error.message}"
 
 
 async def cancel(ctx: Context, job_id: str) -> JobRecord:

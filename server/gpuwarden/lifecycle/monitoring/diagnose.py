@@ -33,16 +33,13 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> t
         return ()
     # A program that ended well may have printed anything on the way.
     log = "" if job.state is Job.SUCCEEDED else await tail_of(ctx, job, reachable=seen is not None)
-    code = _exit_code(seen) if failed and seen else None
+    code = None
+    if failed and seen:
+        code = 128 + seen.signal if seen.signal else seen.exit_code  # as a shell gives it
     # In a thread: the references take a second to read the first time.
     return await anyio.to_thread.run_sync(
         lambda: diagnose(shipped(), log, exit_code=code, seen=signs, failed=failed, limit=LIMIT)
     )
-
-
-def _exit_code(seen: Observation) -> int | None:
-    """Return the code as a shell gives it."""
-    return 128 + seen.signal if seen.signal else seen.exit_code
 
 
 def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
@@ -53,9 +50,23 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
             yield Seen(sign=_sign(alert.kind, alert.subject, seen.metrics), text=_text(alert))
     if state is Job.RUNNING and seen.stale:
         yield Seen(sign=Sign.STALL, text=f"the runner: {seen.why}")
-    if state is Job.FAILED:
-        yield from _of_the_end(seen)
-        yield from _of_the_machine(seen.beat or Beat())
+    if state is not Job.FAILED:
+        return
+    beat = seen.beat or Beat()
+    if seen.reason is Code.TIME_LIMIT:
+        yield Seen(sign=Sign.TIME_LIMIT, text=f"its end: {seen.why}", sure=True)
+    elif seen.reason is Code.VANISHED:
+        yield Seen(sign=Sign.VANISHED, text=f"its end: {seen.why}")
+    if seen.reason is Code.OUT_OF_MEMORY:
+        yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed for memory: {seen.why}", sure=True)
+    elif beat.oom_kills:
+        text = f"the kernel killed for memory beside the job {beat.oom_kills} times while it ran"
+        yield Seen(sign=Sign.OOM_KILL, text=text)
+    if beat.disk_free is not None and beat.disk_free < FULL_BYTES:
+        yield Seen(sign=Sign.DISK_FULL, text=f"heartbeat: {beat.disk_free:,} bytes free of {beat.disk_total or 0:,}")
+    if beat.inodes_free is not None and beat.inodes_free <= FULL_INODES:
+        text = f"heartbeat: {beat.inodes_free:,} inodes free of {beat.inodes_total or 0:,}"
+        yield Seen(sign=Sign.INODES_USED, text=text)
 
 
 def stall_of(seen: Observation) -> str:
@@ -85,6 +96,7 @@ def _text(alert: RunnerAlert) -> str:
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
+    """Return the sign of an alert; that of a value which is not finite depends on the metric's name."""
     if kind != "nonfinite":
         return {"spike": Sign.LOSS_SPIKE, "slowed": Sign.SLOWED, "stall": Sign.STALL}[kind]
     last = re.split(r"[/.]", name.lower())[-1]
@@ -92,26 +104,6 @@ def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
         return Sign.NONFINITE_LOSS
     hidden = last == "grad_norm" and metrics.get("loss") == 0.0
     return Sign.NONFINITE_HIDDEN if hidden else Sign.NONFINITE_METRIC
-
-
-def _of_the_end(seen: Observation) -> Iterator[Seen]:
-    if seen.reason is Code.TIME_LIMIT:
-        yield Seen(sign=Sign.TIME_LIMIT, text=f"its end: {seen.why}", sure=True)
-    elif seen.reason is Code.VANISHED:
-        yield Seen(sign=Sign.VANISHED, text=f"its end: {seen.why}")
-    if seen.reason is Code.OUT_OF_MEMORY:
-        yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed for memory: {seen.why}", sure=True)
-    elif seen.beat and seen.beat.oom_kills:
-        text = f"the kernel killed for memory beside the job {seen.beat.oom_kills} times while it ran"
-        yield Seen(sign=Sign.OOM_KILL, text=text)
-
-
-def _of_the_machine(beat: Beat) -> Iterator[Seen]:
-    if beat.disk_free is not None and beat.disk_free < FULL_BYTES:
-        yield Seen(sign=Sign.DISK_FULL, text=f"heartbeat: {beat.disk_free:,} bytes free of {beat.disk_total or 0:,}")
-    if beat.inodes_free is not None and beat.inodes_free <= FULL_INODES:
-        text = f"heartbeat: {beat.inodes_free:,} inodes free of {beat.inodes_total or 0:,}"
-        yield Seen(sign=Sign.INODES_USED, text=text)
 
 
 async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:

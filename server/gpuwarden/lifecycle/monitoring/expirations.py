@@ -34,18 +34,11 @@ def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadlin
         for clock in ctx.profile(lease.platform).danger_clocks
         if not (clock.without_timeout and job.spec.timeout_s) and (at := clock.fires_at(created, off)) is not None
     ]
-    if (ends_at := _ends_at(ctx, lease)) is not None:
-        found.append(
-            Deadline(
-                ends_at, "the end that the platform has set", "the machine is stopped or ended, and with it the job"
-            )
-        )
+    ends_at = lease.instance.ends_at if lease.instance else None
+    if ends_at is None:  # some platforms report it only in their answer to the create
+        seen = answers(ctx.ledger.history(lease.subject))
+        ends_at = next((instance.ends_at for _, instance in reversed(seen) if instance.ends_at), None)
+    if ends_at is not None:
+        effect = "the machine is stopped or ended, and with it the job"
+        found.append(Deadline(ends_at, "the end that the platform has set", effect))
     return tuple(sorted(found, key=lambda c: c.at))
-
-
-def _ends_at(ctx: Context, lease: LeaseRecord) -> float | None:
-    """Return when the platform ends the machine; some report it only in their answer to the create."""
-    if lease.instance is not None and lease.instance.ends_at is not None:
-        return lease.instance.ends_at
-    seen = answers(ctx.ledger.history(lease.subject))
-    return next((instance.ends_at for _, instance in reversed(seen) if instance.ends_at), None)

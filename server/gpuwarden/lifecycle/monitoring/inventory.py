@@ -57,6 +57,56 @@ class Row:
         """Return whether gpuwarden rented it."""
         return self.lease is not None
 
+    @classmethod
+    def of_lease(cls, ctx: Context, lease: LeaseRecord) -> Row:
+        """Return the machine of a lease that may bill."""
+        job = read_job(ctx.ledger, lease.job_id)
+        lease = lease_now(ctx, lease.id)
+        seen = lease.instance
+        unseen = ctx.unseen.get(lease.id, "")
+        doubt = lease.state is Lease.UNVERIFIED or seen is None or bool(unseen)
+        notes = []
+        if doubt:
+            notes.append("unverified: counts as billing" + (f" ({unseen})" if unseen else ""))
+        if job.state in TERMINAL_JOBS:
+            notes.append(f"the job {job.state.told}")
+        if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
+            notes.append(f"{seen.state}; its disk may bill")
+        return cls(
+            platform=lease.platform,
+            instance_id=lease.instance_id,
+            state=seen.state if seen else "unknown",
+            billing=None if doubt else seen.meter if seen else None,
+            price_usd_per_hour=seen.price_usd_per_hour if seen else None,
+            cost_usd=lease.cost,
+            lease=lease,
+            job=job,
+            since=lease.opened_at,
+            note="; ".join(notes),
+            stopped_usd_per_hour=seen.stopped_usd_per_hour if seen else None,
+            stopped_at=stopped_at(ctx, lease),
+            clocks=clocks_of(ctx, lease, job),
+        )
+
+    @classmethod
+    def of_listed(cls, ctx: Context, platform: str, seen: Instance) -> Row:
+        """Return a machine that only the platform's list shows: not ours, or ours and believed gone."""
+        known = _lease_of(ctx, platform, seen)
+        lease = known if known is not None and known.instance_id == seen.id else None
+        return cls(
+            platform=platform,
+            instance_id=seen.id,
+            state=seen.state,
+            billing=seen.meter,
+            price_usd_per_hour=seen.price_usd_per_hour,
+            cost_usd=seen.cost_usd,
+            lease=lease,
+            job=read_job(ctx.ledger, lease.job_id) if lease else None,
+            since=seen.created_at,
+            stopped_usd_per_hour=seen.stopped_usd_per_hour,
+            note="listed although it was seen gone" if lease else "not rented by gpuwarden",
+        )
+
 
 @dataclass(frozen=True)
 class Inventory:
@@ -140,7 +190,11 @@ async def list_instances(ctx: Context) -> Inventory:
     there = await _still_there(ctx)
     rows: list[Row] = []
     for platform, machines in listed.items():
-        rows += _rows(ctx, platform, [lease for lease in there if lease.platform == platform], machines)
+        mine = [lease for lease in there if lease.platform == platform]
+        shown = {lease.instance_id for lease in mine}
+        rows += [Row.of_lease(ctx, lease) for lease in mine]
+        # A stopped machine is not forgotten: its disk may bill for as long as it exists.
+        rows += [Row.of_listed(ctx, platform, machine) for machine in machines if machine.id not in shown]
     running = [read_job(ctx.ledger, j) for j in job_ids(ctx.ledger, *OPEN_JOBS)]
     unmetered = tuple(j for j in running if j.lease is None)
     return Inventory(tuple(rows), unmetered, trouble | unread, tuple(known_funds(ctx)), ctx.ledger.trouble())
@@ -165,8 +219,10 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
             trouble[platform] = answer.why
             return
         found[platform] = answer.value
-        if ctx.ledger.readable_only is not None:
-            _see(ctx, platform, answer.value)
+        if ctx.ledger.readable_only is not None:  # what can't be recorded is kept in this process
+            for instance in answer.value:
+                if (lease := _lease_of(ctx, platform, instance)) is not None:
+                    ctx.seen.setdefault(lease.id, instance)
         trouble.update(await _reopen(ctx, platform, answer.value))
         mine = [lease for lease in there if lease.platform == platform]
         await look_at_funds(ctx, platform, answer.value, mine)
@@ -178,16 +234,8 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
     return found, trouble
 
 
-def _see(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> None:
-    """Keep what a list says of our machines in this process, where the ledger can't be written."""
-    for instance in listed:
-        lease = _lease_of(ctx, platform, instance)
-        if lease is not None:
-            ctx.seen.setdefault(lease.id, instance)
-
-
 async def _still_there(ctx: Context) -> list[LeaseRecord]:
-    """Return the leases whose machines may bill, or lie stopped with their disks, oldest move first."""
+    """Return the leases whose machines may bill, or are stopped and keep their disks, oldest move first."""
     found = []
     for name in (*ctx.ledger.subjects("lease", *LIVE_LEASES), *ctx.ledger.resting()):
         await checkpoint()
@@ -208,91 +256,24 @@ def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | 
 async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> dict[str, str]:
     """Track rented machines again that are listed although they were believed gone or never rented."""
     trouble = {}
+    why = "it is listed although it was believed gone"
     for instance in listed:
         lease = _lease_of(ctx, platform, instance)
         if lease is None or instance.state is InstanceState.GONE:
             continue
+        from gpuwarden.lifecycle.execution.provisioning import record_extra, tend  # late: most looks find none
+
         try:
             async with ctx.lock(lease.job_id, patience_s=1.0):
-                await _take_back(ctx, read_lease(ctx.ledger, lease.id), instance)
+                lease = read_lease(ctx.ledger, lease.id)
+                if lease.instance_id not in {None, instance.id}:
+                    record_extra(ctx, lease, instance)
+                elif lease.instance_id is None and lease.state is Lease.NONE:
+                    with ctx.ledger.transaction():
+                        ctx.ledger.add(lease.subject, LeaseUnverified(instance=instance, why=why))
+                        ctx.ledger.add(lease.subject, LeaseAdopted(instance=instance, why=why))
+                elif lease.instance_id is None or lease.state is Lease.STOPPED:
+                    await tend(ctx, lease.id)
         except Exception as error:
             trouble[instance.id] = what_went_wrong(error)
     return trouble
-
-
-async def _take_back(ctx: Context, lease: LeaseRecord, listed: Instance) -> None:
-    from gpuwarden.lifecycle.execution.provisioning import record_extra, tend
-
-    why = "it is listed although it was believed gone"
-    if lease.instance_id == listed.id:
-        if lease.state is Lease.STOPPED:
-            await tend(ctx, lease.id)
-    elif lease.instance_id is not None:
-        record_extra(ctx, lease, listed)
-    elif lease.state is Lease.NONE:
-        with ctx.ledger.transaction():
-            ctx.ledger.add(lease.subject, LeaseUnverified(instance=listed, why=why))
-            ctx.ledger.add(lease.subject, LeaseAdopted(instance=listed, why=why))
-    else:
-        await tend(ctx, lease.id)
-
-
-def _rows(ctx: Context, platform: str, there: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
-    # A stopped machine is not forgotten: its disk may bill for as long as it exists.
-    shown = {lease.instance_id for lease in there}
-    return [_ours(ctx, lease) for lease in there] + [
-        _listed(ctx, platform, i, _ended_lease(ctx, platform, i)) for i in listed if i.id not in shown
-    ]
-
-
-def _ended_lease(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | None:
-    """Return the lease that a machine was seen under before it was believed gone."""
-    lease = _lease_of(ctx, platform, instance)
-    return lease if lease is not None and lease.instance_id == instance.id else None
-
-
-def _listed(ctx: Context, platform: str, seen: Instance, lease: LeaseRecord | None) -> Row:
-    """Return a machine that only the platform's list speaks of: not ours, or ours and believed gone."""
-    return Row(
-        platform=platform,
-        instance_id=seen.id,
-        state=seen.state,
-        billing=seen.meter,
-        price_usd_per_hour=seen.price_usd_per_hour,
-        cost_usd=seen.cost_usd,
-        lease=lease,
-        job=read_job(ctx.ledger, lease.job_id) if lease else None,
-        since=seen.created_at,
-        stopped_usd_per_hour=seen.stopped_usd_per_hour,
-        note="listed although it was seen gone" if lease else "not rented by gpuwarden",
-    )
-
-
-def _ours(ctx: Context, lease: LeaseRecord) -> Row:
-    job = read_job(ctx.ledger, lease.job_id)
-    lease = lease_now(ctx, lease.id)
-    seen = lease.instance
-    unseen = ctx.unseen.get(lease.id, "")
-    doubt = lease.state is Lease.UNVERIFIED or seen is None or bool(unseen)
-    notes = []
-    if doubt:
-        notes.append("unverified: counts as billing" + (f" ({unseen})" if unseen else ""))
-    if job.state in TERMINAL_JOBS:
-        notes.append(f"the job {job.state.told}")
-    if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
-        notes.append(f"{seen.state}; its disk may bill")
-    return Row(
-        platform=lease.platform,
-        instance_id=lease.instance_id,
-        state=seen.state if seen else "unknown",
-        billing=None if doubt else seen.meter if seen else None,
-        price_usd_per_hour=seen.price_usd_per_hour if seen else None,
-        cost_usd=lease.cost,
-        lease=lease,
-        job=job,
-        since=lease.opened_at,
-        note="; ".join(notes),
-        stopped_usd_per_hour=seen.stopped_usd_per_hour if seen else None,
-        stopped_at=stopped_at(ctx, lease),
-        clocks=clocks_of(ctx, lease, job),
-    )

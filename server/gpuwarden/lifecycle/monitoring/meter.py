@@ -13,7 +13,6 @@ from typing import Literal
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknown
 from gpuwarden.core.states import LIVE_LEASES, Lease
-from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import (
     AbandonIntent,
     LeaseBody,
@@ -43,7 +42,9 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     except WardenError as error:
         answer = Unknown(error.message)
     if isinstance(answer, Unknown):
-        _doubt(ctx, lease, answer.why)
+        ctx.unseen[lease_id] = answer.why
+        if lease.state is Lease.METERING:
+            ctx.ledger.add(lease.subject, LeaseUnverified(why=answer.why))
         return answer
     ctx.unseen.pop(lease_id, None)
     instance = answer.value
@@ -54,8 +55,17 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
         return Known(None)
     if instance.state is InstanceState.STOPPED and instance.meter is False and not given_back(ctx, lease):
         _confirm(ctx, lease, "stopped", instance)
-    else:
-        _alive(ctx, lease, instance)
+        return answer
+    before, last = lease.instance, ctx.ledger.last(lease.subject, LeaseLook)
+    if last is not None and last.data.saw != "alive":
+        ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
+    if lease.state is Lease.UNVERIFIED:
+        ctx.ledger.add(lease.subject, LeaseMetering(instance=instance))
+    elif lease.state is Lease.STOPPED:
+        why = "the instance was seen running after it had been seen stopped or gone"
+        ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
+    elif before is None or before.state is not instance.state or instance.place not in (None, before.place):
+        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))  # it may come back at another port
     return answer
 
 
@@ -103,64 +113,29 @@ def given_back(ctx: Context, lease: LeaseRecord) -> bool:
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
-def _doubt(ctx: Context, lease: LeaseRecord, why: str) -> None:
-    ctx.unseen[lease.id] = why
-    if lease.state is Lease.METERING:
-        ctx.ledger.add(lease.subject, LeaseUnverified(why=why))
-
-
-def _alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    last = ctx.ledger.last(lease.subject, LeaseLook)
-    if last is not None and last.data.saw != "alive":
-        ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
-    if lease.state is Lease.UNVERIFIED:
-        ctx.ledger.add(lease.subject, LeaseMetering(instance=instance))
-    elif lease.state is Lease.STOPPED:
-        why = "the instance was seen running after it had been seen stopped or gone"
-        ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
-    elif lease.instance is None or _moved(lease.instance, instance):
-        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))
-
-
-def _moved(before: Instance, now: Instance) -> bool:
-    """Return whether state or address changed: a machine may come back at another port between two looks."""
-    return before.state is not now.state or (now.place is not None and before.place != now.place)
-
-
 def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
-    """Believe "gone" or "stopped" on the second look that agrees."""
+    """Believe "gone" or "stopped" on the second look that agrees.
+
+    A machine whose bill grew faster than its disk explains is running, whatever its state.
+    """
     if lease.state is Lease.NONE or saw == believed(ctx, lease.id):
         return
-    last = ctx.ledger.last(lease.subject, LeaseLook)
+    last, now = ctx.ledger.last(lease.subject, LeaseLook), ctx.clock.now()
     settle_s = ctx.provider(lease.platform).settle_s
-    if last is None or not _agrees(last, saw, instance, ctx.clock.now()):
-        _record(ctx, lease, LeaseLook(saw=saw, cost=instance.cost_usd if instance else None), instance)
-    elif ctx.clock.now() - last.at >= settle_s:
-        why = f"seen {saw} twice, {ctx.clock.now() - last.at:.1f} s apart"
-        cost = _final_cost(lease_now(ctx, lease.id), instance)
+    billed = instance.cost_usd if instance else None
+    agrees = last is not None and last.data.saw == saw
+    if agrees and last and instance and saw == "stopped" and last.data.cost is not None and billed is not None:
+        explained = (instance.stopped_usd_per_hour or 0) * (now - last.at) / 3600
+        agrees = billed - last.data.cost <= explained * 1.05 + 1e-9
+    if last is None or not agrees:
+        _record(ctx, lease, LeaseLook(saw=saw, cost=billed), instance)
+    elif now - last.at >= settle_s:
+        why = f"seen {saw} twice, {now - last.at:.1f} s apart"
+        cost = instance.cost_usd if instance and instance.cost_usd is not None else lease_now(ctx, lease.id).cost
         if lease.state in LIVE_LEASES:
             _record(ctx, lease, LeaseStopped(saw=saw, why=why, cost_usd=cost), instance)
         else:
             _record(ctx, lease, LeaseGone(saw=saw, why=why, cost_usd=cost), instance)
-
-
-def _agrees(last: Event[LeaseLook], saw: str, instance: Instance | None, now: float) -> bool:
-    """Return whether an earlier look saw the same.
-
-    A machine whose bill grew faster than its disk explains is running.
-    """
-    if last.data.saw != saw:
-        return False
-    before, after = last.data.cost, instance.cost_usd if instance else None
-    if saw == "gone" or instance is None or before is None or after is None:
-        return True
-    explained = (instance.stopped_usd_per_hour or 0) * (now - last.at) / 3600
-    return bool(after - before <= explained * 1.05 + 1e-9)
-
-
-def _final_cost(lease: LeaseRecord, instance: Instance | None) -> float | None:
-    """Return the provider's last figure of the cost; `lease` may have an older one."""
-    return instance.cost_usd if instance and instance.cost_usd is not None else lease.cost
 
 
 def _record(ctx: Context, lease: LeaseRecord, event: LeaseBody, instance: Instance | None) -> None:

@@ -72,20 +72,19 @@ async def deliver(ctx: Context, alerts: list[Alert]) -> dict[str, str]:
     trouble: dict[str, str] = {}
     if len(alerts) > MAX_ALERTS:
         trouble["alerts"] = f"{len(alerts) - MAX_ALERTS} alerts were not sent on; the ledger has them"
-    for name, send in _channels(ctx).items():
+    watch = ctx.policy.watch
+    channels: tuple[tuple[str, object, Channel], ...] = (
+        ("desktop", watch.desktop, _desktop),
+        ("webhook", watch.webhook_url, _webhook),
+        ("slack", watch.slack_url, _slack),
+    )
+    for name, send in ((name, send) for name, setting, send in channels if setting):
         for alert in alerts[:MAX_ALERTS]:
             if (alert.raised or name == "webhook") and (why := await send(ctx, alert)):
                 trouble[name] = why
                 ctx.ledger.add(f"watch/{name}", AlertUnsent(alert=alert.seq, why=why))
                 break
     return trouble
-
-
-def _channels(ctx: Context) -> dict[str, Channel]:
-    watch = ctx.policy.watch
-    wanted = {"desktop": (watch.desktop, _desktop), "webhook": (watch.webhook_url, _webhook)}
-    wanted["slack"] = (watch.slack_url, _slack)
-    return {name: send for name, (setting, send) in wanted.items() if setting}
 
 
 def _words(ctx: Context, alert: Alert) -> str:
@@ -109,6 +108,7 @@ async def _desktop(ctx: Context, alert: Alert) -> str | None:
 
 
 async def _webhook(ctx: Context, alert: Alert) -> str | None:
+    """Post the alert as signed JSON."""
     secret = ctx.env.get(SECRET)
     if not secret:
         return f"{SECRET} is not set; an alert is not sent unsigned"
@@ -127,36 +127,34 @@ def sign(secret: str, stamp: str, body: bytes) -> str:
 
 
 async def _slack(ctx: Context, alert: Alert) -> str | None:
+    """Post the alert's text to Slack, escaped as Slack asks."""
     text = _words(ctx, alert).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return await _post(ctx, ctx.policy.watch.slack_url or "", json.dumps({"text": f"gpuwarden: {text}"}).encode(), {})
 
 
 async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) -> str | None:
     """Post JSON, again when it may help. The address may be a secret, so it is in no answer."""
-    why: str | None = None
-    for attempt in range(TRIES):
-        if attempt:
-            await ctx.clock.sleep(4.0**attempt)
-        status = await _status(url, body, headers)
-        if isinstance(status, int) and 200 <= status < 300:
-            return None
-        why = f"the webhook answered {status}" if isinstance(status, int) else f"no answer: {status}"
-        if isinstance(status, int) and status < 500 and status not in {408, 429}:
-            return why
-    return f"{why}, {TRIES} times"
-
-
-async def _status(url: str, body: bytes, headers: dict[str, str]) -> int | str:
     import httpx2
 
     local = urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
-    kind = {"Content-Type": "application/json"}
-    try:
-        with anyio.fail_after(PATIENCE_S):
-            async with (
-                httpx2.AsyncClient(timeout=PATIENCE_S, trust_env=not local, follow_redirects=False) as client,
-                client.stream("POST", url, content=body, headers=headers | kind) as response,
-            ):
-                return int(response.status_code)  # what it says besides is not read
-    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, OSError) as error:
-        return type(error).__name__
+    headers = headers | {"Content-Type": "application/json"}
+    why = ""
+    for attempt in range(TRIES):
+        if attempt:
+            await ctx.clock.sleep(4.0**attempt)
+        try:
+            with anyio.fail_after(PATIENCE_S):
+                async with (
+                    httpx2.AsyncClient(timeout=PATIENCE_S, trust_env=not local, follow_redirects=False) as client,
+                    client.stream("POST", url, content=body, headers=headers) as response,
+                ):
+                    status = int(response.status_code)  # the body of the answer is not read
+        except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, OSError) as error:
+            why = f"no answer: {type(error).__name__}"
+            continue
+        if 200 <= status < 300:
+            return None
+        why = f"the webhook answered {status}"
+        if status < 500 and status not in {408, 429}:
+            return why
+    return f"{why}, {TRIES} times"

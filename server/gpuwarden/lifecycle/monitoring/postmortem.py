@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,18 +66,28 @@ async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Les
         raise BadRequest(
             f"{job_id} {job.state.told}; only a run that failed teaches what to avoid", "Name a failed job."
         )
-    fixed = _named(ctx, succeeded, job) if succeeded else _later_success(ctx, job)
+    fixed = _success(ctx, job, succeeded)
     said = await tail_of(ctx, job, reachable=True)
     hidden = ctx.hidden(said, job.spec.secrets)
     log = redact(said, hidden)
     lines = failing_lines(log)
     known = await anyio.to_thread.run_sync(lambda: diagnose(shipped(), log, limit=3))
     again = await _again(ctx, job, lines[0]) if lines else ()
-    changes = "" if fixed is None else "\n".join(_changes(job, fixed))
+    changes = ""
+    if fixed is not None:
+        old, new = job.spec.model_dump(mode="json"), fixed.spec.model_dump(mode="json")
+        names = (name for name in old if name not in QUIET and old[name] != new[name])
+        fields = [f"{name}: {_short(old[name])} -> {_short(new[name])}" for name in names]
+        scripts = (job.spec.script or "").splitlines(), (fixed.spec.script or "").splitlines()
+        changes = "\n".join([*fields, *difflib.unified_diff(*scripts, job.id, fixed.id, n=1, lineterm="")])
+    try:
+        header = read_header(job.spec.script or "")
+    except BadRequest:
+        header = None
     return Lesson(
         job=job,
         lines=lines,
-        versions=versions(log, _declared(job)),
+        versions=versions(log, header.dependencies if header else ()),
         known=tuple(found.id for found in known),
         again=again,
         fixed_by=fixed,
@@ -86,16 +95,15 @@ async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Les
     )
 
 
-def _named(ctx: Context, job_id: str, failed: JobRecord) -> JobRecord:
-    job = read_job(ctx.ledger, job_id)
-    if job.state is not Job.SUCCEEDED or job.id == failed.id:
-        raise BadRequest(
-            f"{job_id} {job.state.told}; --succeeded names a job that worked", "Leave it out to look for one."
-        )
-    return job
-
-
-def _later_success(ctx: Context, failed: JobRecord) -> JobRecord | None:
+def _success(ctx: Context, failed: JobRecord, named: str | None) -> JobRecord | None:
+    """Return the job that worked: the named one, else the first later try; None where no try succeeded."""
+    if named:
+        job = read_job(ctx.ledger, named)
+        if job.state is not Job.SUCCEEDED or job.id == failed.id:
+            raise BadRequest(
+                f"{named} {job.state.told}; --succeeded names a job that worked", "Leave it out to look for one."
+            )
+        return job
     later = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, Job.SUCCEEDED)) if _akin(j, failed)]
     later = [j for j in later if j.accepted_at >= failed.accepted_at]
     return min(later, key=lambda j: j.accepted_at, default=None)
@@ -122,24 +130,6 @@ async def _again(ctx: Context, job: JobRecord, error: str) -> tuple[str, ...]:
         if shown and signature_for(shown) == signature:
             found.append(other.id)
     return tuple(found)
-
-
-def _declared(job: JobRecord) -> tuple[str, ...]:
-    """Return the script's declared dependencies."""
-    try:
-        header = read_header(job.spec.script or "")
-    except BadRequest:
-        return ()
-    return header.dependencies if header else ()
-
-
-def _changes(failed: JobRecord, worked: JobRecord) -> Iterator[str]:
-    """Yield every difference between two submissions: fields as `name: old -> new`, the script as a diff."""
-    old, new = failed.spec.model_dump(mode="json"), worked.spec.model_dump(mode="json")
-    for name in (n for n in old if n not in QUIET and old[n] != new[n]):
-        yield f"{name}: {_short(old[name])} -> {_short(new[name])}"
-    lines = (failed.spec.script or "").splitlines(), (worked.spec.script or "").splitlines()
-    yield from difflib.unified_diff(*lines, failed.id, worked.id, n=1, lineterm="")
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from anyio.lowlevel import checkpoint
 
@@ -75,26 +75,23 @@ class Watcher:
     async def round(self) -> Round:
         """Reconcile, look for conditions, record what changed and deliver it. Failures are reported, not raised."""
         try:
-            return await self._round()
+            now = self.ctx.clock.now()
+            waiting = {job for job, at in self._next.items() if now < at}
+            self.ctx.observed.clear()
+            trouble = await reconcile(self.ctx, skip=waiting)
+            await self._back_off(trouble, waiting)
+            if now >= self._next_sweep:
+                self._next_sweep = now + SWEEP_S
+                trouble |= (await sweep(self.ctx))[1]
+            self._read()
+            found = await conditions(self.ctx, self._raised)
+            news = self._settle(found, self._held(found))
+            trouble |= await deliver(self.ctx, news)
+            if (doubt := self.ctx.ledger.trouble()) is not None:
+                trouble["ledger"] = f"{doubt.message}. {doubt.hint}"
+            return Round(tuple(news), tuple(self._raised.values()), trouble)
         except Exception as error:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
-
-    async def _round(self) -> Round:
-        now = self.ctx.clock.now()
-        waiting = {job for job, at in self._next.items() if now < at}
-        self.ctx.observed.clear()
-        trouble = await reconcile(self.ctx, skip=waiting)
-        await self._back_off(trouble, waiting)
-        if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_S
-            trouble |= (await sweep(self.ctx))[1]
-        self._read()
-        found = await conditions(self.ctx, self._raised)
-        news = self._settle(found, self._held(found))
-        trouble |= await deliver(self.ctx, news)
-        if (doubt := self.ctx.ledger.trouble()) is not None:
-            trouble["ledger"] = f"{doubt.message}. {doubt.hint}"
-        return Round(tuple(news), tuple(self._raised.values()), trouble)
 
     # --------------------------------------------------------------------------------------------------- back-off
 
@@ -106,24 +103,26 @@ class Watcher:
             self._next.pop(job_id, None)
         for job_id in (j for j in live if j not in waiting):
             await checkpoint()
-            if job_id in trouble or self._doubtful(job_id):
+            job = read_job(self.ctx.ledger, job_id)
+            unverified = any(read_lease(self.ctx.ledger, n).state is Lease.UNVERIFIED for n in leases_of(self.ctx, job))
+            if job_id in trouble or job_id in self.ctx.blind or job.state is Job.UNKNOWN or unverified:
                 n = self._misses[job_id] = self._misses.get(job_id, 0) + 1
                 self._next[job_id] = self.ctx.clock.now() + min(self.every_s * 2 ** min(n, 20), MAX_WAIT_S)
             else:
                 self._misses.pop(job_id, None)
                 self._next.pop(job_id, None)
 
-    def _doubtful(self, job_id: str) -> bool:
-        job = read_job(self.ctx.ledger, job_id)
-        unverified = any(read_lease(self.ctx.ledger, n).state is Lease.UNVERIFIED for n in leases_of(self.ctx, job))
-        return job_id in self.ctx.blind or job.state is Job.UNKNOWN or unverified
-
     # ------------------------------------------------------------------------------------------------ what has held
 
     def _held(self, found: list[Condition]) -> list[Condition]:
         """Return the conditions that have held for long enough."""
-        now, past = self.ctx.clock.now(), self._memory()
-        present: dict[str, list[Any]] = {}
+        now, file = self.ctx.clock.now(), self.ctx.home / "watch.json"
+        try:
+            stored = json.loads(file.read_text("utf-8"))
+            past = {str(k): (float(v[0]), float(v[1]), str(v[2])) for k, v in stored.items()}
+        except (OSError, ValueError, AttributeError, TypeError, LookupError):
+            past = {}
+        present: dict[str, tuple[float, float, str]] = {}
         held = []
         for c in found:
             name = "|".join(c.key)
@@ -132,11 +131,12 @@ class Watcher:
                 first, last, same = past.get(name, (now, now, c.same))
                 goes_on = same == c.same and (c.same or now - last <= GAP_S)
                 since = first if goes_on else now
-                present[name] = [since, now, c.same]
+                present[name] = since, now, c.same
             if since is None or now - since >= c.hold_s:
                 held.append(c)
         unseen = {n: v for n, v in past.items() if n not in present and self._unseen(*n.split("|")[:2])}
-        self._remember(present | unseen)
+        with contextlib.suppress(PermissionError):  # another system's open file; the next round writes it
+            write_private(file, json.dumps(present | unseen))
         return held
 
     def _unseen(self, subject: str, kind: str) -> bool:
@@ -147,22 +147,10 @@ class Watcher:
         state = self.ctx.ledger.state(subject)
         return kind in OBSERVED and job_id not in self.ctx.observed and state in {Job.RUNNING, Job.UNKNOWN}
 
-    def _memory(self) -> dict[str, tuple[float, float, str]]:
-        try:
-            stored = json.loads((self.ctx.home / "watch.json").read_text("utf-8"))
-            return {str(k): (float(v[0]), float(v[1]), str(v[2])) for k, v in stored.items()}
-        except (OSError, ValueError, AttributeError, TypeError, LookupError):
-            return {}
-
-    def _remember(self, memory: dict[str, Any]) -> None:
-        file = self.ctx.home / "watch.json"
-        with contextlib.suppress(PermissionError):  # another system's open file; the next round writes it
-            write_private(file, json.dumps(memory))
-
     # --------------------------------------------------------------------------------------------------- the ledger
 
     def _read(self) -> None:
-        """Take in the alerts that stand now, whichever process raised them."""
+        """Take in the alerts that are open now, whichever process raised them."""
         standing = (Alert.read(event) for event in self.ctx.ledger.standing_alerts())
         self._raised = {alert.key: alert for alert in standing}
 

@@ -23,19 +23,22 @@ def spending_question(ctx: Context, facts: SubmitFacts) -> str:
     """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
     if not facts.metered:
         return ""
-    return "; ".join(filter(None, (*(notice.question for notice in ctx.notices), _cost_question(ctx, facts))))
-
-
-def _cost_question(ctx: Context, facts: SubmitFacts) -> str:
+    questions = [notice.question for notice in ctx.notices]
+    doubt = ctx.ledger.trouble()
     if facts.worst_cost is None:
-        return "its price is unknown"
-    if (doubt := ctx.ledger.trouble()) is not None and doubt.incomplete:
-        return f"what was spent today is unknown, because {doubt.message}"
-    if over := over_caps(ctx, facts.spec.platform, facts.worst_cost):
-        return over
-    if (twin := _same_work(ctx, facts)) is not None:
-        return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
-    return ""
+        questions.append("its price is unknown")
+    elif doubt is not None and doubt.incomplete:
+        questions.append(f"what was spent today is unknown, because {doubt.message}")
+    elif over := over_caps(ctx, facts.spec.platform, facts.worst_cost):
+        questions.append(over)
+    else:
+        wanted = _work(facts.spec, facts.inputs)
+        live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *OPEN_JOBS))
+        paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
+        twin = next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
+        if twin is not None:
+            questions.append(f"job {twin.id} does the same work and has not ended, so it would be paid for twice")
+    return "; ".join(filter(None, questions))
 
 
 def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str:
@@ -52,15 +55,8 @@ def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str
     return ""
 
 
-def _same_work(ctx: Context, facts: SubmitFacts) -> JobRecord | None:
-    """Return a live job with the same program, arguments and inputs, whatever its name, limits or machine."""
-    wanted = _work(facts.spec, facts.inputs)
-    live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *OPEN_JOBS))
-    paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
-    return next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
-
-
 def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
+    """Return the program, arguments and inputs, which make the same work whatever its name, limits or machine."""
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
@@ -70,7 +66,10 @@ def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
     Pretend money apart.
     """
     day, total = ctx.clock.now() - DAY_S, 0.0
-    for job in (read_job(ctx.ledger, job_id) for job_id in _costing(ctx, day) if job_id != without):
+    # what can have cost anything since then: the open jobs, and those whose machines bill or did
+    billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=day))
+    costing = dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed))
+    for job in (read_job(ctx.ledger, job_id) for job_id in costing if job_id != without):
         mine = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
         if job.spec.platform.startswith(REHEARSAL) is not pretend:
             continue
@@ -81,29 +80,19 @@ def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
     return total
 
 
-def _costing(ctx: Context, since: float) -> list[str]:
-    """Return the jobs that can have cost anything since then: the open ones, and those whose machines bill or did."""
-    billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=since))
-    return list(dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed)))
-
-
 def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    """Return what a job of the last day has cost and may still cost, in US dollars."""
     cost = sum(max(spent(ctx, lease.id) or 0.0, _billed(ctx, job, lease, lease.opened_at)) for lease in leases)
-    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in leases)
-    if not open_ended:
-        return cost
+    live = [lease for lease in leases if lease.state in LIVE_LEASES]
+    if job.state in TERMINAL_JOBS:
+        if not live:
+            return cost
+        # An ended job's machines bill until a person may have released them; else short jobs would cost nothing.
+        cost += sum((price_of(ctx, lease) or job.price or 0.0) * IDLE_H for lease in live)
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
     dearest = max((price_of(ctx, lease) or 0.0 for lease in leases), default=0.0)
     times = max(1.0, dearest / job.price) if job.price else 1.0
-    return max((expected or 0.0) * times, cost + _idle_ahead(ctx, job, leases))
-
-
-def _idle_ahead(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return what an ended job's machines bill until a person may have released them; else short jobs cost nothing."""
-    if job.state not in TERMINAL_JOBS:
-        return 0.0
-    live = (lease for lease in leases if lease.state in LIVE_LEASES)
-    return sum((price_of(ctx, lease) or job.price or 0.0) * IDLE_H for lease in live)
+    return max((expected or 0.0) * times, cost)
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:

@@ -44,7 +44,8 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         profile = None
     config = HubConfig.from_env(ctx.env)
     inputs = await _inputs(ctx, spec, profile)
-    script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], _program(ctx, spec, inputs))
+    program = program_of(ctx.cwd or Path.cwd(), spec.command, inputs.files)
+    script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], program)
     quote: Answer[Quote] | None = None
     unsold = ""
     hub: HubFacts | None = None
@@ -99,10 +100,6 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
             "Put them into a dataset on the Hub and load it by its id, or into the script itself.",
         )
     return await anyio.to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.kept))
-
-
-def _program(ctx: Context, spec: JobSpec, inputs: Inputs) -> tuple[str, tuple[str, ...]] | None:
-    return program_of(ctx.cwd or Path.cwd(), spec.command, inputs.files)
 
 
 async def read_spec(
@@ -212,14 +209,10 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
             leaks.append(Leak(where, "a secret, by its name"))
+    # Secrets that no shape gives away, but the flag, the name or the header before them. One a place.
+    named = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
+    named += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
+    named += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]
+    named += [("the script", what) for what in spelled_in_script(spec.script or "")]
     seen = {leak.where for leak in leaks}
-    return leaks + [leak for leak in _spelled(spec) if leak.where not in seen]
-
-
-def _spelled(spec: JobSpec) -> list[Leak]:
-    """Secrets that no shape gives away, but the flag, the name or the header that they stand behind. One a place."""
-    found = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
-    found += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
-    found += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]
-    found += [("the script", what) for what in spelled_in_script(spec.script or "")]
-    return [Leak(where, what) for where, what in dict(reversed(found)).items()]
+    return leaks + [Leak(where, what) for where, what in dict(reversed(named)).items() if where not in seen]

@@ -27,7 +27,12 @@ def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
         for file in files:
             if not _is_whole(store / file.sha256, file):
                 _copy(real_path(root, file.path), store / file.sha256, file)
-        _sync_folder(store)
+        if hasattr(os, "O_DIRECTORY"):  # make the new names durable, where a folder can be opened
+            fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
     except OSError as error:
         raise DiskError(f"the inputs can't be kept in {store}: {error.strerror}", "Free some space there.") from error
 
@@ -83,13 +88,3 @@ def _copy(source: Path, target: Path, file: InputFile) -> None:
         )
     part.chmod(0o400)
     part.replace(target)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new names durable, where a folder can be opened."""
-    if hasattr(os, "O_DIRECTORY"):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

@@ -115,28 +115,42 @@ class _Walk:
         waiting = [(name, real)]
         while waiting:
             above, folder = waiting.pop()
-            for entry in _entries(above, folder):
+            try:
+                with os.scandir(folder) as entries:
+                    listed = sorted(entries, key=lambda e: e.name)
+            except OSError as error:
+                why = f"the input folder {line(above)} can't be read: {error.strerror}"
+                raise BadRequest(why, "Leave it out.") from error
+            for entry in listed:
                 path = f"{above}/{entry.name}"
                 self.looked += 1
                 if self.looked > MAX_LOOKED:
                     raise BadRequest(f"the inputs have more than {MAX_LOOKED:,} entries", MORE)
-                if _is_left_out(entry):
+                # made by a run, settings, or a whole environment
+                never = entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo"))
+                if never or (entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")):
                     self.left_out.add(_printable(path))
                 elif entry.is_symlink():
-                    yield path, self._linked(path)
+                    real = real_path(self.root, path)
+                    if real.is_dir():
+                        raise BadRequest(f"the input {line(path)} is a link to a folder", "Name that folder itself.")
+                    yield path, real
                 elif entry.is_dir(follow_symlinks=False):
                     waiting.append((path, Path(entry.path)))
                 else:
                     yield path, Path(entry.path)
 
-    def _linked(self, path: str) -> Path:
-        real = real_path(self.root, path)
-        if real.is_dir():
-            raise BadRequest(f"the input {line(path)} is a link to a folder", "Name that folder itself.")
-        return real
-
     def _file(self, path: str, real: Path) -> None:
-        _check_name(path)
+        try:
+            path.encode()
+            sound = clean_path(path) == path and bool(local_name(path, windows=False))
+        except (ValueError, BadReply):
+            sound = False
+        if not sound:  # another system could take it for something else; spaces, quotes and dashes are fine
+            raise BadRequest(
+                f"the input {_printable(path)!r} has a name that can't be sent",
+                "No control characters, line ends, backslashes, broken UTF-8 or folder called machine: rename it.",
+            )
         info = real.lstat()
         if not stat.S_ISREG(info.st_mode):
             raise BadRequest(
@@ -152,35 +166,6 @@ class _Walk:
             raise BadRequest(f"the inputs are more than {MAX_FILES:,} files", MORE)
         if self.bytes > MAX_BYTES:
             raise BadRequest(f"the inputs have more than {MAX_BYTES >> 20} MiB", MORE)
-
-
-def _entries(name: str, folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda e: e.name)
-    except OSError as error:
-        raise BadRequest(f"the input folder {line(name)} can't be read: {error.strerror}", "Leave it out.") from error
-
-
-def _is_left_out(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is made by a run, contains settings, or is a whole environment."""
-    if entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo")):
-        return True
-    return entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")
-
-
-def _check_name(path: str) -> None:
-    """Refuse what another system could take for something else. Spaces, quotes and dashes are fine."""
-    try:
-        path.encode()
-        sound = clean_path(path) == path and bool(local_name(path, windows=False))
-    except (ValueError, BadReply):
-        sound = False
-    if not sound:
-        raise BadRequest(
-            f"the input {_printable(path)!r} has a name that can't be sent",
-            "No control characters, line ends, backslashes, broken UTF-8 or folder called machine: rename it.",
-        )
 
 
 def _printable(path: str) -> str:

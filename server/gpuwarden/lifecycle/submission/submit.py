@@ -13,7 +13,7 @@ from anyio import to_thread
 from gpuwarden.backends.base import Confining
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused
 from gpuwarden.core.guidance import Action, approval, do
-from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown, digest
+from gpuwarden.core.models import JobSpec, Quote, Unknown, digest
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
 from gpuwarden.core.sanitize import line, scrubbed, secret_values
@@ -72,23 +72,48 @@ async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt:
         return Submission(
             checked.findings, checked.quote, checked.facts.worst_cost, job=await advance(ctx, live), adopted=True
         )
-    issued = _issue(ctx, checked)
-    if dry_run or checked.facts.metered:
-        return issued
-    assert issued.receipt is not None
-    return await _accept(ctx, checked, issued.receipt)
+    facts, ticket = checked.facts, f"r{random.token_hex(8)}"
+    expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
+    ask = spending_question(ctx, facts)
+    issued = ReceiptIssued(
+        spec_digest=facts.spec.digest,
+        facts_digest=facts.digest,
+        price=facts.price,
+        expires_at=expires,
+        worst_cost=facts.worst_cost,
+        name=facts.spec.name,
+        platform=facts.spec.platform,
+        timeout_s=facts.spec.timeout_s,
+        ask=ask,
+        hub=facts.hub.watched if facts.hub else {},
+        inputs={file.path: file.sha256 for file in facts.inputs},
+    )
+    ctx.ledger.add(f"receipt/{ticket}", issued)
+    if dry_run or facts.metered:
+        return Submission(checked.findings, checked.quote, facts.worst_cost, ticket, expires, ask)
+    return await _accept(ctx, checked, ticket)
 
 
 async def _check(ctx: Context, spec: JobSpec) -> _Checked:
-    await _admit(ctx, spec)
+    """Gather the facts and let the rules read them. What blocks is recorded and raised as Refused."""
+    try:
+        profile = ctx.profile(spec.platform)
+        backend = ctx.backend(profile.backend)
+    except (NotFound, NotSupported):
+        pass  # a rule says so, among everything else
+    else:  # what may not or can't run on this machine is refused before anything is asked or rented
+        if isinstance(backend, Confining):
+            await backend.admit(spec, rehearsed=profile.provider is not None)
     facts = await gather(ctx, spec)
     findings = tuple(run_rules(rules_of("submit"), facts))
-    if any(f.blocks for f in findings):
-        _note_refusal(ctx, spec, findings)
-        blocking = [f for f in findings if f.blocks]
-        rules = ", ".join(dict.fromkeys(f.rule for f in blocking))
+    rules = tuple(dict.fromkeys(f.rule for f in findings if f.blocks))
+    if rules:
+        # The spec may contain a secret, so only its digest is kept, and names that are not secret.
+        names = scrubbed({"name": spec.name, "platform": spec.platform}, secret_values(ctx.env))
+        refused = JobRefused(**names, spec_digest=spec.digest, rules=tuple(sorted(rules)))
+        ctx.ledger.add(f"job/x{random.token_hex(5)}", refused)
         raise Refused(
-            f"the submit gate refused {spec.name!r} ({rules}); nothing was launched or billed",
+            f"the submit gate refused {spec.name!r} ({', '.join(rules)}); nothing was launched or billed",
             ("Fix each finding as it says.", do(Action.RETRY)),
             findings,
         )
@@ -96,46 +121,8 @@ async def _check(ctx: Context, spec: JobSpec) -> _Checked:
     return _Checked(facts, findings, quote)
 
 
-async def _admit(ctx: Context, spec: JobSpec) -> None:
-    """Refuse what may not or can't run on this machine, before anything is asked or rented."""
-    try:
-        profile = ctx.profile(spec.platform)
-        backend = ctx.backend(profile.backend)
-    except (NotFound, NotSupported):
-        return  # a rule says so, among everything else
-    if isinstance(backend, Confining):
-        await backend.admit(spec, rehearsed=profile.provider is not None)
-
-
-def _note_refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> None:
-    # The spec may contain a secret, so only its digest is kept, and names that are not secret.
-    names = scrubbed({"name": spec.name, "platform": spec.platform}, secret_values(ctx.env))
-    rules = tuple(sorted({f.rule for f in findings if f.blocks}))
-    ctx.ledger.add(f"job/x{random.token_hex(5)}", JobRefused(**names, spec_digest=spec.digest, rules=rules))
-
-
-def _issue(ctx: Context, checked: _Checked) -> Submission:
-    receipt = f"r{random.token_hex(8)}"
-    expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
-    ask = spending_question(ctx, checked.facts)
-    issued = ReceiptIssued(
-        spec_digest=checked.facts.spec.digest,
-        facts_digest=checked.facts.digest,
-        price=checked.facts.price,
-        expires_at=expires,
-        worst_cost=checked.facts.worst_cost,
-        name=checked.facts.spec.name,
-        platform=checked.facts.spec.platform,
-        timeout_s=checked.facts.spec.timeout_s,
-        ask=ask,
-        hub=checked.facts.hub.watched if checked.facts.hub else {},
-        inputs={file.path: file.sha256 for file in checked.facts.inputs},
-    )
-    ctx.ledger.add(f"receipt/{receipt}", issued)
-    return Submission(checked.findings, checked.quote, checked.facts.worst_cost, receipt, expires, ask)
-
-
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
+    """Launch what a receipt was issued for, once, when everything is still as it was checked."""
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != spec.digest:
         raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
@@ -163,11 +150,13 @@ class NeedsApproval(Refused):
 
 
 def _change(issued: ReceiptIssued, checked: _Checked) -> str:
+    """Return what differs from the facts that a receipt is bound to."""
     before, now = issued.price, checked.facts.price
     if before != now:
         return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
-    if files := _changed_inputs(issued, checked):
-        return f"inputs are not the files that were checked: {line(', '.join(files))}"
+    listed, files = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
+    if changed := sorted(path for path in {**listed, **files} if listed.get(path) != files.get(path)):
+        return f"inputs are not the files that were checked: {line(', '.join(changed))}"
     then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
     moved = [
         f"{name} was {then.get(name)} and is {seen.get(name)}"
@@ -175,12 +164,6 @@ def _change(issued: ReceiptIssued, checked: _Checked) -> str:
         if then.get(name) != seen.get(name)
     ]
     return "; ".join(moved) or "the platform's profile or the secrets that have values"
-
-
-def _changed_inputs(issued: ReceiptIssued, checked: _Checked) -> list[str]:
-    """Return the inputs that were added, removed or changed since the receipt."""
-    then, now = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
-    return sorted(path for path in {**then, **now} if then.get(path) != now.get(path))
 
 
 async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
@@ -201,27 +184,20 @@ async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
         used = ctx.ledger.used(JobAccepted, receipt)
         live = used.subject.removeprefix("job/") if used else _live_twin(ctx, checked.facts)
         if live is None:
-            _check_spending(ctx, checked.facts, receipt)
-            await _keep_inputs(ctx, checked.facts.inputs)
+            ask = spending_question(ctx, checked.facts)
+            if ask and not spending_approved(ctx, receipt):
+                raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+            # Take the bytes that were checked, before the job is accepted; drop those that no live job needs.
+            inputs = checked.facts.inputs
+            kept = [inputs, *(read_job(ctx.ledger, name).inputs for name in _live_jobs(ctx))]
+            await to_thread.run_sync(sweep, ctx.input_store, {file for files in kept for file in files})
+            if inputs:
+                await to_thread.run_sync(stage, ctx.input_store, ctx.cwd or Path.cwd(), inputs)
             ctx.ledger.add(f"job/{job_id}", accepted, token=receipt)
     job = await advance(ctx, live or job_id)
     return Submission(
         checked.findings, checked.quote, checked.facts.worst_cost, receipt, job=job, adopted=live is not None
     )
-
-
-def _check_spending(ctx: Context, facts: SubmitFacts, receipt: str) -> None:
-    ask = spending_question(ctx, facts)
-    if ask and not spending_approved(ctx, receipt):
-        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
-
-
-async def _keep_inputs(ctx: Context, inputs: tuple[InputFile, ...]) -> None:
-    """Take the bytes that were checked, before the job is accepted; drop those that no live job needs."""
-    live = [read_job(ctx.ledger, job_id).inputs for job_id in _live_jobs(ctx)]
-    await to_thread.run_sync(sweep, ctx.input_store, {file for files in (inputs, *live) for file in files})
-    if inputs:
-        await to_thread.run_sync(stage, ctx.input_store, ctx.cwd or Path.cwd(), inputs)
 
 
 def _live_jobs(ctx: Context) -> list[str]:

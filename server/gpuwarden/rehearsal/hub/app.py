@@ -104,7 +104,8 @@ class HubRoutes:
             raise HubError(404, "Repository not found", "RepoNotFound")
         if write and not (user and user.may_write(repo.owner)):
             raise HubError(403, f"You don't have the rights to write to {repo.id}")
-        if content and repo.gated and not _inside_gate(user, repo):
+        inside_gate = user is not None and (user.name in repo.grants or repo.owner in {user.name, *user.orgs})
+        if content and repo.gated and not inside_gate:
             said = f"Access to {kind} {repo.id} is restricted and you are not in the authorized list."
             raise HubError(403 if user else 401, said, "GatedRepo")
         return repo
@@ -117,6 +118,14 @@ class HubRoutes:
         return commit
 
     # -------------------------------------------------------------------------------------------------- account
+
+    async def harnesses(self, _request: Request) -> Response:
+        """GET the agents that the Hub knows: none."""
+        return JSONResponse({"standardEnvVars": [], "harnesses": {}})
+
+    async def validate_yaml(self, _request: Request) -> Response:
+        """POST the front matter of a card; every one is valid here."""
+        return JSONResponse({"errors": [], "warnings": []})
 
     async def whoami(self, request: Request) -> Response:
         """GET /api/whoami-v2"""
@@ -207,7 +216,10 @@ class HubRoutes:
         if start + len(page) < len(found):
             url = request.url.include_query_params(cursor=start + len(page))
             headers["Link"] = f'<{url}>; rel="next"'
-        return _json([self._listed(r, query.getlist("expand")) for r in page], headers)
+        usual = ("author", "lastModified", "private", "gated", "downloads", "likes", "tags", "createdAt", "sha")
+        shown = {"_id", "id", "modelId", *(query.getlist("expand") or usual)}
+        infos = [self.store.describe(r, r.commits[-1], blobs=False) for r in page]
+        return _json([{k: v for k, v in info.items() if k in shown} for info in infos], headers)
 
     def _matches(self, repo: StoredRepo, query: Any) -> bool:
         if (author := query.get("author")) and repo.owner.lower() != author.lower():
@@ -220,11 +232,6 @@ class HubRoutes:
         info = self.store.describe(repo, repo.commits[-1], blobs=False)
         tags = {*info["tags"], info.get("pipeline_tag"), info.get("library_name")}
         return all(t in tags for t in wanted)
-
-    def _listed(self, repo: StoredRepo, expand: list[str]) -> dict[str, Any]:
-        info = self.store.describe(repo, repo.commits[-1], blobs=False)
-        usual = ("author", "lastModified", "private", "gated", "downloads", "likes", "tags", "createdAt", "sha")
-        return {k: v for k, v in info.items() if k in {"_id", "id", "modelId", *(expand or usual)}}
 
     async def auth_check(self, request: Request) -> Response:
         """GET auth-check: 200 when the caller may read the content."""
@@ -402,8 +409,8 @@ class HubRoutes:
         """Return all routes of repos, the specific ones first."""
         rows: list[BaseRoute] = [
             Route("/api/whoami-v2", self.whoami),
-            Route("/api/agent-harnesses", _harnesses),
-            Route("/api/validate-yaml", _validate, methods=["POST"]),
+            Route("/api/agent-harnesses", self.harnesses),
+            Route("/api/validate-yaml", self.validate_yaml, methods=["POST"]),
             Route("/api/repos/create", self.create, methods=["POST"]),
             Route("/api/repos/delete", self.delete, methods=["DELETE"]),
             Route("/api/repos/move", self.move, methods=["POST"]),
@@ -447,23 +454,14 @@ class _Moved(Exception):
         self.url = url
 
 
-def _moved(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, _Moved)
-    return RedirectResponse(error.url, 307)
-
-
 def make_app(store: HubStore, more: list[BaseRoute]) -> Starlette:
     """Return the application over a store, with further routes that come first."""
-    handlers: Any = {HubError: problem, HTTPException: problem, _Moved: _moved}
+    handlers: Any = {
+        HubError: problem,
+        HTTPException: problem,
+        _Moved: lambda _request, moved: RedirectResponse(moved.url, 307),
+    }
     return Starlette(routes=more + HubRoutes(store).routes(), exception_handlers=handlers)
-
-
-async def _harnesses(_request: Request) -> Response:
-    return JSONResponse({"standardEnvVars": [], "harnesses": {}})
-
-
-async def _validate(_request: Request) -> Response:
-    return JSONResponse({"errors": [], "warnings": []})
 
 
 _SORTS: dict[str, Callable[[StoredRepo], Any]] = {
@@ -488,10 +486,6 @@ def _kind(request: Request) -> str:
 
 def _sees(user: User | None, repo: StoredRepo) -> bool:
     return not repo.private or (user is not None and repo.owner in {user.name, *user.orgs})
-
-
-def _inside_gate(user: User | None, repo: StoredRepo) -> bool:
-    return user is not None and (user.name in repo.grants or repo.owner in {user.name, *user.orgs})
 
 
 def _entry(path: str, ref: FileRef) -> dict[str, Any]:

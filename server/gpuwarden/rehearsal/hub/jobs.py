@@ -123,7 +123,24 @@ class HubJobs:
 
     async def hardware(self, _request: Request) -> Response:
         """GET the flavors with their prices."""
-        return JSONResponse([_hardware(name, *facts) for name, facts in FLAVORS.items()])
+        rows: list[dict[str, Any]] = []
+        for name, (pretty, hourly, gpus, vram) in FLAVORS.items():
+            card = {"type": "gpu", "model": pretty.removeprefix("Nvidia "), "quantity": str(gpus), "vram": f"{vram} GB"}
+            cost = round(hourly * 1e6 / 60)
+            rows.append(
+                {
+                    "name": name,
+                    "prettyName": pretty,
+                    "cpu": "4 vCPU",
+                    "ram": "16 GB",
+                    "ephemeralStorage": "50 GB",
+                    "accelerator": card | {"manufacturer": "Nvidia"} if gpus else None,
+                    "unitCostMicroUSD": cost,
+                    "unitCostUSD": cost / 1e6,
+                    "unitLabel": "minute",
+                }
+            )
+        return JSONResponse(rows)
 
     async def submit(self, request: Request) -> Response:
         """POST a job; it is started in a thread."""
@@ -225,13 +242,34 @@ class HubJobs:
                 _finish(job, "ERROR", f"failed to create containerd task: {error}", self.store.clock.now())
                 return
             job.stage, job.started_at = "RUNNING", self.store.clock.now()
-        self._watch(job, job.process)
+        timer = threading.Timer(job.request.get("timeoutSeconds") or DEFAULT_TIMEOUT_S, self._time_out, (job,))
+        timer.daemon = True
+        timer.start()
+        assert job.process.stdout is not None
+        with job.process.stdout as output, job.log.open("a", encoding="utf-8") as log:
+            for line in output:
+                log.write(json.dumps({"timestamp": iso(self.store.clock.now()), "data": line.rstrip("\n")}) + "\n")
+                log.flush()
+        code = job.process.wait()
+        timer.cancel()
+        with job.lock:
+            if job.stage not in FINAL:
+                message = None if code == 0 else f"Job failed with exit code: {code}. Reason: Error"
+                _finish(job, "ERROR" if code else "COMPLETED", message, self.store.clock.now())
         shutil.rmtree(folder, ignore_errors=True)
 
     def _start(self, job: RunningJob, folder: Path) -> subprocess.Popen[str]:
         """Start the command, in a sandbox where one works. It has the network, since the Hub is on loopback."""
         argv = [*job.request.get("command", ()), *job.request.get("arguments", ())]
-        env, found = self._env(job, folder / "work"), detect()
+        self._bin.mkdir(exist_ok=True)
+        uv = self._bin / "uv"
+        if not uv.exists():
+            uv.write_text(_UV.format(python=sys.executable))
+            uv.chmod(0o755)
+        env = {"PATH": f"{self._bin}:{os.environ.get('PATH', '')}", "HOME": str(folder / "work"), "JOB_ID": job.id}
+        env |= {"ACCELERATOR": job.request["flavor"], "HF_ENDPOINT": self.endpoint, "PYTHONUNBUFFERED": "1"}
+        env |= (job.request.get("environment") or {}) | (job.request.get("secrets") or {})
+        found = detect()
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         options |= {"errors": "replace"}
         if found.kind is Kind.NONE and not self.unsandboxed:
@@ -242,45 +280,18 @@ class HubJobs:
             )
         allowed = boxes.Allowed(network=True, caches=False)
         program = shutil.which(argv[0], path=env.get("PATH"))
-        box = boxes.box_for(str(folder), env, allowed, [p for p in (program, str(self._bin / "uv")) if p])
+        box = boxes.box_for(str(folder), env, allowed, [p for p in (program, str(uv)) if p])
         boxes.prepare(box)
         name, content = boxes.init_source()
         (folder / name).write_bytes(content)
         given = {**boxes.environment(found, box), **env}
         return start(words(found, box, boxes.system(), str(folder / name)), argv, given, **options)
 
-    def _watch(self, job: RunningJob, process: subprocess.Popen[str]) -> None:
-        limit = job.request.get("timeoutSeconds") or DEFAULT_TIMEOUT_S
-        timer = threading.Timer(limit, self._time_out, (job,))
-        timer.daemon = True
-        timer.start()
-        assert process.stdout is not None
-        with process.stdout as output, job.log.open("a", encoding="utf-8") as log:
-            for line in output:
-                log.write(json.dumps({"timestamp": iso(self.store.clock.now()), "data": line.rstrip("\n")}) + "\n")
-                log.flush()
-        code = process.wait()
-        timer.cancel()
-        with job.lock:
-            if job.stage not in FINAL:
-                message = None if code == 0 else f"Job failed with exit code: {code}. Reason: Error"
-                _finish(job, "ERROR" if code else "COMPLETED", message, self.store.clock.now())
-
     def _time_out(self, job: RunningJob) -> None:
         with job.lock:
             if job.stage not in FINAL:
                 _finish(job, "ERROR", "Job timeout", self.store.clock.now())
         _kill(job)
-
-    def _env(self, job: RunningJob, folder: Path) -> dict[str, str]:
-        self._bin.mkdir(exist_ok=True)
-        uv = self._bin / "uv"
-        if not uv.exists():
-            uv.write_text(_UV.format(python=sys.executable))
-            uv.chmod(0o755)
-        base = {"PATH": f"{self._bin}:{os.environ.get('PATH', '')}", "HOME": str(folder), "JOB_ID": job.id}
-        base |= {"ACCELERATOR": job.request["flavor"], "HF_ENDPOINT": self.endpoint, "PYTHONUNBUFFERED": "1"}
-        return base | (job.request.get("environment") or {}) | (job.request.get("secrets") or {})
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -316,22 +327,6 @@ def _check(body: dict[str, Any]) -> None:
             raise HubError(400, f"Invalid label {key}={value}")
     if not isinstance(body.get("secrets") or {}, dict) or (body.get("timeoutSeconds") or 1) < 1:
         raise HubError(400, "secrets must be an object, timeoutSeconds positive")
-
-
-def _hardware(name: str, pretty: str, hourly: float, gpus: int, vram: int) -> dict[str, Any]:
-    card = {"type": "gpu", "model": pretty.removeprefix("Nvidia "), "quantity": str(gpus), "vram": f"{vram} GB"}
-    cost = round(hourly * 1e6 / 60)
-    return {
-        "name": name,
-        "prettyName": pretty,
-        "cpu": "4 vCPU",
-        "ram": "16 GB",
-        "ephemeralStorage": "50 GB",
-        "accelerator": card | {"manufacturer": "Nvidia"} if gpus else None,
-        "unitCostMicroUSD": cost,
-        "unitCostUSD": cost / 1e6,
-        "unitLabel": "minute",
-    }
 
 
 def _shown(job: RunningJob, user: User) -> dict[str, Any]:

@@ -105,15 +105,14 @@ class HubStore:
         self.blobs.mkdir(parents=True, exist_ok=True)
         self._moved_file = root / "moved.json"
         self.moved: dict[str, str] = _load(self._moved_file) or {}
-        self._repos = {(r.type, r.id): r for r in self._stored()}
-
-    def _stored(self) -> Iterator[StoredRepo]:
-        for path in sorted((self.root / "repos").rglob("*.json")):
+        self._repos: dict[tuple[str, str], StoredRepo] = {}
+        for path in sorted((root / "repos").rglob("*.json")):
             raw = _load(path) or {}
             for commit in raw["commits"]:
                 commit["files"] = {p: FileRef(**f) for p, f in commit["files"].items()}
             raw["commits"] = [Commit(**c) for c in raw["commits"]]
-            yield StoredRepo(**raw)
+            repo = StoredRepo(**raw)
+            self._repos[repo.type, repo.id] = repo
 
     # ---------------------------------------------------------------------------------------------------- repos
 
@@ -228,6 +227,13 @@ class HubStore:
     def describe(self, repo: StoredRepo, commit: Commit, *, blobs: bool) -> dict[str, Any]:
         """Return the answer of the repo-info route."""
         card = front_matter(self.text(repo, "README.md", commit.oid))
+        siblings: list[dict[str, Any]] = []
+        for path, ref in sorted(commit.files.items()):
+            siblings.append({"rfilename": path})
+            if blobs:
+                siblings[-1] |= {"size": ref.size, "blobId": ref.oid()}
+            if blobs and ref.lfs:
+                siblings[-1]["lfs"] = {"sha256": ref.sha256, "size": ref.size, "pointerSize": 134}
         info: dict[str, Any] = {
             "_id": repo.internal_id,
             "id": repo.id,
@@ -242,7 +248,7 @@ class HubStore:
             "likes": repo.likes,
             "tags": self.tags_of(repo, commit, card),
             "cardData": card,
-            "siblings": [self._sibling(p, f, blobs=blobs) for p, f in sorted(commit.files.items())],
+            "siblings": siblings,
             "usedStorage": sum(f.size for f in commit.files.values()),
         }
         if repo.type == "model":
@@ -261,12 +267,6 @@ class HubStore:
         tags += [f"format:{s[1:]}" for s in sorted(suffixes & {".parquet", ".json", ".csv"})]
         return tags + (["safetensors"] if ".safetensors" in suffixes else [])
 
-    def _sibling(self, path: str, ref: FileRef, *, blobs: bool) -> dict[str, Any]:
-        if not blobs:
-            return {"rfilename": path}
-        lfs = {"lfs": {"sha256": ref.sha256, "size": ref.size, "pointerSize": 134}} if ref.lfs else {}
-        return {"rfilename": path, "size": ref.size, "blobId": ref.oid(), **lfs}
-
     def _model_facts(self, repo: StoredRepo, commit: Commit, card: Mapping[str, Any]) -> dict[str, Any]:
         facts: dict[str, Any] = {"modelId": repo.id}
         facts |= {k: card[k] for k in ("pipeline_tag", "library_name") if k in card}
@@ -275,17 +275,14 @@ class HubStore:
         if config or tokenizer:
             kept = {k: config[k] for k in ("architectures", "model_type") if k in config}
             facts["config"] = kept | ({"tokenizer_config": tokenizer} if tokenizer else {})
-        if total := self._parameters(commit):
-            facts["safetensors"] = {"parameters": total, "total": sum(total.values())}
-        return facts
-
-    def _parameters(self, commit: Commit) -> dict[str, int]:
         total: dict[str, int] = {}
         for path, ref in commit.files.items():
             if path.endswith(".safetensors"):
                 for dtype, count in safetensors_params(self.blob(ref)):
                     total[dtype] = total.get(dtype, 0) + count
-        return total
+        if total:
+            facts["safetensors"] = {"parameters": total, "total": sum(total.values())}
+        return facts
 
 
 def wants_lfs(path: str, size: int) -> bool:

@@ -89,7 +89,12 @@ class HubViewer:
             splits.append({"dataset": repo.id, "config": config, "split": split} | counts)
         total = {k: sum(s[k] for s in splits) for k in ("num_bytes_parquet_files", "num_bytes_memory", "num_rows")}
         whole = {"dataset": repo.id, "estimated_num_rows": None} | total
-        configs = [_config_size(repo.id, c, splits) for c in dict.fromkeys(s["config"] for s in splits)]
+        configs: list[dict[str, Any]] = []
+        for config in dict.fromkeys(s["config"] for s in splits):
+            mine = [s for s in splits if s["config"] == config]
+            sums = {k: sum(s[k] for s in mine) for k in total}
+            other = {"num_columns": mine[0]["num_columns"], "estimated_num_rows": None}
+            configs.append({"dataset": repo.id, "config": config} | other | sums)
         size = {"dataset": whole, "configs": configs, "splits": splits}
         return JSONResponse({"size": size, "pending": [], "failed": [], "partial": False})
 
@@ -178,17 +183,15 @@ class HubViewer:
         return failed
 
 
-def _config_size(dataset: str, config: str, splits: list[dict[str, Any]]) -> dict[str, Any]:
-    mine = [s for s in splits if s["config"] == config]
-    total = {k: sum(s[k] for s in mine) for k in ("num_bytes_parquet_files", "num_bytes_memory", "num_rows")}
-    other = {"num_columns": mine[0]["num_columns"], "estimated_num_rows": None}
-    return {"dataset": dataset, "config": config} | other | total
-
-
 def _read(path: str, content: bytes) -> Table:
     suffix = PurePosixPath(path).suffix
     if suffix == ".parquet":
-        return _parquet(content)
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(io.BytesIO(content))
+        declared = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+        known = declared.get("info", {}).get("features", {})
+        return {f.name: known.get(f.name) or _arrow(f.type) for f in table.schema}, table.to_pylist()
     if suffix == ".csv":
         rows: Any = list(csv.DictReader(io.StringIO(content.decode())))
     elif suffix == ".jsonl":
@@ -218,15 +221,6 @@ def _feature(value: Any) -> Any:
         case _:
             kind = "string"
     return {"dtype": kind, "_type": "Value"}
-
-
-def _parquet(content: bytes) -> Table:
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(io.BytesIO(content))
-    declared = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    features = {f.name: declared.get(f.name) or _arrow(f.type) for f in table.schema}
-    return features, table.to_pylist()
 
 
 def _arrow(kind: Any) -> Any:

@@ -33,14 +33,11 @@ class XetStore:
 
     def fetch(self, sha: str, size: int) -> str:
         """Bring an uploaded file into the blobs and return its xet hash; an empty string when it is not there."""
-        for found_sha, xet in self._uploaded():
-            if found_sha == sha and self._download(xet, sha, size):
-                return xet
-        return ""
-
-    def _uploaded(self) -> Iterator[tuple[str, str]]:
         for shard in sorted(self.folder.rglob("*.mdb")):
-            yield from shard_files(shard.read_bytes())
+            for found_sha, xet in shard_files(shard.read_bytes()):
+                if found_sha == sha and self._download(xet, sha, size):
+                    return xet
+        return ""
 
     def _download(self, xet: str, sha: str, size: int) -> bool:
         import hf_xet

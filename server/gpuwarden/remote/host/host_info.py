@@ -6,6 +6,7 @@ One constant shell script, so that it works without Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import BadReply, NotSupported
@@ -94,26 +95,15 @@ def parse_host_info(lines: Sequence[str]) -> HostInfo:
             name, _, path = value.partition(" ")
             tools[name] = path
         elif key == "python":
-            python = _python(value)
-            if python is not None:
-                pythons.setdefault(python.path, python)
+            with suppress(ValueError):  # an incomplete line is skipped
+                version, torch, path = value.split(" ", 2)
+                major, _, minor = version.partition(".")
+                if path.startswith("/"):
+                    pythons.setdefault(path, Python((int(major), int(minor)), torch == "1", path))
         else:
             one.setdefault(key, value)
     if not one.get("home", "").startswith("/"):
         raise BadReply(f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Is it a POSIX system?")
-    return HostInfo(
-        one["home"], _joined(one.get("path", ""), one.get("first_path", "")), tuple(pythons.values()), tools
-    )
-
-
-def _python(text: str) -> Python | None:
-    try:
-        version, torch, path = text.split(" ", 2)
-        major, _, minor = version.partition(".")
-        return Python((int(major), int(minor)), torch == "1", path) if path.startswith("/") else None
-    except ValueError:
-        return None
-
-
-def _joined(*paths: str) -> str:
-    return ":".join(dict.fromkeys(p for path in paths for p in path.split(":") if p.startswith("/")))
+    paths = f"{one.get('path', '')}:{one.get('first_path', '')}".split(":")
+    path = ":".join(dict.fromkeys(p for p in paths if p.startswith("/")))
+    return HostInfo(one["home"], path, tuple(pythons.values()), tools)

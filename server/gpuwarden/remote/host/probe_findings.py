@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -299,22 +300,17 @@ def _clock(facts: Facts, asked: Asked) -> Iterator[Finding]:
     if not asked.heard:
         return
     off = max(asked.sent - facts.now, facts.now - asked.heard, 0.0)
-    true_time = _web_time(facts)
-    ours_is_wrong = true_time is not None and abs(true_time - facts.now) < SKEW_S
+    ours_is_wrong = False
+    for reach in facts.web.list:  # the first date of a web server decides
+        with suppress(ValueError, TypeError):
+            if reach.date:
+                ours_is_wrong = abs(parsedate_to_datetime(reach.date).timestamp() - facts.now) < SKEW_S
+            break
     if off > SKEW_S and not ours_is_wrong:
         message = f"the machine's clock is off by {off:,.0f} s: certificates, tokens and file times go wrong"
         yield _finding(
             "PF-HOST-005", Severity.WARNING, message, "Set its clock (chronyd, ntpdate), or rent another machine."
         )
-
-
-def _web_time(facts: Facts) -> float | None:
-    for reach in facts.web.list:
-        try:
-            return parsedate_to_datetime(reach.date).timestamp() if reach.date else None
-        except (ValueError, TypeError):
-            continue
-    return None
 
 
 def _web(facts: Facts, asked: Asked) -> Iterator[Finding]:

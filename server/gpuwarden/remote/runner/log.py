@@ -70,12 +70,9 @@ class Log:
         if self.fd >= 0:
             os.close(self.fd)
         self.fd, self.base, self.size = fd, base, os.fstat(fd).st_size
-        self._tidy(name)
-
-    def _tidy(self, newest: str) -> None:
         try:
             link = self.folder + "/out.log"
-            os.symlink(newest, link + ".tmp")
+            os.symlink(name, link + ".tmp")
             os.rename(link + ".tmp", link)
             for _, path in segments(self.folder)[:-2]:
                 os.unlink(path)

@@ -64,8 +64,8 @@ class Supervisor:
             raise Problem("disk_full", f"the status can't be written to {self.folder}; nothing was launched")
         while True:
             launched = self.launch()
-            ready()
-            ready = _nothing
+            if not self.status["restarts"]:
+                ready()
             state, reason, why = self.watch() if launched else ("failed", Reason.NOT_STARTED, self.status["why"])
             if state:
                 break
@@ -245,7 +245,3 @@ class Supervisor:
             return min(max(float(json.loads(read_small(self.folder + "/stop.json", 4096))["grace_s"]), 0.0), 3600.0)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return self.grace
-
-
-def _nothing() -> None:
-    pass

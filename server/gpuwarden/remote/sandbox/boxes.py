@@ -62,12 +62,20 @@ class Allowed:
 def box_for(
     run_dir: str, env: Mapping[str, str], allowed: Allowed, programs: Sequence[str], machine: Sequence[str] = ()
 ) -> Box:
-    """The box of a job that is started with `env`. `programs` are what runs it, `machine` a rehearsal's folders."""
+    """Return the box of a job that is started with `env`.
+
+    `programs` are what runs it, `machine` a rehearsal's folders.
+    """
     run_dir = os.path.realpath(run_dir)
     home = os.path.realpath(env.get("HOME") or "/")
     homeless = home == "/" or below(home, (*system().read, "/proc", "/dev"))
-    read = [*interpreters(sys.executable, *programs), *_named_by(env), *(_caches(env) if allowed.caches else ())]
-    read += _resolver() if allowed.network else []
+    read = [*interpreters(sys.executable, *programs), *_named_by(env)]
+    if allowed.caches:  # the Hub's cache of models and datasets; the token is stored beside it, not in it
+        hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
+        read += [os.path.realpath(f"{hub}/hub")] if hub.startswith("/") and os.path.isdir(f"{hub}/hub") else []
+    if allowed.network:  # the file that names are resolved with, which is often a link to below /run
+        resolver = dict.fromkeys(("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf")))
+        read += [path for path in resolver if os.path.exists(path)]
     return Box(
         run_dir,
         f"{run_dir}/home" if homeless else home,
@@ -81,23 +89,10 @@ def box_for(
 
 
 def _named_by(env: Mapping[str, str]) -> Iterator[str]:
-    """Libraries and certificates that the server's own environment names."""
+    """Yield the libraries and certificates that the server's own environment names."""
     names = (env.get("CUDA_HOME"), env.get("SSL_CERT_FILE"), env.get("SSL_CERT_DIR"))
     paths = [*(p for p in names if p), *env.get("LD_LIBRARY_PATH", "").split(":")]
     yield from (os.path.realpath(p) for p in paths if p.startswith("/") and os.path.exists(p) and p != "/")
-
-
-def _caches(env: Mapping[str, str]) -> Iterator[str]:
-    """The Hub's cache of models and datasets. The token lies beside it, not in it."""
-    home = env.get("HOME", "")
-    hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or home + '/.cache'}/huggingface"
-    if hub.startswith("/") and os.path.isdir(f"{hub}/hub"):
-        yield os.path.realpath(f"{hub}/hub")
-
-
-def _resolver() -> list[str]:
-    """The file that names are resolved with; often it lies below /run."""
-    return [p for p in dict.fromkeys(("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf"))) if os.path.exists(p)]
 
 
 def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
@@ -115,7 +110,7 @@ def prepare(box: Box) -> None:
 
 
 def init_source() -> tuple[str, bytes]:
-    """Name and content of the first program inside."""
+    """Return name and content of the first program inside."""
     content = INIT.read_bytes()
     return f"sandbox-{hashlib.sha256(content).hexdigest()[:12]}.py", content
 
@@ -130,10 +125,12 @@ def interpreters(*programs: str) -> tuple[str, ...]:
 
 
 def _prefixes(program: str) -> Iterator[str]:
-    """A program's own prefix where it is an environment of Python's or conda's; else the program alone."""
+    """Yield a program's own prefix where it is an environment of Python's or conda's; else the program alone."""
     for path in dict.fromkeys((program, os.path.realpath(program))):
         prefix = os.path.dirname(os.path.dirname(path))
-        if os.path.basename(os.path.dirname(path)) == "bin" and prefix != "/" and _is_python(prefix):
+        marks = (f"{prefix}/pyvenv.cfg", f"{prefix}/conda-meta", *glob.glob(f"{prefix}/lib/python3.*/os.py"))
+        in_bin = os.path.basename(os.path.dirname(path)) == "bin" and prefix != "/"
+        if in_bin and any(os.path.exists(mark) for mark in marks):
             yield from _parts(prefix)
             yield from _base_of(prefix)
         elif os.path.isfile(path) and os.access(path, os.X_OK):
@@ -141,7 +138,7 @@ def _prefixes(program: str) -> Iterator[str]:
 
 
 def _base_of(prefix: str) -> Iterator[str]:
-    """The programs of the Python that an environment was made from."""
+    """Yield the parts of the Python that an environment was made from."""
     try:
         lines = Path(prefix, "pyvenv.cfg").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -152,12 +149,7 @@ def _base_of(prefix: str) -> Iterator[str]:
         yield from (p for top in dict.fromkeys((base, os.path.realpath(base))) for p in _parts(top))
 
 
-def _is_python(prefix: str) -> bool:
-    marks = ("pyvenv.cfg", "conda-meta")
-    return any(os.path.exists(f"{prefix}/{mark}") for mark in marks) or bool(glob.glob(f"{prefix}/lib/python3.*/os.py"))
-
-
 def _parts(prefix: str) -> Iterator[str]:
-    """What an environment consists of, without what else may lie in a project's folder that was made one."""
+    """Yield what an environment consists of, without other files of a project whose folder was made one."""
     names = ("bin", "lib", "lib64", "include", "share", "libexec", "ssl", "pyvenv.cfg", "conda-meta")
     yield from (p for name in names if os.path.exists(p := f"{prefix}/{name}"))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ PROBE_S: Final = 20.0
 
 @cache
 def detect() -> Sandbox:
-    """The best sandbox that starts Python here. It takes some 50 ms, once for a process."""
+    """Return the best sandbox that starts Python here. It takes some 50 ms, once for a process."""
     whys = []
     for candidate in _candidates():
         why = probe(candidate)
@@ -95,11 +96,9 @@ def open_sockets(
     except OSError:
         return []
     paths = {row[7] for row in rows if len(row) == 8 and row[7].startswith("/") and row[3] == "00010000"}
-    return sorted(path for path in paths if _connectable(path))
-
-
-def _connectable(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.stat(path).st_mode) and os.access(path, os.W_OK)
-    except OSError:
-        return False
+    found = []
+    for path in sorted(paths):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.stat(path).st_mode) and os.access(path, os.W_OK):
+                found.append(path)
+    return found

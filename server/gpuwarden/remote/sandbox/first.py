@@ -2,7 +2,7 @@
 
     python -I -S first.py MODE GRACE ENVIRONMENT_FD REPORT_FD COMMAND...
 
-Standard library only: it lies as a file beside the job, which can't write there. The job's environment never touches
+Standard library only: it is a file beside the job, which can't write there. The job's environment never touches
 the program that builds the sandbox, or a job's `LD_PRELOAD` would run outside of it; nor is it in an argument list.
 
 | MODE | meaning |

@@ -42,7 +42,7 @@ class Box:
     """What one job may see. Paths are absolute and real; `read` and `write` are seen where they are.
 
     `hidden` is never seen, not even inside of `read` and `write`. `machine` are folders of a rehearsal's machine, which
-    may lie inside of what is hidden.
+    may be inside of what is hidden.
     """
 
     run_dir: str
@@ -165,5 +165,5 @@ def _subpaths(paths: Sequence[str]) -> str:
 
 
 def below(path: str, tops: Sequence[str]) -> bool:
-    """Whether a path is one of some folders, or lies in one."""
+    """Return whether a path is one of these folders or is in one."""
     return any(path == top or path.startswith(top.rstrip("/") + "/") for top in tops)

@@ -15,7 +15,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -197,16 +197,11 @@ def _direct(endpoint: Endpoint) -> socket.socket:
             f"{endpoint.host} port {endpoint.port} can't be reached: {problem.strerror or problem}",
             "The instance may be booting, stopped, or have another port since its last start.",
         ) from problem
-    _tune(sock)
-    return sock
-
-
-def _tune(sock: socket.socket) -> None:
-    """Turn Nagle's delay off (it stalls execs in a row), and keepalives on to notice a dead peer."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's delay stalls execs in a row
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # to notice a dead peer
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3 * KEEPALIVE_S * 1000)
+    return sock
 
 
 def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any, HostKey]:
@@ -304,6 +299,15 @@ def _line(key: Any) -> str:
 
 
 def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> None:
+    import paramiko
+
+    def make(sock: Any, **options: Any) -> paramiko.Transport:
+        transport = paramiko.Transport(sock, **options)
+        transport.get_security_options().ciphers = _FAST_FIRST
+        transport.packetizer.REKEY_BYTES = REKEY_BYTES
+        transport.packetizer.REKEY_PACKETS = 1 << 31
+        return transport
+
     client.connect(
         endpoint.host,
         endpoint.port,
@@ -316,21 +320,8 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
         banner_timeout=CONNECT_S,
         auth_timeout=CONNECT_S,
         channel_timeout=CONNECT_S,
-        transport_factory=_transport_factory(),
+        transport_factory=make,
     )
-
-
-def _transport_factory() -> Callable[..., paramiko.Transport]:
-    import paramiko
-
-    def make(sock: Any, **options: Any) -> paramiko.Transport:
-        transport = paramiko.Transport(sock, **options)
-        transport.get_security_options().ciphers = _FAST_FIRST
-        transport.packetizer.REKEY_BYTES = REKEY_BYTES
-        transport.packetizer.REKEY_PACKETS = 1 << 31
-        return transport
-
-    return make
 
 
 def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:

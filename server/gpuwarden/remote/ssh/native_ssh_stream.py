@@ -85,13 +85,6 @@ async def bulk_pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: byt
                 await to_thread.run_sync(client.close)
 
 
-def _plain_env() -> dict[str, str]:
-    """Return the environment without its secrets: a `SendEnv` of the user's configuration would take them to the
-    machine.
-    """
-    return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
-
-
 class _Client:
     """One run of `ssh`. Its output goes through one buffer that stays in the processor's cache."""
 
@@ -118,17 +111,26 @@ class _Client:
             piece = memoryview(bytearray(_PIECE))
             while count := self._read_into(piece):
                 take(piece[:count])
-            self._finish()
+            if self.process is None or self.stopped.is_set():
+                return
+            code = self.process.wait()
+            if code == _SSH_FAILED:
+                lost = f"the connection to {self.machine.endpoint} was lost: {self._said()}"
+                raise Unreachable(lost, "It is continued.")
+            if code:
+                raise CommandFailed(self.argv, code, self.err.read_bytes()[:MAX_STDERR])
         finally:
             self.ended.set()
 
     def _start(self, stdin: bytes) -> None:
         """Run it, unless the caller has left, and send its stdin."""
+        # A `SendEnv` of the user's configuration would take the environment's secrets to the machine.
+        env = {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
         with self.gate, self.err.open("wb") as err:
             if self.stopped.is_set():
                 return
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, bufsize=0, env=_plain_env()
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, bufsize=0, env=env
             )
         assert self.process.stdin and self.process.stdout
         if sys.platform == "linux":
@@ -159,16 +161,6 @@ class _Client:
                     take(memoryview(first))
                 return
         raise Unusable(self._said() or "it did not start the command")
-
-    def _finish(self) -> None:
-        """Raise unless it ended well."""
-        if self.process is None or self.stopped.is_set():
-            return
-        code = self.process.wait()
-        if code == _SSH_FAILED:
-            raise Unreachable(f"the connection to {self.machine.endpoint} was lost: {self._said()}", "It is continued.")
-        if code:
-            raise CommandFailed(self.argv, code, self.err.read_bytes()[:MAX_STDERR])
 
     def _said(self) -> str:
         with suppress(OSError):

@@ -14,7 +14,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,7 +259,18 @@ class _Session:
         """Start the command and wait for its pid; None leaves its stdin open for `send`."""
         if not self.machine.sessions.acquire(timeout=OPEN_S):
             raise Unreachable(f"{self.machine.endpoint} is busy with {SESSIONS} other commands", "Try again.")
-        channel = self._adopt(self.machine.channel)
+        try:
+            channel = self.machine.channel()
+        except BaseException:
+            self.machine.sessions.release()
+            raise
+        with self._gate:
+            if self._closed:  # the caller has left meanwhile
+                with suppress(Exception):
+                    channel.close()
+                self.machine.sessions.release()
+                raise Unreachable("canceled before it began")
+            self.channel, self._holds, self._begun = channel, True, True
         channel.settimeout(0.2)
         with self._translated():
             channel.exec_command(self.line)
@@ -267,22 +278,6 @@ class _Session:
             self.send(stdin)
             self._end_input()
         self._skip_noise()
-
-    def _adopt(self, make: Callable[[], Any]) -> Any:
-        """Take a slot and a channel, unless the caller has left meanwhile."""
-        try:
-            channel = make()
-        except BaseException:
-            self.machine.sessions.release()
-            raise
-        with self._gate:
-            if self._closed:
-                with suppress(Exception):
-                    channel.close()
-                self.machine.sessions.release()
-                raise Unreachable("canceled before it began")
-            self.channel, self._holds, self._begun = channel, True, True
-        return channel
 
     def running(self) -> bool:
         """Return whether something may run on the machine. If not, nothing will be started any more."""
@@ -350,7 +345,11 @@ class _Session:
             at = self._buffer.find(token)
             end = self._buffer.find(b"\n", at + len(token)) if at >= 0 else -1
             if end >= 0:
-                self.pid = self._number(bytes(self._buffer[at + len(token) : end]))
+                said = bytes(self._buffer[at + len(token) : end])
+                if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
+                    named = f"{self.machine.endpoint} names {said[:40]!r} as a process"
+                    raise BadReply(named, "Is its shell a real shell?")
+                self.pid = int(said)
                 del self._buffer[: end + 1]
             elif not chunk or len(self._buffer) > MAX_NOISE:
                 self._over = not chunk
@@ -359,12 +358,6 @@ class _Session:
                     f"{self.machine.endpoint} did not start the command; its shell said: {shown or 'nothing'}",
                     "Is the login shell a real shell? A forced command or a printing rc file may be in the way.",
                 )
-
-    def _number(self, said: bytes) -> int:
-        """Return the pid behind the mark, which the machine has read too."""
-        if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
-            raise BadReply(f"{self.machine.endpoint} names {said[:40]!r} as a process", "Is its shell a real shell?")
-        return int(said)
 
     def _recv(self) -> bytes:
         """Return at least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""
@@ -396,18 +389,15 @@ class _Session:
         code = self.channel.exit_status
         if code >= 0:
             self._over = True
-            self._await_close()
+            # The remote side is about to close; until then the session counts against its limit.
+            end = time.monotonic() + 0.5
+            while not self.channel.closed and time.monotonic() < end:
+                time.sleep(0.0005)
             return int(code)
         if self.channel.transport.is_active() and self.channel.closed:
             self._over = True
             return None
         raise self._lost("the connection ended before the command did")
-
-    def _await_close(self) -> None:
-        """Let the remote side close first, as it is about to: until then the session counts against its limit."""
-        end = time.monotonic() + 0.5
-        while not self.channel.closed and time.monotonic() < end:
-            time.sleep(0.0005)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -34,27 +34,17 @@ Entry = tuple[Artifact, PurePosixPath]
 
 def _refuse_others(dest: Path, owner: str) -> None:
     """Refuse a folder in another owner's, or that has any content before it was claimed."""
-    holder = next((h for h in map(_holder, (dest, *dest.parents)) if h), "")
+    holder = ""
+    for folder in (dest, *dest.parents):
+        mark = folder / STAGING / OWNER
+        if not holder and mark.is_file() and not mark.is_symlink():
+            holder = mark.read_text("utf-8", "replace")
     others = not holder and dest.is_dir() and any(entry.name != STAGING for entry in dest.iterdir())
     if others or holder not in {"", owner}:
         what = f"the files of {holder[:80]}" if holder else "files that are not copies of this job"
         raise BadRequest(
             f"{dest} holds {what}; nothing there is replaced", "Choose a new or an empty folder, one for each job."
         )
-
-
-def _holder(folder: Path) -> str:
-    """Return the folder's owner, empty without one."""
-    mark = folder / STAGING / OWNER
-    return mark.read_text("utf-8", "replace") if mark.is_file() and not mark.is_symlink() else ""
-
-
-def _claim(dest: Path, owner: str) -> None:
-    """Record the folder's owner. The caller has the folder's lock."""
-    _refuse_others(dest, owner)
-    draft = dest / STAGING / f"{OWNER}.draft"
-    draft.write_text(owner, "utf-8")
-    draft.replace(dest / STAGING / OWNER)
 
 
 class Destination:
@@ -90,7 +80,10 @@ class Destination:
             ) from None
         try:
             if self.owner:
-                _claim(self.path, self.owner)
+                _refuse_others(self.path, self.owner)
+                draft = self.staging / f"{OWNER}.draft"
+                draft.write_text(self.owner, "utf-8")
+                draft.replace(self.staging / OWNER)
             yield self
         finally:
             lock.release()

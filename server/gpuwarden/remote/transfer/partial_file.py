@@ -129,20 +129,17 @@ def sync_folder(folder: Path) -> None:
 
 def sync_everything(folder: Path) -> None:
     """Make all files below a folder durable: with one call where the system has it (Linux), else each."""
-    if sys.platform == "linux" and _syncfs(folder):
-        return
+    if sys.platform == "linux":
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            if ctypes.CDLL(None).syncfs(fd) == 0:
+                return
+        except (OSError, AttributeError):
+            pass  # another C library
+        finally:
+            os.close(fd)
     for path, _, files in os.walk(folder):
         for name in files:
             with Path(path, name).open("rb+") as file:
                 os.fsync(file.fileno())
         sync_folder(Path(path))
-
-
-def _syncfs(folder: Path) -> bool:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
-    except (OSError, AttributeError):
-        return False
-    finally:
-        os.close(fd)

@@ -284,31 +284,29 @@ class _Receiver:
     # -------------------------------------------------------------------------------------------------- single files
 
     async def _take_or_refuse(self, artifact: Artifact, name: PurePosixPath) -> None:
+        """Take one file alone, or note why it can't be had; a full disk is raised."""
         try:
-            await self._take(artifact, name)
+            if await to_thread.run_sync(self.dest.has, artifact, name, self.digests.get(artifact.path)):
+                self.skipped += artifact.size
+                self._done(artifact, name, self.digests[artifact.path])
+                return
+            target = await to_thread.run_sync(self.dest.target, name)
+            part = Part(self.dest.part(artifact), artifact.size)
+            try:
+                found = await to_thread.run_sync(part.open)
+                self.resumed += found
+                self._report(artifact)
+                await self._fill(artifact, part)
+                await to_thread.run_sync(part.finish, target, artifact.mtime_ns)
+            finally:
+                part.close()
+            self._done(artifact, name, part.sha256())
         except (NotFound, BadReply) as gone:
             self.refused[artifact.path] = gone.message
         except OSError as problem:
             if problem.errno in _FULL:
                 raise
             self.refused[artifact.path] = f"this machine could not write it: {problem.strerror or problem}"
-
-    async def _take(self, artifact: Artifact, name: PurePosixPath) -> None:
-        if await to_thread.run_sync(self.dest.has, artifact, name, self.digests.get(artifact.path)):
-            self.skipped += artifact.size
-            self._done(artifact, name, self.digests[artifact.path])
-            return
-        target = await to_thread.run_sync(self.dest.target, name)
-        part = Part(self.dest.part(artifact), artifact.size)
-        try:
-            found = await to_thread.run_sync(part.open)
-            self.resumed += found
-            self._report(artifact)
-            await self._fill(artifact, part)
-            await to_thread.run_sync(part.finish, target, artifact.mtime_ns)
-        finally:
-            part.close()
-        self._done(artifact, name, part.sha256())
 
     async def _fill(self, artifact: Artifact, part: Part) -> None:
         """Fill the part and compare. An earlier part that turns out wrong is fetched again, once."""
@@ -328,7 +326,11 @@ class _Receiver:
             return _changed(artifact)
         if isinstance(self.source, Sealing) and artifact.path not in await self.source.digests([artifact]):
             return _changed(artifact)
-        return _damaged(artifact)
+        return BadReply(
+            f"{artifact.path} no longer has the bytes whose digest was recorded right after its save, "
+            "though by its times nobody wrote to it",
+            "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
+        )
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
         """Return whether the part's digest equals the machine's, where it has one."""
@@ -438,14 +440,6 @@ def _changed(artifact: Artifact) -> BadReply:
     return BadReply(
         f"{artifact.path} changed on the machine after its manifest was taken",
         "Take a new manifest when nothing writes to it any more.",
-    )
-
-
-def _damaged(artifact: Artifact) -> BadReply:
-    return BadReply(
-        f"{artifact.path} no longer has the bytes whose digest was recorded right after its save, "
-        "though by its times nobody wrote to it",
-        "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
     )
 
 

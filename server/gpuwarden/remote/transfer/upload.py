@@ -245,7 +245,9 @@ class _Pusher:
 
     async def _send(self, entry: Row) -> None:
         """Send one file from where it stopped, until the machine has computed the same digest."""
-        target, part = self._names(entry)
+        target = f"{self.folder}/{entry.name}"
+        above, _, name = target.rpartition("/")
+        part = f"{above}/.{name[:120]}.{entry.sha256[:16]}.part"
         failures, reached, wrong = 0, -1, False
         while True:
             try:
@@ -266,11 +268,6 @@ class _Pusher:
                 wrong = True
             except Unreachable as lost:
                 failures = await self._lost(lost, entry.name, failures)
-
-    def _names(self, entry: Row) -> tuple[str, str]:
-        target = f"{self.folder}/{entry.name}"
-        above, _, name = target.rpartition("/")
-        return target, f"{above}/.{name[:120]}.{entry.sha256[:16]}.part"
 
     async def _offset(self, entry: Row, target: str, part: str) -> int | None:
         """Return how many bytes are there; None when the file is complete."""

@@ -28,13 +28,14 @@ HARMLESS: Final = frozenset({"template", "templates", "key", "keys", "tag", "tag
 """Words of tools that end no machine, whatever else their names have."""
 SHELL_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "shell", "bash", "script", "input"})
 CODE_FIELDS: Final = frozenset({"code", "python", "source", "javascript"})
+REQUEST_FIELDS: Final = frozenset({"query", "mutation", "body", "path", "url", "endpoint", "request", "data"})
 ACTION_FIELDS: Final = frozenset({"operation", "action", "verb", "subcommand", "method", "op"})
 MOST_TEXTS: Final = 500
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is protected, and the patterns that are looked for.
+    """Protected places, and the patterns that are looked for.
 
     `home` and live run folders against removal, `files` against any change; `settings` are the clients' files that
     name this guard: it stays in there, the rest is theirs. `typing`: see `Judge.typing`.
@@ -66,7 +67,11 @@ def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
 
 def _judged(event: Mapping[str, Any], rules: Rules) -> str | None:
     given = event.get("tool_input")
-    given = _parsed(given) if isinstance(given, str) else given
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = {"input": given}
     given = given if isinstance(given, Mapping) else event
     judge = rules.judge(str(event.get("cwd") or given.get("workdir") or Path.cwd()))
     tool = str(event.get("tool_name") or "")
@@ -146,19 +151,15 @@ def _other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge
         return f"`{name}` of the MCP server `{server[:60]}` ends or deletes something"
     far = platform or bool(parts & {"ssh", "remote", "sftp", "gpu", "host"})
     for name_of_field, text in _texts(given):
-        if why := _told(name_of_field, text, judge, platform=platform, far=far):
+        why = None
+        if name_of_field in SHELL_FIELDS:
+            why = judge.shell(text, far=far)
+        elif name_of_field in CODE_FIELDS:
+            why = judge.spoken(text)
+        elif platform and name_of_field in REQUEST_FIELDS and judge.patterns.request.search(text):
+            why = "the request ends something"
+        if why:
             return why
-    return None
-
-
-def _told(name: str, text: str, judge: Judge, *, platform: bool, far: bool) -> str | None:
-    """Return why a text is stopped that is given to another server's tool."""
-    if name in SHELL_FIELDS:
-        return judge.shell(text, far=far)
-    if name in CODE_FIELDS:
-        return judge.spoken(text)
-    if platform and name in {"query", "mutation", "body", "path", "url", "endpoint", "request", "data"}:
-        return "the request ends something" if judge.patterns.request.search(text) else None
     return None
 
 
@@ -183,10 +184,3 @@ def _texts(given: Any, name: str = "") -> Iterator[tuple[str, str]]:
 def _words(name: str) -> set[str]:
     """Return the words of a name that are put together with hyphens, underlines or capitals."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)}
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {"input": text}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,14 @@ FAR = "far"
 
 def table() -> dict[str, Any]:
     """Return every declaration as plain values, which `patterns.Patterns.of` reads."""
-    clouds = {name: _guard(section) for name, section in tomllib.loads(CLOUDS.read_text("utf-8")).items()}
+    clouds: dict[str, ShellGuard] = {}
+    for cloud, section in tomllib.loads(CLOUDS.read_text("utf-8")).items():
+        values: dict[str, Any] = dict(section)
+        for name in ("ends", "remote"):
+            values[name] = {program: tuple(texts) for program, texts in values.get(name, {}).items()}
+        for name in ("hosts", "requests", "code", "servers"):
+            values[name] = tuple(values.get(name, ()))
+        clouds[cloud] = ShellGuard(**values)
     far = clouds.pop(FAR)
     everything = merged([*declared().values(), *clouds.values()])
     aliases = {**everything.aliases, **far.aliases}
@@ -26,13 +32,3 @@ def table() -> dict[str, Any]:
 def declared() -> dict[str, ShellGuard]:
     """Return what each provider declares. Raises NotSupported for one that can't be loaded: its patterns would lack."""
     return {name: PROVIDERS.load(name).SHELL_GUARD for name in PROVIDERS.names()}
-
-
-def _guard(section: Mapping[str, Any]) -> ShellGuard:
-    """Return one section of the table of clouds."""
-    values: dict[str, Any] = dict(section)
-    for name in ("ends", "remote"):
-        values[name] = {program: tuple(texts) for program, texts in values.get(name, {}).items()}
-    for name in ("hosts", "requests", "code", "servers"):
-        values[name] = tuple(values.get(name, ()))
-    return ShellGuard(**values)

@@ -1,4 +1,4 @@
-"""What a command does to files: the ones that gpuwarden decides by, live runs, and outputs on rented machines."""
+"""Judge what a command does to files: the ones that gpuwarden decides by, live runs, and outputs on rented machines."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ class Files:
         return None
 
     def _deleted(self, name: str, args: Sequence[str], plain: list[str], far: bool) -> str | None:
+        """Return why a deletion is stopped: here by what gpuwarden keeps, on a rented machine by what looks lost."""
         if not far:
             gone = plain[:-1] if name == "mv" else plain
             return next((w for a in gone if (w := self.removal(a) or self.change(a))), None)
@@ -109,12 +110,16 @@ class Files:
 
     def _rsync(self, args: Sequence[str]) -> str | None:
         """Return why rsync is stopped: `--delete` over outputs on one side, or the removal of what it sent."""
-        ends = _rsync_ends(args)
+        ends, skip = [], False  # the sources and the destination, without options and their values
+        for word in args:
+            if not skip and not word.startswith("-"):
+                ends.append(word)
+            skip = not skip and word in _RSYNC_VALUED
         far = [end for end in ends if REMOTE.match(end)]
         if any(a.startswith("--remove-s") for a in args) and far and ends[-1] not in far:
             return f"{far[0]} would be removed on the machine, and nobody has verified the copy"
         if any(re.match(r"--del(?:ete(?!d-))?", a) for a in args) and ends:
-            paths = [_bare(end) for end in ends]
+            paths = [REMOTE.sub("", end) for end in ends]
             if far and (BROAD.match(paths[-1]) or any(OUTPUTS.search(path) for path in paths)):
                 return _lost(ends[-1])
             return self.removal(ends[-1])
@@ -135,21 +140,6 @@ class Files:
 
 def _lost(path: str) -> str:
     return f"{path[:80]} on the machine may be the only copy of an output"
-
-
-def _rsync_ends(args: Sequence[str]) -> list[str]:
-    """Return the sources and the destination."""
-    found, skip = [], False
-    for word in args:
-        if not skip and not word.startswith("-"):
-            found.append(word)
-        skip = not skip and word in _RSYNC_VALUED
-    return found
-
-
-def _bare(end: str) -> str:
-    """Return the path of a source or destination, without the host."""
-    return end[found.end() :] if (found := REMOTE.match(end)) else end
 
 
 def _touches(path: str, kept: str) -> bool:

@@ -78,7 +78,16 @@ class Judge:
                 return self.shell(" ".join(words), depth + 1, far=far)
             unfolded = self._unwrapped(name, words, assigned)
             if unfolded is None:
-                return self._program(name, words[1:], command, assigned, depth, far)
+                args = words[1:]
+                request = [*args, *command.stdin] if name in HTTP else []
+                return (
+                    self._ended(name, args, assigned, far)
+                    or self._texts(name, args, command, depth, far)
+                    or self._elsewhere(name, args, command, depth)
+                    or self._inner(name, args, depth, far)
+                    or (called(name, request, self.patterns) if request else None)
+                    or self.files.judged(name, args, far=far)
+                )
             words = unfolded
         raise TooMuch("the command is wrapped too often to be read")
 
@@ -102,20 +111,6 @@ class Judge:
         if name.startswith(("python", "pypy")) and self.patterns.knows(name_of(script_of(words[1:]))):
             return words[words.index(script_of(words[1:])) :]
         return None
-
-    def _program(
-        self, name: str, args: list[str], command: Command, assigned: dict[str, str], depth: int, far: bool
-    ) -> str | None:
-        """Return why a program with these arguments is stopped."""
-        request = [*args, *command.stdin] if name in HTTP else []
-        return (
-            self._ended(name, args, assigned, far)
-            or self._texts(name, args, command, depth, far)
-            or self._elsewhere(name, args, command, depth)
-            or self._inner(name, args, depth, far)
-            or (called(name, request, self.patterns) if request else None)
-            or self.files.judged(name, args, far=far)
-        )
 
     def _ended(self, name: str, args: list[str], assigned: dict[str, str], far: bool) -> str | None:
         """Return why a program is stopped that ends something itself."""
@@ -179,7 +174,8 @@ class Judge:
         if name in {"ssh", "autossh", "mosh", "pssh", "parallel-ssh"}:
             rest = inside(inside(args, SSH_VALUED, name)[1:], SSH_VALUED, name)
         elif name in {"sftp", "lftp"}:
-            return next((w for text in command.stdin for w in [self._sftp(text, depth)] if w), None)
+            starts = ("\n".join(text.splitlines()[:200]) for text in command.stdin)
+            return next((w for text in starts if (w := self.shell(text, depth + 1, far=True))), None)
         else:
             rest = self.patterns.remote_part(self.patterns.program(name), args)
         if rest is None:
@@ -189,33 +185,27 @@ class Judge:
             return self.shell(" ".join(rest), depth + 1, far=True, feed=feed)
         return self._any(command.stdin, depth, far=True)
 
-    def _sftp(self, text: str, depth: int) -> str | None:
-        return self.shell("\n".join(line for line in text.splitlines()[:200]), depth + 1, far=True)
-
     def _inner(self, name: str, args: list[str], depth: int, far: bool) -> str | None:
         """Return why a program is stopped that another one runs somewhere among its words."""
         if name == "find":
             runs = [i for i, a in enumerate(args) if a in {"-exec", "-execdir", "-ok", "-okdir"}][:20]
             parts = [args[i + 1 :] for i in runs if name_of("".join(args[i + 1 : i + 2])) not in {"rm", "mv"}]
         elif name in RUNNERS:
-            parts = [part for part in candidates(args, self._worth_a_look) if self._unseen(part)]
+            known = {*SHELLS, *WRAPPERS, *HTTP, "ssh"}
+
+            def worth_a_look(word: str) -> bool:
+                program = name_of(word)
+                return self.patterns.knows(program) or program in known or re.sub(r"[\d.]+$", "", program) in CODE
+
+            parts = []
+            for part in candidates(args, worth_a_look):
+                key = hash(tuple(part))
+                if key not in self.seen:  # runners within runners have the same ends
+                    self.seen.add(key)
+                    parts.append(part)
         else:
             return None
         return next((w for p in parts if (w := self.command(Command(p), depth + 1, far=far))), None)
-
-    def _unseen(self, words: list[str]) -> bool:
-        """Return whether the words were not judged before: runners within runners have the same ends."""
-        key = hash(tuple(words))
-        fresh = key not in self.seen
-        self.seen.add(key)
-        return fresh
-
-    def _worth_a_look(self, word: str) -> bool:
-        name = name_of(word)
-        return (
-            self.patterns.knows(name) or name in SHELLS or name in WRAPPERS or name == "ssh" or name in HTTP
-            or re.sub(r"[\d.]+$", "", name) in CODE
-        )  # fmt: skip
 
     # ---------------------------------------------------------------------------------------------------- helpers
 
@@ -230,7 +220,12 @@ class Judge:
             if why := self.files.change(target) or settings.shell_written(path, text):
                 return why
             self.written[path] = "\n".join(filter(None, [self.written.get(path), command.printed()]))
-        written = (settings.shell_written(self.files.path(file), text) for file in _edited(command))
+        args = command.words[1:]
+        if command.name in {"cp", "mv"}:
+            args = args[-1:]
+        elif command.name not in {"tee", "sponge"} and not any(a.startswith(("-i", "--in-place", "-pi")) for a in args):
+            args = []
+        written = (settings.shell_written(self.files.path(file), text) for file in args)
         return next((why for why in written if why), None)
 
     def _any(self, texts: Iterable[str], depth: int, far: bool) -> str | None:
@@ -240,16 +235,6 @@ class Judge:
         """Return why text that is not shell is stopped."""
         self.budget.spend(len(text) // 8)
         return spoken(text, self.patterns)
-
-
-def _edited(command: Command) -> list[str]:
-    """Return the files that a command itself changes, beside its redirections."""
-    args = command.words[1:]
-    if command.name in {"tee", "sponge"}:
-        return args
-    if command.name in {"cp", "mv"}:
-        return args[-1:]
-    return args if any(a.startswith(("-i", "--in-place", "-pi")) for a in args) else []
 
 
 def _other_docker(args: list[str]) -> bool:

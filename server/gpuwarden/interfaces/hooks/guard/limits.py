@@ -1,4 +1,4 @@
-"""How much of a text the guard reads: whatever needs more is stopped, for a guard that hangs lets everything pass."""
+"""Limit how much of a text the guard reads: what needs more is stopped, for a guard that hangs lets everything pass."""
 
 from __future__ import annotations
 

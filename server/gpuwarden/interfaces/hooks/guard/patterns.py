@@ -68,7 +68,7 @@ def _given(args: Sequence[str], option: str) -> bool:
 
 @dataclass(frozen=True)
 class Patterns:
-    """What ends a machine, as the providers say."""
+    """Spellings of what ends a machine, as the providers declare them."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +104,10 @@ class Patterns:
         """Return the words with which a program ends something; None when it does not."""
         args = args[:MOST_ARGUMENTS]
         asks_help = HELP & set(args) - ({"-h"} if name in self.far else set())
-        if asks_help or args[-1:] == ["help"] or args[:1] == ["help"] or _only_tries(args):
+        tries = any(
+            a in {"--dry-run", "--dryrun"} or (a.startswith("--dry-run=") and a != "--dry-run=none") for a in args
+        )
+        if asks_help or args[-1:] == ["help"] or args[:1] == ["help"] or tries:
             return None
         declared = (*self.ends.get(name, ()), *(self.far.get(name, ()) if far else ()))
         for sequence in map(Spelling.parse, declared):
@@ -116,11 +119,18 @@ class Patterns:
 
     def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
         """Return the words that a program runs on the rented machine; None when it runs nothing there."""
-        for sequence in map(Spelling.parse, self.remote.get(name, ())):
-            end = sequence.end(args[:MOST_ARGUMENTS])
-            if end is not None:
-                return _command_in(list(args[end:]))
-        return None
+        ends = (Spelling.parse(text).end(args[:MOST_ARGUMENTS]) for text in self.remote.get(name, ()))
+        end = next((e for e in ends if e is not None), None)
+        if end is None:
+            return None
+        rest = list(args[end:])
+        if "--" in rest:
+            return rest[rest.index("--") + 1 :]
+        for i, word in enumerate(rest):
+            option, equals, value = word.partition("=")
+            if option in {"--command", "--ssh-command", "--scripts", "--cmd", "-c"}:
+                return [value] if equals else rest[i + 1 : i + 2]
+        return [word for word in rest if not word.startswith("--")]
 
     @cached_property
     def host(self) -> re.Pattern[str]:
@@ -147,34 +157,16 @@ class Patterns:
         """Return the first command that ends something in a text that is not shell."""
         words = {word.rstrip(".") for word in _WORD.findall(text.lower())}
         for word in sorted(words & (self.ends.keys() | self.aliases.keys())):
-            pattern = "|".join(self._in_code(word))
-            if pattern and (found := re.search(pattern, text)):
+            begins = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"
+            patterns = []
+            for sequence in map(Spelling.parse, self.ends.get(self.program(word), ())):
+                steps = (
+                    r"\W{1,12}(?:" + (r"[\w./-]{1,80}" if "*" in s else "|".join(map(re.escape, sorted(s)))) + r")\b"
+                    for s in sequence.words
+                )
+                options = (rf"[^\n]{{1,200}}{re.escape(min(s))}" for s in sequence.options)
+                after = "".join((*steps, *options)) or r"[\"',\s]{1,6}[-\w$]"
+                patterns.append(f"{begins}{re.escape(word)}\\b{after}")
+            if patterns and (found := re.search("|".join(patterns), text)):
                 return found[0]
         return None
-
-    def _in_code(self, word: str) -> Iterator[str]:
-        """Yield a regular expression for each sequence of the program that is called by this name."""
-        begins = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"
-        for sequence in map(Spelling.parse, self.ends.get(self.program(word), ())):
-            steps = (
-                r"\W{1,12}(?:" + (r"[\w./-]{1,80}" if "*" in s else "|".join(map(re.escape, sorted(s)))) + r")\b"
-                for s in sequence.words
-            )
-            options = (rf"[^\n]{{1,200}}{re.escape(min(s))}" for s in sequence.options)
-            yield f"{begins}{re.escape(word)}\\b" + ("".join((*steps, *options)) or r"[\"',\s]{1,6}[-\w$]")
-
-
-def _only_tries(args: Sequence[str]) -> bool:
-    """Return whether the program is told to change nothing."""
-    return any(a in {"--dry-run", "--dryrun"} or (a.startswith("--dry-run=") and a != "--dry-run=none") for a in args)
-
-
-def _command_in(rest: list[str]) -> list[str]:
-    """Return the command in the words after the machine's name."""
-    if "--" in rest:
-        return rest[rest.index("--") + 1 :]
-    for i, word in enumerate(rest):
-        name, equals, value = word.partition("=")
-        if name in {"--command", "--ssh-command", "--scripts", "--cmd", "-c"}:
-            return [value] if equals else rest[i + 1 : i + 2]
-    return [word for word in rest if not word.startswith("--")]

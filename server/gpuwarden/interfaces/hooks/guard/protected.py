@@ -1,4 +1,4 @@
-"""What the guard protects: read from the file that `gpuwarden hooks install` wrote, and from the ledger."""
+"""Read what the guard protects: from the file that `gpuwarden hooks install` wrote, and from the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person decides: gpuwarden's variables, and the guard's place in the clients' configuration."""
+"""Protect what a person decides: gpuwarden's variables, and the guard's place in the clients' configuration."""
 
 from __future__ import annotations
 
@@ -53,18 +53,17 @@ def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]
     )
     for word in words:
         found = DECIDES.search(word) if "GPUWARDEN_" in word else None
-        if found and ((word[found.end() : found.end() + 1] in {"=", "+"} and _begins(word, found)) or drops):
+        if found is None:
+            continue
+        # The variable begins the word, or an option's value (`-eNAME=`, `--env=NAME=`).
+        begins = re.fullmatch(r"|-e|--?[\w-]+=", word[: found.start()])
+        if drops or (begins and word[found.end() : found.end() + 1] in {"=", "+"}):
             return f"{found[0]} is the user's decision; a person sets it"
     if name in {"launchctl", "setx", "systemctl"} and (found := DECIDES.search(" ".join(words))):
         return f"{found[0]} is the user's decision; a person sets it"
     if name in CLIENTS and (_OFF.search(" ".join(words)) or any("hooks" in w and "=" in w for w in words)):
         return f"`{name}` would start without its hooks; a person decides that"
     return None
-
-
-def _begins(word: str, found: re.Match[str]) -> bool:
-    """Return whether the variable begins the word, or an option's value (`-eNAME=`, `--env=NAME=`)."""
-    return re.fullmatch(r"|-e|--?[\w-]+=", word[: found.start()]) is not None
 
 
 def is_client_file(path: str) -> bool:
@@ -94,17 +93,14 @@ def edited(path: str, before: str, after: str) -> str | None:
 
 def shell_written(path: str, text: str) -> str | None:
     """Return why a shell command is stopped that writes `text`, as far as it is known, to a file."""
-    if is_client_file(path) and (_OFF.search(text) or DECIDES.search(text) or _drops(path, text)):
-        return f"{path} configures an agent's client; a person changes it"
+    if is_client_file(path):
+        before = contents(path) or ""
+        drops = bool(text) and "GPUWARDEN_" in before and "GPUWARDEN_" not in text
+        if drops or _OFF.search(text) or DECIDES.search(text):
+            return f"{path} configures an agent's client; a person changes it"
     if _STARTUP.search(path) and DECIDES.search(text):
         return f"{path} would change gpuwarden's variables; a person sets them"
     return None
-
-
-def _drops(path: str, text: str) -> bool:
-    """Return whether the file on disk has something of ours that a new text lacks."""
-    before = contents(path)
-    return bool(before and text and "GPUWARDEN_" in before and "GPUWARDEN_" not in text)
 
 
 def code_edits(text: str) -> str | None:

@@ -1,6 +1,6 @@
 """Read shell text into simple commands with tree-sitter-bash.
 
-The parser knows the syntax only; `words` puts together what a word says. The tree is walked with a stack of its own.
+The parser knows the syntax only; `words` puts together what a word says. The tree is walked without recursion.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gpuwarden.interfaces.hooks.guard.limits import MOST_VALUE, Budget, TooMuch
@@ -23,7 +22,7 @@ FINDS = frozenset({"which", "command", "type", "whence"})
 
 @dataclass
 class Feed:
-    """What a command gets from around it: texts on its standard input, and the files its output goes to."""
+    """Surroundings of a command: texts on its standard input, and the files its output goes to."""
 
     stdin: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
@@ -50,7 +49,7 @@ class Command:
         return name_of(self.words[0]) if self.words else ""
 
     def printed(self) -> str:
-        """What the command plainly prints."""
+        """Return what the command plainly prints."""
         if self.name in PRINTS:
             return " ".join(self.words[1:])
         if self.name in FINDS and len(self.words) > 1:
@@ -90,9 +89,18 @@ class Reader(Words):
                 if whole.targets:
                     yield whole
             elif kind == "pipeline":
-                parts = self._pipeline(node.named_children, feed)
+                stages = node.named_children
+                # Each stage is fed what the one before it plainly prints.
+                fed = [Feed((self._said_by(before, Feed()),), (), True) for before in stages[:-1]]
+                parts = list(zip(stages, [feed, *fed], strict=False))
             else:
-                self._set(node, kind)
+                # An assignment sets its variable, and a loop sets its own to the first value.
+                variable, first = node.child_by_field_name("variable"), node.child_by_field_name("value")
+                if kind == "variable_assignment":
+                    name, value = self._assignment(node)
+                    self.values[name] = value
+                elif kind == "for_statement" and variable is not None and first is not None:
+                    self.values[self.raw(variable)] = " ".join(self.fields(first))
                 parts = [(child, feed) for child in node.named_children]
             stack.extend(reversed(parts))
 
@@ -135,16 +143,6 @@ class Reader(Words):
         if len(said) > MOST_VALUE:
             raise TooMuch("the value of a variable is too long to be read")
         return (self.raw(name).partition("[")[0] if name is not None else "", said)
-
-    def _set(self, node: Node, kind: str) -> None:
-        """Set the variable of an assignment, or of a loop to its first value."""
-        if kind == "variable_assignment":
-            name, value = self._assignment(node)
-            self.values[name] = value
-        elif kind == "for_statement":
-            variable, value_node = node.child_by_field_name("variable"), node.child_by_field_name("value")
-            if variable is not None and value_node is not None:
-                self.values[self.raw(variable)] = " ".join(self.fields(value_node))
 
     def _redirected(self, node: Node, feed: Feed) -> tuple[list[tuple[Node, Feed]], Command]:
         """Return the parts of a statement with redirections, and the redirections that are judged on their own."""
@@ -195,13 +193,6 @@ class Reader(Words):
                 found.stdin.append(self.said(child, depth))
         found.fed |= "<" in operator
 
-    def _pipeline(self, stages: list[Node], feed: Feed) -> list[tuple[Node, Feed]]:
-        """Return the stages of a pipeline; each is fed what the one before it plainly prints."""
-        parts = [(stages[0], feed)] if stages else []
-        for before, stage in pairwise(stages):
-            parts.append((stage, Feed((self._said_by(before, Feed()),), (), True)))
-        return parts
-
     def _said_by(self, node: Node, feed: Feed) -> str:
         """Return what a statement plainly prints: it is one command, or some in brackets."""
         if node.type == "redirected_statement":
@@ -228,7 +219,7 @@ class Reader(Words):
 
 
 def _inside(command: Node) -> list[Node]:
-    """Return the parts of a command that can hold further commands; a plain word can't."""
+    """Return the parts of a command that can contain further commands; a plain word can't."""
     found = []
     for child in command.named_children:
         if child.type == "variable_assignment":

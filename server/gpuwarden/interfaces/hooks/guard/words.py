@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 QUOTED_OUT = "$()"
-"""Stands for the output of a command that is not known before it runs."""
+"""Placeholder for the output of a command that is not known before it runs."""
 
 
 class Words:
@@ -50,7 +50,7 @@ class Words:
         return self.data[node.start_byte : node.end_byte].decode("utf-8", "replace")
 
     def fields(self, node: Node, depth: int = 0) -> list[str]:
-        """Return the words that one word of the text becomes: several where an unquoted variable holds several."""
+        """Return the words that one word of the text becomes: several where an unquoted variable has several."""
         self.deeper(depth)
         kind = node.type
         if kind in {"simple_expansion", "expansion", "command_substitution"}:
@@ -59,25 +59,22 @@ class Words:
             return [word for child in node.named_children for word in self.fields(child, depth + 1)]
         if kind == "string" and node.named_child_count == 1 and self.raw(node).endswith('[@]}"'):
             return self._value(node.named_children[0], depth).split()
-        if kind != "concatenation":
-            return [self._text(node, depth)]
-        words = [""]
-        for child in node.children:
-            first, *rest = self.fields(child, depth + 1) or [""]
-            words[-1] += first
-            words += rest
-        return words
-
-    def _text(self, node: Node, depth: int) -> str:
-        """Return what a word without unquoted variables says."""
-        raw, kind = self.raw(node), node.type
-        if kind == "raw_string":
-            return raw[1:-1]
-        if kind == "ansi_c_string":
-            return re.sub(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|[0-7]{1,3}|.)", _escape, raw[2:-1], flags=re.DOTALL)
+        if kind == "concatenation":
+            words = [""]
+            for child in node.children:
+                first, *rest = self.fields(child, depth + 1) or [""]
+                words[-1] += first
+                words += rest
+            return words
         if kind in {"string", "translated_string"}:
-            return self._double(node, depth)
-        return re.sub(r"\\(.)", r"\1", raw, flags=re.DOTALL) if kind == "word" else raw
+            return [self._double(node, depth)]
+        raw = self.raw(node)
+        if kind == "raw_string":
+            return [raw[1:-1]]
+        if kind == "ansi_c_string":
+            code = r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|[0-7]{1,3}|.)"
+            return [re.sub(code, _escape, raw[2:-1], flags=re.DOTALL)]
+        return [re.sub(r"\\(.)", r"\1", raw, flags=re.DOTALL) if kind == "word" else raw]
 
     def _double(self, node: Node, depth: int) -> str:
         """Return what a text in double quotes says; the parser leaves out blanks beside expansions."""

@@ -31,7 +31,7 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
 """Programs with subcommands and many options, that run a program somewhere among their words."""
 DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
                           "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs"})  # fmt: skip
-"""Programs that carry out a text in a language of their own."""
+"""Programs that carry out a text in another language than the shell's."""
 LATER: Final = frozenset({"at", "batch", "crontab"})
 """Programs that run the shell text on their standard input later."""
 VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",

@@ -41,7 +41,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     ) -> Elicit[Yes] | Unasked:
         """Ask in the client, where it can ask and every proof is present."""
         asks = view.record.state is Teardown.AWAITING_HUMAN and view.complete
-        if not (asks and _can_ask(client) and "elicitation" in ctx.policy.approval.channels):
+        declared = client.client_capabilities.elicitation if client.client_capabilities else None
+        # A client that declares only links shows no forms.
+        shows_forms = declared is not None and (declared.form is not None or declared.url is None)
+        if not (asks and shows_forms and "elicitation" in ctx.policy.approval.channels):
             return Unasked()
         return Elicit(question(view), Yes)
 
@@ -59,15 +62,11 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         told = said.data if isinstance(said, AcceptedElicitation) else None
         if isinstance(told, Yes) and told.approve:
             assert view.record.digest is not None
-            await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by=_client(client))
+            params = client.request_context.session.client_params
+            info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
+            await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
         return answer(ctx, results.torn_down(view, declined=not isinstance(told, Unasked)))
-
-
-def _can_ask(client: ClientContext[Any, Any]) -> bool:
-    """Return whether the client shows forms; one that declares only links does not."""
-    shown = client.client_capabilities.elicitation if client.client_capabilities else None
-    return shown is not None and (shown.form is not None or shown.url is None)
 
 
 def question(view: TeardownView) -> str:
@@ -79,8 +78,3 @@ def question(view: TeardownView) -> str:
         f"{record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name} ({view.job.id})? "
         f"{dying}{copies}. Ticket {record.id}, facts {(record.digest or '')[7:19]}."
     )
-
-
-def _client(client: ClientContext[Any, Any]) -> str:
-    params = client.request_context.session.client_params
-    return line(f"client {params.client_info.name} {params.client_info.version}", 120) if params else "client"

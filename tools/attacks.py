@@ -1,0 +1,100 @@
+"""Run every test that plays an attack and print what came of each, as a table in Markdown.
+
+    python tools/attacks.py [PYTEST ARGUMENTS...]
+
+A test declares what its attacker does: `@pytest.mark.attack("boundary", "reads the server's key from /proc")`. Figures
+that a test records with `record_property("figure", ...)` are shown in its row. The exit code is 1 where an attack came
+through, and 2 where one could not be tried.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+
+AREAS = {
+    "spending": "Money: submits, caps, prices, receipts",
+    "ending": "Ends of machines, and providers that lie",
+    "person": "What only a person decides",
+    "boundary": "Jobs on this machine",
+    "text": "Foreign text",
+    "secrets": "Secrets and private files",
+    "files": "Files and paths",
+    "ledger": "The ledger",
+    "guard": "The shell guard",
+}
+
+
+@dataclass
+class Attack:
+    """The outcomes of all cases of one attack."""
+
+    area: str
+    what: str
+    held: int = 0
+    broke: list[str] = field(default_factory=list)
+    skipped: int = 0
+    figures: list[str] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> str:
+        """Return the outcome in a word, with counts where there are several cases."""
+        if self.broke:
+            return f"**broke** in {len(self.broke)} of {self.held + len(self.broke)}"
+        if not self.held:
+            return "not tried here"
+        return "held" if self.held == 1 else f"held, {self.held} cases"
+
+
+class Outcomes:
+    """A pytest plugin that collects the outcome of each attack."""
+
+    def __init__(self) -> None:
+        self.attacks: dict[tuple[str, str], Attack] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count one test, whichever worker ran it. `tests/conftest.py` puts the marker among its properties."""
+        declared = next((value for name, value in report.user_properties if name == "attack"), None)
+        if declared is None or (report.passed and report.when != "call"):
+            return
+        attack = self.attacks.setdefault(tuple(declared), Attack(*declared))
+        if report.failed:
+            attack.broke.append(report.nodeid)
+        elif report.skipped:
+            attack.skipped += 1
+        else:
+            attack.held += 1
+            attack.figures += [str(value) for name, value in report.user_properties if name == "figure"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the attacks and print the table."""
+    outcomes = Outcomes()
+    code = pytest.main(["-m", "attack", "-q", "-o", "addopts=--strict-markers", *arguments], plugins=[outcomes])
+    print(table(list(outcomes.attacks.values())))
+    if any(attack.broke for attack in outcomes.attacks.values()):
+        return 1
+    return 2 if code or not all(attack.held for attack in outcomes.attacks.values()) else 0
+
+
+def table(attacks: list[Attack]) -> str:
+    """Return the table: an area's title, then a row for each attack in alphabetical order."""
+    areas: dict[str, list[Attack]] = defaultdict(list)
+    for attack in attacks:
+        areas[attack.area].append(attack)
+    lines = [f"{len(attacks)} attacks, {sum(a.held + len(a.broke) for a in attacks)} cases"]
+    for area, title in AREAS.items():
+        found = sorted(areas.pop(area, []), key=lambda a: a.what)
+        if found:
+            lines += ["", f"### {title}", "", "| the attacker | outcome | measured |", "|---|---|---|"]
+        for attack in found:
+            lines.append(f"| {attack.what} | {attack.outcome} | {'; '.join(attack.figures)} |")
+    assert not areas, f"no title for {sorted(areas)}"
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
