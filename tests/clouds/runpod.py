@@ -1,13 +1,16 @@
-"""RunPod's REST v2 as far as the provider uses it, with its traps."""
+"""RunPod's REST v2 and its older GraphQL as the provider and other clients use them, with their traps.
+
+REST follows the published description: a parameter or a field that it lacks is refused. REST v1 is gone.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from clouds.base import Asked, Emulator, Refuse, Told, alive, route
 from clouds.platform import Platform
+from clouds.runpod_graph import DATA_CENTER, execute, gpu_type, moment, order_of, pod, refuse
 from gpuwarden.core.errors import Conflict, NoCapacity, NotFound
 from gpuwarden.core.models import Instance, InstanceState, Resources
 from gpuwarden.providers.runpod import RunPod
@@ -34,7 +37,14 @@ ACTIONS = {
 CREATE_FIELDS = {
     "name", "image", "args", "disk", "ports", "env", "registry", "cloud", "cpu", "gpu", "dataCenterIds",
     "globalNetworking", "mounts", "startJupyter", "startSsh", "templateId",
+    "entrypoint", "cmd",  # newer than the description, as are the last two of GPU_FIELDS; dstack sends them
 }  # fmt: skip
+GPU_FIELDS = {"id", "count", "allowedCudaVersions", "minCudaVersion", "minRamPerGpu", "minVcpuCountPerGpu"}
+PARAMETERS = {
+    "/pods": {"includeClusterPods"},
+    "/catalog/gpus": {"include", "product", "count", "cloud", "countryCodes", "cudaVersions", "minCudaVersion"},
+    "/billing/pods": {"startTime", "endTime", "bucketSize", "lastN", "podId"},
+}
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> Told:
@@ -58,6 +68,8 @@ class RunPodCloud(Emulator):
         return problem(401, "Unauthorized", "missing bearer token")
 
     def unknown_route(self, asked: Asked) -> Told:
+        if asked.path.startswith("/v1/"):
+            return problem(410, "Gone", "REST v1 was retired on 2026-11-15; use v2")
         return problem(404, "Not Found", "route not found")
 
     def limited(self) -> Told:
@@ -65,10 +77,31 @@ class RunPodCloud(Emulator):
         told.headers["Retry-After"] = "12"
         return told
 
+    def handle(self, asked: Asked) -> Told:
+        """Stop and end first what has a date for it."""
+        for ident, own in self.own.items():
+            for name, act in (("stop_after", self.cloud.stop), ("terminate_after", self.cloud.terminate)):
+                if own.get(name) is not None and self.clock.now() >= own[name]:
+                    own[name] = None
+                    act(ident)
+        return super().handle(asked)
+
+    def authorized(self, asked: Asked) -> bool:
+        """What GPUs cost is public in the older interface; a wrong key is refused everywhere."""
+        return super().authorized(asked) or (asked.path == "/graphql" and "authorization" not in asked.headers)
+
+    @staticmethod
+    def parameters(asked: Asked) -> None:
+        """Raise Refuse for a parameter that the description lacks."""
+        if unknown := sorted(set(asked.query) - PARAMETERS.get(asked.path.rstrip("/"), set())):
+            errors = [f"{name}: unknown parameter" for name in unknown]
+            raise Refuse(problem(400, "Bad Request", "Request validation failed.", errors=errors))
+
     # ---------------------------------------------------------------------------------------------------------- pods
 
     @route("GET", "/pods")
     def list_pods(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.parameters(asked)
         hidden = set() if asked.query.get("includeClusterPods") == "true" else set(self.cluster_pods)
         return Told(200, {"pods": [self.pod(i) for i in self.listed() if i.id not in hidden]})
 
@@ -86,14 +119,22 @@ class RunPodCloud(Emulator):
             return problem(400, "Bad Request", "mounts.persistent and mounts.network are mutually exclusive")
         if any("path" not in m for m in mounts.get("network", [])):
             return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["path: required"])
-        resources = Resources(
-            gpu=body["gpu"]["id"], gpu_count=body["gpu"].get("count", 1), durable_storage="network" in mounts
-        )
+        if set(body.get("gpu", {})) - GPU_FIELDS or body.get("cloud", "SECURE") not in {"SECURE", "COMMUNITY"}:
+            return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["$.gpu or $.cloud"])
+        if body.get("cloud") == "COMMUNITY" and ("network" in mounts or body.get("dataCenterIds")):
+            return problem(400, "Bad Request", "network volumes and data centers are of the secure cloud")
         try:
-            made = self.rent(body["name"], resources, order=body, started=self.clock.now(), locked=False)
+            return Told(201, self.pod(self.deploy(body)))
         except NoCapacity:
             return problem(400, "Bad Request", "There are no longer any instances available with the requested specs")
-        return Told(201, self.pod(made))
+
+    def deploy(self, order: dict[str, Any], **own: Any) -> Instance:
+        """Rent a Pod. Raises NoCapacity."""
+        gpu, count = order["gpu"]["id"], order["gpu"].get("count", 1)
+        if gpu not in self.prices or count > (4 if order.get("cloud") == "COMMUNITY" else 8):
+            raise NoCapacity("no such machine")
+        resources = Resources(gpu=gpu, gpu_count=count, durable_storage="network" in order.get("mounts", {}))
+        return self.rent(order["name"], resources, order=order, started=self.clock.now(), locked=False, **own)
 
     @route("GET", "/pods/{id}")
     def get_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
@@ -166,12 +207,12 @@ class RunPodCloud(Emulator):
             "actions": ACTIONS[status],
             "mounts": order.get("mounts", {}),
             "gpu": {"id": order["gpu"]["id"], "count": order["gpu"].get("count", 1)},
-            "cloud": "SECURE",
-            "dataCenterId": "EU-RO-1",
+            "cloud": order.get("cloud", "SECURE"),
+            "dataCenterId": DATA_CENTER if order.get("cloud", "SECURE") == "SECURE" else None,
             "cudaVersion": "12.8",
             "ssh": {"proxy": proxy, "direct": direct if running and "22/tcp" in order.get("ports", []) else None},
             "template": None,
-            "cost": 0.0 if status in {"EXITED", "TERMINATED"} else i.price_usd_per_hour,
+            "cost": 0.0 if status in {"EXITED", "TERMINATED"} else self.usd(i),
             "locked": own["locked"],
             "globalNetworking": {"enabled": False},
             "runtime": {"uptime": int(self.clock.now() - own["started"]), "ports": ports} if running else None,
@@ -179,15 +220,25 @@ class RunPodCloud(Emulator):
             "startedAt": self.iso(own["started"]),
         }
 
+    def usd(self, i: Instance) -> float | None:
+        """Return what a Pod bills an hour: half as much in the community cloud."""
+        half = self.own[i.id]["order"].get("cloud") == "COMMUNITY"
+        return i.price_usd_per_hour / 2 if half and i.price_usd_per_hour else i.price_usd_per_hour
+
     # ------------------------------------------------------------------------------------------------------- the rest
 
     @route("GET", "/catalog/gpus")
     def gpu_types(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.parameters(asked)
+        if (asked.query.get("include") == "AVAILABILITY") != ("product" in asked.query):
+            return problem(400, "Bad Request", "include=AVAILABILITY and product go together")
+        if asked.query.get("cloud", "SECURE") not in {"SECURE", "COMMUNITY"}:
+            return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["cloud"])
         full = self.cloud.settings.capacity == 0
         kinds = [
             {
                 "id": name,
-                "name": name.removeprefix("NVIDIA ").removeprefix("GeForce ").removesuffix(" HBM3"),
+                "name": displayed(name),
                 "pool": None,
                 "manufacturer": "NVIDIA",
                 "memory": 80,
@@ -211,15 +262,102 @@ class RunPodCloud(Emulator):
 
     @route("POST", "/graphql")
     def graphql(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """The older interface, as far as runpodctl's `user` asks it. It refuses with 200 and `errors`."""
-        if asked.body["query"] == "query { myself { id } }":
-            return Told(200, {"data": {"myself": {"id": f"user_{self.user}"}}})
-        if not {"myself", "clientBalance"} <= set(re.findall(r"\w+", asked.body["query"])):
-            return Told(200, {"errors": [{"message": "Cannot query field"}], "data": None})
-        return Told(200, {"data": {"myself": {"clientBalance": self.money, "currentSpendPerHr": self.spends}}})
+        """The older interface. It refuses with 200 and `errors`."""
+        kinds = [gpu_type(n, displayed(n), usd, stock=not self.full()) for n, usd in self.prices.items()]
+        places = [
+            {
+                "id": DATA_CENTER,
+                "name": DATA_CENTER,
+                "location": "Romania",
+                "listed": True,
+                "gpuAvailability": [{"gpuTypeId": k["id"], "displayName": k["displayName"], "stockStatus": "High"}
+                                    for k in kinds],
+            }
+        ]  # fmt: skip
+        public = {
+            "gpuTypes": lambda wanted: [k for k in kinds if wanted.get("id") in {None, k["id"]}],
+            "dataCenters": places,
+            "countryCodes": ["RO"],
+        }
+        if "authorization" not in asked.headers:
+            return execute(asked, public)
+        return execute(
+            asked,
+            {
+                **public,
+                "myself": self.myself,
+                "pod": lambda wanted: self.old_pod(wanted["podId"], missing=None),
+                "podFindAndDeployOnDemand": self.old_deploy,
+                "podRentInterruptable": lambda given: self.removed("podRentInterruptable"),
+                "podBidResume": lambda given: self.removed("podBidResume"),
+                "podResume": lambda given: self.old_act("start", given["podId"]),
+                "podStop": lambda given: self.old_act("stop", given["podId"]),
+                "podTerminate": lambda given: self.old_act("terminate", given["podId"]) and None,
+                "updateUserSettings": self.old_settings,
+            },
+        )
+
+    def myself(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "id": f"user_{self.user}",
+            "pubKey": "\n\n".join(self.ssh_keys),
+            "email": "me@example.com",
+            "clientBalance": self.money,
+            "currentSpendPerHr": self.spends,
+            "spendLimit": 80,
+            "notifyPodsStale": True,
+            "notifyPodsGeneral": True,
+            "notifyLowBalance": True,
+            "pods": [self.old_pod(i.id) for i in self.listed()],
+            "networkVolumes": [{**v, "dataCenterId": v["dataCenter"]} for v in self.volumes],
+            "podTemplates": [],
+        }
+
+    def old_pod(self, ident: str, **instead: Any) -> Any:
+        seen = self.see(ident) if ident in self.own else None
+        if not alive(seen):
+            return instead["missing"]
+        assert seen is not None
+        own = self.own[ident]
+        return pod(seen, own, STATUS[seen.state], self.address(ident), int(self.clock.now() - own["started"]))
+
+    def old_deploy(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Rent a Pod, with dates for its stop and its end, if they are given."""
+        dates = {"stop_after": moment(given.get("stopAfter")), "terminate_after": moment(given.get("terminateAfter"))}
+        if any(date is not None and date <= self.clock.now() for date in dates.values()):
+            raise refuse("stopAfter and terminateAfter must be in the future")
+        if not (given.get("imageName") or given.get("templateId")):
+            raise refuse("imageName is required")
+        order = order_of(given)
+        if not order["gpu"]["id"]:
+            raise refuse("gpuTypeId is required")
+        try:
+            made = self.deploy(order, **dates)
+        except NoCapacity:
+            message = "There are no longer any instances available with the requested specifications. Please refresh"
+            raise refuse(message) from None
+        return self.old_pod(made.id)
+
+    def old_act(self, verb: str, ident: str) -> Any:
+        seen = self.see(ident) if ident in self.own else None
+        if not alive(seen):
+            raise refuse("pod not found")
+        done = self.act(Asked("POST", f"/pods/{ident}/action", {}, {}, {"action": verb}), {"id": ident})
+        if done.status >= 400:
+            raise refuse(done.body["detail"])
+        return self.old_pod(ident, missing=None)
+
+    def old_settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        self.ssh_keys[:] = [key for key in (given.get("pubKey") or "").splitlines() if key]
+        return self.myself({})
+
+    @staticmethod
+    def removed(name: str) -> None:
+        raise refuse(f"{name} is no longer supported")
 
     @route("GET", "/billing/pods")
     def billing(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.parameters(asked)
         ident = asked.query.get("podId", "")
         pod = self.see(ident) if ident in self.own else None
         cost = (pod.cost_usd or 0.0) if pod else 0.0
@@ -229,6 +367,11 @@ class RunPodCloud(Emulator):
         query = {**span, "bucketSize": asked.query.get("bucketSize", "day"), "podId": ident}
         meta = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": amounts}
         return Told(200, {"records": records, "metadata": meta})
+
+
+def displayed(name: str) -> str:
+    """Return a GPU's short name."""
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ").removesuffix(" HBM3")
 
 
 PLATFORM = Platform(
