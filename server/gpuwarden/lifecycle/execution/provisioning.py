@@ -35,7 +35,7 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, greet_own
-from gpuwarden.lifecycle.execution.price_change import price_settled
+from gpuwarden.lifecycle.execution.price_change import allowed_price, price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.accounts import Bound, account_in_use
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spent
@@ -257,7 +257,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
         return await _meet(ctx, job, lease, instance)
     limit = ctx.profile(lease.platform).limits.boot_timeout_s
     refused = ctx.ledger.last(lease.subject, CreateDoubted)
-    if instance.state is InstanceState.STOPPED and refused is not None:
+    if instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED} and refused is not None:
         return await _abandon(ctx, job, lease, f"it was made by a request that was refused ({refused.data.why})")
     if instance.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, "it failed to boot")
@@ -318,10 +318,11 @@ async def _give_back(ctx: Context, lease_id: str) -> None:
 
 
 async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    """Start an interrupted instance again, where the platform does not do it by itself."""
-    if ctx.profile(lease.platform).spot.auto_resume is True:
-        return
+    """Start an interrupted instance again, or bid again for it, at most the price that was checked or approved."""
     try:
-        await Bound(ctx, lease).start(instance.id)
+        if ctx.profile(lease.platform).spot.auto_resume is not True:
+            await Bound(ctx, lease).start(instance.id)
+        elif most := allowed_price(ctx, read_job(ctx.ledger, lease.job_id)):
+            await Bound(ctx, lease).raise_bid(instance.id, most)
     except WardenError as error:
         ctx.ledger.add(lease.subject, StartRefused(why=error.message))
