@@ -108,7 +108,7 @@ def execute(asked: Asked, answers: Answers) -> Told:
         return Told(400, {"errors": [{"message": "Must provide query string."}]})
     roots = {name: _resolver(value) if callable(value) else value for name, value in answers.items()}
     done = graphql_sync(schema(), body["query"], root_value=roots, variable_values=body.get("variables") or {})
-    told: dict[str, Any] = {"data": done.data}
+    told: dict[str, Any] = {} if done.data is None else {"data": done.data}  # refused before anything was carried out
     if done.errors:
         told["errors"] = [{"message": error.message, "path": error.path} for error in done.errors]
     return Told(200, told)
