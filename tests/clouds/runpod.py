@@ -375,5 +375,6 @@ def displayed(name: str) -> str:
 
 
 PLATFORM = Platform(
-    "runpod", RunPodCloud, RunPod.api, "H100", r"^POST /(pods$|graphql mutation)", r"^DELETE /pods/", "stopped", durable="out",
+    "runpod", RunPodCloud, RunPod.api, "H100", r"^POST /(pods$|graphql mutation)", r"^DELETE /pods/", "stopped",
+    durable="out",
 )  # fmt: skip
