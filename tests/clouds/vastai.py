@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from clouds.base import Asked, Refuse, Told, route
 from clouds.platform import Platform
 from clouds.vastai_instances import VastInstances
-from clouds.vastai_market import COUNTS, HARDWARE, STORAGE_USD, error, offers
+from clouds.vastai_market import COUNTS, HARDWARE, STORAGE_USD, conditions, error, not_a_key, offers
 from gpuwarden.core.errors import NoCapacity
 from gpuwarden.core.models import Resources
 from gpuwarden.providers.vastai import Vast
@@ -171,7 +171,12 @@ class VastCloud(VastInstances):
 
     @route("GET", "/api/v0/charges")
     def charges(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        if "day" not in asked.query.get("select_filters", ""):
+        if unknown := set(asked.query) - {"select_filters", "format", "latest_first", "limit", "after_token"}:
+            raise not_a_key(min(unknown))
+        wanted = conditions(asked.query.get("select_filters", "{}"))
+        if unknown := set(wanted) - {"day", "type"}:
+            raise not_a_key(min(unknown))
+        if not {"gte", "lte"} <= set(wanted.get("day", {})):
             return error(400, "invalid_args", "Must provide both 'day' gte and lte filters for instance charges")
         rows = [
             {"type": "instance", "source": f"instance-{self.number(i)}", "amount": round((seen.cost_usd or 0.0), 3)}
