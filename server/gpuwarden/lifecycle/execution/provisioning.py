@@ -38,6 +38,7 @@ from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, greet_
 from gpuwarden.lifecycle.execution.price_change import allowed_price, price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.accounts import Bound, account_in_use
+from gpuwarden.lifecycle.monitoring.expirations import longest_run_s
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 
@@ -78,10 +79,8 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
         ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
     # At most the checked price, and no longer than needed. No cap goes to a platform that reports no price.
     job, spec = read_job(ctx.ledger, job.id), job.spec
-    runs = 1 + spec.max_restarts if spec.interruptible else 1
-    boot_s = ctx.profile(spec.platform).limits.boot_timeout_s
-    deadline_s = spec.timeout_s and boot_s + runs * spec.timeout_s + FETCH_S
-    limits = {"max_price_usd_per_hour": job.price, "deadline_s": deadline_s}
+    most_s = longest_run_s(ctx, spec)
+    limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S}
     return await _create(ctx, job, read_lease(ctx.ledger, lease), wanted(spec).model_copy(update=limits))
 
 
