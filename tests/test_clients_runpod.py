@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,30 +95,36 @@ def test_what_there_is(client: Client) -> None:
 
 
 def test_the_story_of_one_pod(client: Client, cloud: RunPodCloud) -> None:
-    made = sdk(
-        client,
+    with client.session() as ask:
+        ask(f"import runpod\nrunpod.api_key = '{KEY}'")
+        one_pod(ask, cloud)
+
+
+def one_pod(ask: Callable[[str], Any], cloud: RunPodCloud) -> None:
+    """Create, look, list, stop, resume and terminate."""
+    made = ask(
         f"answer = runpod.create_pod('p', 'a/b:1', '{H100}', cloud_type='SECURE', gpu_count=2, volume_in_gb=30,\n"
         "  ports='8888/http,22/tcp', volume_mount_path='/workspace', env={'A': 'b'}, network_volume_id='vol1')",
     )
     assert made["env"] == ["A=b"] and made["machine"]["podHostId"].startswith(made["id"])
     order = cloud.own[made["id"]]["order"]
     assert order["gpu"] == {"id": H100, "count": 2} and order["ports"] == ["8888/http", "22/tcp"]
-    booting = sdk(client, f"answer = runpod.get_pod('{made['id']}')")
+    booting = ask(f"answer = runpod.get_pod('{made['id']}')")
     assert booting["desiredStatus"] == "RUNNING" and booting["runtime"] is None
     pass_time(cloud)
-    (pod,) = sdk(client, "answer = runpod.get_pods()")
+    (pod,) = ask("answer = runpod.get_pods()")
     ssh = next(p for p in pod["runtime"]["ports"] if p["privatePort"] == 22)
     assert (ssh["ip"], ssh["publicPort"]) == cloud.address(made["id"]) and ssh["isIpPublic"] is True
     assert pod["gpuCount"] == 2 and pod["costPerHr"] == pytest.approx(5.98)
-    stopped = sdk(client, f"answer = runpod.stop_pod('{made['id']}')")
+    stopped = ask(f"answer = runpod.stop_pod('{made['id']}')")
     assert stopped["id"] == made["id"]
     pass_time(cloud)
     assert states(cloud) == [_S.STOPPED]
-    resumed = sdk(client, f"answer = runpod.resume_pod('{made['id']}', 2)")
+    resumed = ask(f"answer = runpod.resume_pod('{made['id']}', 2)")
     assert resumed["desiredStatus"] == "RUNNING"
     pass_time(cloud)
     assert states(cloud) == [_S.RUNNING]
-    assert sdk(client, f"answer = runpod.terminate_pod('{made['id']}')") is None
+    assert ask(f"answer = runpod.terminate_pod('{made['id']}')") is None
     pass_time(cloud)
     assert states(cloud) == [_S.GONE]
 
