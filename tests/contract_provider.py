@@ -73,13 +73,13 @@ class Desk:
 
     lease_id = "j1-i1"
 
-    def __init__(self, rig: Rig, gpu: str | None, **more: object) -> None:
+    def __init__(self, rig: Rig, gpu: str | None, *, price: float | None = None, **more: object) -> None:
         self.rig = rig
         self.ctx = open_house(rig.folder / "desk", rig.clock)
         self.ctx._providers[rig.platform] = rig.provider
         wanted = {"name": "train", "platform": rig.platform, "command": ("true",), "gpu": gpu, "timeout_s": 600}
         spec = JobSpec.model_validate({**wanted, "outputs": ("out",), **more})
-        body = {"spec": spec.model_dump(mode="json"), "worst_cost": None, "price": None}
+        body = {"spec": spec.model_dump(mode="json"), "worst_cost": price and price * 600 / 3600, "price": price}
         self.ctx.ledger.append("job/j1", "job.accepted", body, state=Job.ACCEPTED)
 
     async def rent(self) -> LeaseRecord:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,17 @@ from conftest import need
 
 FOLDER = os.environ.get("GPUWARDEN_CLIENTS", "")
 PATIENCE_S = 120.0
+LOOP = """
+import json, sys, traceback
+space = {}
+for line in sys.stdin:
+    space["answer"], error = None, ""
+    try:
+        exec(json.loads(line), space)
+    except Exception:
+        error = traceback.format_exc()
+    print("\\nanswer", json.dumps([space["answer"], error], default=str), flush=True)
+"""
 
 
 @dataclass
@@ -45,3 +58,25 @@ class Client:
         done = self.run("python", "-c", script + ending, *words)
         assert done.returncode == 0, (script[-500:], done.stdout[-2000:], done.stderr[-3000:])
         return json.loads(done.stdout.splitlines()[-1])
+
+    @contextmanager
+    def session(self) -> Iterator[Callable[[str], Any]]:
+        """One process of this client's Python for many scripts, since imports take most of the time."""
+        env = {"PATH": os.defpath, "HOME": str(self.home), "LANG": "C.UTF-8", **self.env}
+        argv = [str(self.bin / "python"), "-c", LOOP]
+        with subprocess.Popen(
+            argv, env=env, cwd=self.home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:  # fmt: skip
+            assert process.stdin is not None and process.stdout is not None
+
+            def ask(script: str) -> Any:
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(json.dumps(script) + "\n")
+                process.stdin.flush()
+                line = next(line for line in process.stdout if line.startswith("answer "))
+                answer, error = json.loads(line.removeprefix("answer "))
+                assert not error, error
+                return answer
+
+            yield ask
+            process.stdin.close()

@@ -158,6 +158,16 @@ def test_stop_start_and_destroy(vastai: Callable[..., Any], cloud: VastCloud) ->
     as_published(cloud)
 
 
+def test_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
+    number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
+    pass_time(cloud, 7200)
+    rows = vastai("show", "invoices-v1", "--charges", "--charge-type", "instance", "--raw")
+    found = rows["results"] if isinstance(rows, dict) else rows
+    assert [row["source"] for row in found] == [f"instance-{number}"] and found[0]["amount"] > 3
+    assert vastai("show", "user", "--raw")["credit"] == 1000.0
+    as_published(cloud)
+
+
 def test_a_bid_is_outbid_and_raised(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     """Outbid reads `stopped` three times, as after a stop; the client's `change bid` brings the machine back."""
     vastai("create", "instance", "101", "--image", "a/b:1", "--bid_price", "0.5", refused="error 400: bid too low")

@@ -13,7 +13,7 @@ from gpuwarden.core.errors import Refused
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.ledger.events import VerbSent
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
-from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
@@ -86,18 +86,26 @@ async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace"}], indirect=True)
+@pytest.mark.parametrize("house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace", "runpod"}], indirect=True)
 async def test_a_date_that_the_platform_has_set_stands_in_the_list(house: House) -> None:
-    """Vast tells the contract's end at every look, Paperspace its own shutdown only in answer to the create."""
+    """Vast tells the contract's end at every look, the others the end that was asked for in answer to the create.
+
+    It is a danger to a running job where it comes before the job's own limit, and to files once the job has ended.
+    """
+    contract = isinstance(house.account, VastCloud)
     if isinstance(house.account, VastCloud):
-        house.account.end_date = house.clock.now() + 3 * 3600
-    job = await house.launch(house.spec())
+        house.account.end_date = house.clock.now() + 3600
+    job = await house.launch(house.spec("wait"))
     await house.running(job)
     (row,) = (await list_instances(house.ctx)).rows
     assert [(c.trigger, round((c.at - house.clock.now()) / 3600)) for c in row.clocks] == [
-        ("the end that the platform has set", 3)
+        ("the end that the platform has set", 1 if contract else 3 if house.platform.name == "paperspace" else 2)
     ]
     news = (await Watcher(house.ctx).round()).news
+    assert ("danger_clock" in {a.kind for a in news}) is contract, news
+    await cancel(house.ctx, job)
+    await house.ended(job)
+    news += (await Watcher(house.ctx).round()).news
     assert "danger_clock" in {a.kind for a in news}
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clouds.base import PUBLIC_KEY, Fault
+from clouds.base import PUBLIC_KEY, Fault, Kind
 from clouds.runpod import RunPodCloud
 from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
 from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotSupported
@@ -18,13 +18,13 @@ from gpuwarden.providers.runpod import RunPod
 class TestRunPod(CloudContract):
     emulator = RunPodCloud
     provider = RunPod
-    creates = r"^POST /pods$"
+    creates = r"^POST /(pods$|graphql mutation)"
     lists = r"^GET /pods$"
     gets = r"^GET /pods/"
-    asks_balance = r"^POST /graphql$"
+    asks_balance = r"^POST /graphql query$"
     ends = r"^DELETE /pods/"
     spec = ("runpod-v2.openapi.json", "/v2")
-    gaps = ("POST /graphql: no such route",)  # the older interface
+    gaps = ("POST /graphql query: no such route",)  # the older interface
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
         body = json.loads(raw) if raw else None
@@ -228,3 +228,102 @@ class TestRunPod(CloudContract):
         assert await rig.provider.check() == []
         rig.cloud.ssh_keys = []
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
+
+    # ------------------------------------------------------------------------------------------------ a date for a stop
+
+    dated = Resources(gpu="H100", disk_gb=80, deadline_s=3600)
+
+    async def test_runpod_stops_a_pod_at_the_deadline(self, rig: CloudRig) -> None:
+        """A stop, which keeps the volume disk; whether this machine still looks or not."""
+        made = known(await rig.provider.create(self.dated, "token-1"))
+        assert made.ends_at == pytest.approx(1_000_000 + 3600) and made.token == "token-1"
+        order = next(a.body["variables"]["input"] for a in rig.cloud.asked if a.line == "POST /graphql mutation")
+        assert order["stopAfter"] == "1970-01-12T14:46:40Z" and "terminateAfter" not in order
+        assert order["volumeInGb"] == 80 and order["volumeMountPath"] == "/workspace" and order["ports"] == "22/tcp"
+        assert order["env"] == [{"key": "PUBLIC_KEY", "value": PUBLIC_KEY}] and order["cloudType"] == "SECURE"
+        await rig.settle()
+        seen = known(await rig.provider.get(made.id))
+        assert seen is not None and seen.state is InstanceState.RUNNING and seen.place is not None
+        rig.clock.time += 3600
+        known(await rig.provider.list())
+        await rig.settle()
+        seen = known(await rig.provider.get(made.id))
+        assert seen is not None and seen.state is InstanceState.STOPPED and seen.meter is False
+
+    async def test_a_dated_pod_on_the_network_volume_is_in_its_data_center(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(self.dated.model_copy(update={"durable_storage": True}), "token-1"))
+        order = next(a.body["variables"]["input"] for a in rig.cloud.asked if a.line == "POST /graphql mutation")
+        assert (order["networkVolumeId"], order["dataCenterId"], order["volumeInGb"]) == ("vol1", "EU-RO-1", 0)
+
+    @pytest.mark.parametrize(
+        ("match", "status", "body"),
+        [
+            ("graphql", 401, b'{"errors": [{"message": "x"}], "detail": "no"}'),
+            ("graphql", 410, b'{"title": "Gone", "status": 410, "detail": "GraphQL has ended"}'),
+            ("graphql mutation", 200, b'{"errors": [{"message": "Field stopAfter is not defined by type Pod"}]}'),
+        ],
+    )
+    async def test_without_the_older_interface_a_pod_has_no_date(
+        self, rig: CloudRig, match: str, status: int, body: bytes
+    ) -> None:
+        rig.cloud.faults = [Fault("other", match, count=9, status=status, body=body)]
+        made = known(await rig.provider.create(self.dated, "token-1"))
+        assert made.ends_at is None and len(rig.cloud.own) == 1
+        assert any(a.line == "POST /pods" for a in rig.cloud.asked)
+
+    async def test_a_refused_dated_pod_may_have_been_made(self, rig: CloudRig) -> None:
+        failed = b'{"data": {"podFindAndDeployOnDemand": null}, "errors": [{"message": "%s"}]}'
+        for message, refused in ((b"There are no longer any instances available", True), (b"Something broke", False)):
+            rig.cloud.faults = [Fault("other", "graphql mutation", body=failed % message)]
+            if refused:
+                with pytest.raises(NoCapacity, match="no longer any"):
+                    await rig.provider.create(self.dated, "token-1")
+            else:
+                answer = await rig.provider.create(self.dated, "token-1")
+                assert isinstance(answer, Unknown) and "Something broke" in answer.why
+        assert rig.cloud.own == {} and not any(a.line == "POST /pods" for a in rig.cloud.asked)
+
+    @pytest.mark.parametrize("kind", ["lost_reply", "truncated", "error_500", "html", "empty"])
+    async def test_an_unclear_answer_to_a_dated_pod_makes_no_second_one(self, rig: CloudRig, kind: Kind) -> None:
+        rig.cloud.faults = [Fault(kind, "graphql mutation")]
+        assert isinstance(await rig.provider.create(self.dated, "token-1"), Unknown)
+        await rig.settle()
+        assert [i.token for i in known(await rig.provider.find("token-1"))] == ["token-1"]
+        assert len(rig.cloud.own) == 1
+
+    # -------------------------------------------------------------------------------------------------- community cloud
+
+    async def test_the_community_cloud_is_rented_where_the_user_names_it(self, rig: CloudRig) -> None:
+        rig.env["RUNPOD_CLOUD"] = "community"
+        quote = known(await rig.provider.quote(self.resources))
+        assert quote.price_usd_per_hour == pytest.approx(2.99 / 2) and "Community Cloud" in quote.note
+        for wanted in (self.resources, self.dated):
+            made = known(await rig.provider.create(wanted, f"t-{wanted.deadline_s}"))
+            assert rig.cloud.own[made.id]["order"]["cloud"] == "COMMUNITY"
+        assert {a.query["cloud"] for a in rig.cloud.asked if a.path == "/catalog/gpus"} == {"COMMUNITY"}
+        with pytest.raises(NoCapacity):  # four on one machine at most
+            await rig.provider.quote(Resources(gpu="H100", gpu_count=8))
+        with pytest.raises(NotSupported, match="Secure Cloud only"):
+            await rig.provider.quote(Resources(gpu="H100", durable_storage=True))
+        rig.env["RUNPOD_CLOUD"] = "ANY"
+        with pytest.raises(BadRequest, match="RUNPOD_CLOUD"):
+            await rig.provider.quote(self.resources)
+
+    # --------------------------------------------------------------------------------------------------------- odd rows
+
+    async def test_an_odd_row_hides_no_other(self, rig: CloudRig) -> None:
+        odd, good = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
+        known(await rig.provider.list())
+        body = json.loads(json.dumps(rig.cloud.told[-1][1].body))
+        for row in body["pods"]:
+            if row["id"] == odd.id:
+                row |= {"status": "MIGRATING", "cost": "2.99"}
+        rig.cloud.faults = [Fault("other", self.lists, count=2, body=json.dumps(body).encode())]
+        seen = {i.id: i for i in known(await rig.provider.list())}
+        assert seen[good.id].state is InstanceState.RUNNING
+        assert seen[odd.id].state is InstanceState.UNCLEAR and seen[odd.id].meter is None
+        assert [i.id for i in known(await rig.provider.find("token-1"))] == [odd.id]
+        body["pods"][0]["name"] = None
+        rig.cloud.faults = [Fault("other", self.lists, count=2, body=json.dumps(body).encode())]
+        assert isinstance(await rig.provider.list(), Unknown)
+        assert isinstance(await rig.provider.find("token-2"), Unknown)

@@ -10,11 +10,14 @@ from clouds.base import PUBLIC_KEY, Asked, Fault
 from clouds.vastai import VastCloud
 from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
 from contract_provider import Desk
-from gpuwarden.core.errors import AuthFailed, NoCapacity, RateLimited
+from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, RateLimited
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.states import Job, Lease
-from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.interfaces.mcp.wording import in_calls
+from gpuwarden.lifecycle.ending.termination import request_end
+from gpuwarden.lifecycle.execution.provisioning import provisioning, tend
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.providers.base import Bidder
 from gpuwarden.providers.vastai import Vast
 
 BID = Resources(gpu="H100", interruptible=True)
@@ -30,7 +33,12 @@ class TestVast(CloudContract):
     ends = r"^DELETE /api/v0/instances/"
     ident = "4200001"
     spec = ("vastai.openapi.yaml", "")
-    gaps = ("instances.ports: {", "instances: None is not")  # the list's form of ports; null for one that is gone
+    gaps = (
+        "instances.ports: {",  # the list's form of ports, as the clients read it
+        "instances.extra_env",  # pairs, as the vendor's client reads them
+        "instances: None is not",  # null for one that is gone
+        "/api/v0/gpu_names/unique/: no such route",  # the vendor's client asks it
+    )
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
         body = json.loads(raw) if raw else None
@@ -69,14 +77,39 @@ class TestVast(CloudContract):
             await rig.provider.create(Resources(gpu="H100", gpu_count=2, max_price_usd_per_hour=3.0), "j1-i1")
         assert rig.cloud.own == {}
 
-    async def test_a_bid_is_the_least_one_and_no_more_than_the_cap(self, rig: CloudRig) -> None:
-        known(await rig.provider.create(BID, "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
-        assert order["price"] == pytest.approx(1.101)
-        with pytest.raises(NoCapacity):
-            await rig.provider.create(BID.model_copy(update={"max_price_usd_per_hour": 1.1}), "j2-i1")
+    async def test_a_bid_leaves_room_within_the_cap(self, rig: CloudRig) -> None:
+        """The least bid is 1.1001, and the disk bills 0.02 besides."""
+        assert known(await rig.provider.quote(BID)).price_usd_per_hour == pytest.approx(1.1001 * 1.5 + 0.02, abs=0.001)
+        for cap, bid in ((None, 1.321), (1.3, 1.28), (1.1202, 1.1001)):
+            wanted = BID.model_copy(update={"max_price_usd_per_hour": cap})
+            if bid == 1.1001:  # 1.1002 left for it, and bids are in tenths of a cent
+                with pytest.raises(NoCapacity):
+                    await rig.provider.create(wanted, "j1-i1")
+                continue
+            made = known(await rig.provider.create(wanted, "j1-i1"))
+            order = next(a.body for a in reversed(rig.cloud.asked) if a.path.startswith("/api/v0/asks/"))
+            assert order["price"] == bid and made.price_usd_per_hour == pytest.approx(bid + 0.02)
 
-    @pytest.mark.attack("spending", "refuses a bid and makes a contract that bills")
+    async def test_offers_are_asked_for_by_the_gpus_names(self, rig: CloudRig) -> None:
+        self.cloud(rig).prices = {"H100 SXM": 2.2, "H100 NVL": 2.3, "L40S": 0.7, "L4": 0.4}
+        for asked, names in (("H100", ["H100 SXM", "H100 NVL"]), ("L4", ["L4"])):
+            known(await rig.provider.quote(Resources(gpu=asked)))
+            query = next(a.body for a in reversed(rig.cloud.asked) if a.path == "/api/v0/bundles/")
+            assert query["gpu_name"] == {"in": names}
+        assert [a.path for a in rig.cloud.asked].count("/api/v0/gpu_names/unique/") == 1
+        with pytest.raises(BadRequest, match=r"no GPU called 'B300'") as refused:
+            await rig.provider.quote(Resources(gpu="B300"))
+        assert "H100 NVL" in in_calls(refused.value.next_steps)
+
+    async def test_without_the_names_a_list_that_is_cut_says_nothing(
+        self, rig: CloudRig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig.cloud.faults = [Fault("html", "gpu_names", count=9)]
+        assert known(await rig.provider.quote(Resources(gpu="H100"))).price_usd_per_hour == 2.2
+        monkeypatch.setattr("gpuwarden.providers.vastai.OFFERS", 1)  # the cheapest offer is a 4090
+        answer = await rig.provider.quote(Resources(gpu="H100"))
+        assert isinstance(answer, Unknown) and "listed only so many" in answer.why
+
     async def test_a_bid_that_is_refused_and_makes_a_contract_is_given_back(self, rig: CloudRig) -> None:
         """The contract is stopped, its disk bills, and the platform answers with an error and status 400."""
         self.cloud(rig).makes_underbid = True
@@ -115,16 +148,130 @@ class TestVast(CloudContract):
         (listed,) = known(await rig.provider.list())
         assert listed.ends_at == 1_900_000_000.5
 
-    async def test_outbid_is_interrupted_and_comes_back(self, rig: CloudRig) -> None:
+    async def outbid(self, rig: CloudRig, least: float = 1.4) -> str:
+        """An instance that bid 1.321 and lost to another bid."""
         made = known(await rig.provider.create(BID, "token-1"))
         await rig.settle()
+        self.cloud(rig).least["H100 SXM"] = least
         rig.cloud.cloud.preempt(rig.cloud.inner(made.id))
         rig.clock.time += 1
-        seen = known(await rig.provider.get(made.id))
-        assert seen is not None and seen.state is InstanceState.INTERRUPTED and seen.meter is None
+        return made.id
+
+    async def test_outbid_is_interrupted_and_comes_back(self, rig: CloudRig) -> None:
+        """It reads as a plain stop: `stopped` in all three states."""
+        ident = await self.outbid(rig)
+        seen = known(await rig.provider.get(ident))
+        assert seen is not None and seen.state is InstanceState.INTERRUPTED and seen.meter is False
+        row = rig.cloud.told[-1][1].body["instances"]
+        assert {row["cur_state"], row["intended_status"], row["next_state"]} == {"stopped"}
         await rig.settle()
-        seen = known(await rig.provider.get(made.id))
+        seen = known(await rig.provider.get(ident))
         assert seen is not None and seen.state is InstanceState.RUNNING
+
+    async def test_a_bid_that_was_stopped_from_here_is_stopped(self, rig: CloudRig) -> None:
+        made = known(await rig.provider.create(BID, "token-1"))
+        await rig.settle()
+        known(await rig.provider.stop(made.id))
+        await rig.settle()
+        for states in (InstanceState.STOPPED, InstanceState.RUNNING):
+            seen = known(await rig.provider.get(made.id))
+            assert seen is not None and seen.state is states
+            known(await rig.provider.start(made.id))
+            await rig.settle()
+
+    async def test_another_process_believes_a_stop_of_a_bid_that_was_asked_for(self, rig: CloudRig) -> None:
+        """What was asked is in the ledger, and the adapter of another process does not know it."""
+        desk = Desk(rig, "H100", interruptible=True)
+        await desk.rent()
+        await rig.settle()
+        await desk.looks()
+        await request_end(desk.ctx, desk.lease_id, "stop")
+        assert isinstance(rig.provider, Vast)
+        rig.provider._stopped.clear()
+        await rig.settle()
+        await desk.looks()
+        assert desk.lease.state is Lease.STOPPED
+        desk.ctx.ledger.close()
+
+    async def test_an_outbid_one_is_not_stopped(self, rig: CloudRig) -> None:
+        desk = Desk(rig, "H100", interruptible=True)
+        await desk.rent()
+        await rig.settle()
+        await desk.looks()
+        self.cloud(rig).cloud.configure(rig.cloud.cloud.settings.model_copy(update={"resume_s": 10**6}))
+        rig.cloud.cloud.preempt(rig.cloud.inner(str(desk.lease.instance_id)))
+        await rig.settle()
+        await desk.looks()
+        assert desk.lease.state is not Lease.STOPPED
+        desk.ctx.ledger.close()
+
+    async def test_an_outbid_one_is_bid_for_again(self, rig: CloudRig) -> None:
+        """Its bid is 1.321, and 1.4 wins."""
+        assert isinstance(rig.provider, Bidder)
+        ident = await self.outbid(rig)
+        for most, least, bid in ((1.41, 1.4, None), (1.52, 1.4, 1.5), (9.0, 1.1, None), (9.0, 1.5, 1.8)):
+            self.cloud(rig).least["H100 SXM"] = least
+            rig.cloud.asked.clear()
+            known(await rig.provider.raise_bid(ident, most))
+            sent = [a.body for a in rig.cloud.asked if a.method == "PUT"]
+            assert sent == ([] if bid is None else [{"client_id": "me", "price": bid}]), (most, least)
+        await rig.settle()
+        seen = known(await rig.provider.get(ident))
+        assert seen is not None and seen.state is InstanceState.RUNNING
+        assert seen.price_usd_per_hour == pytest.approx(1.82)
+
+    async def test_a_jobs_bid_is_raised_within_the_checked_price(self, rig: CloudRig) -> None:
+        quoted = known(await rig.provider.quote(BID)).price_usd_per_hour
+        desk = Desk(rig, "H100", interruptible=True, price=quoted)
+        rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"resume_s": 10**6}))
+        await desk.rent()
+        self.cloud(rig).least["H100 SXM"] = 1.4
+        rig.clock.time += 15
+        rig.cloud.cloud.preempt(rig.cloud.inner(str(desk.lease.instance_id)))
+        before = len(rig.cloud.asked)
+        await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
+        (sent,) = [a.body for a in rig.cloud.asked[before:] if "bid_price" in a.path]
+        assert quoted is not None and 1.4 < sent["price"] <= quoted - 0.019
+        await rig.settle()
+        assert rig.cloud.cloud.truth(rig.rented()[0]).state is InstanceState.RUNNING
+        desk.ctx.ledger.close()
+
+    # ---------------------------------------------------------------------------------------------------- odd rows
+
+    async def test_words_and_ports_of_an_odd_form_are_read_for_what_they_are(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        self.cloud(rig).odd[instance.id] = {"actual_status": "scheduling"}
+        (seen,) = known(await rig.provider.list())
+        assert seen.state is InstanceState.BOOTING and seen.meter is None and "scheduling" in seen.why
+        self.cloud(rig).odd[instance.id] = {"ports": None, "ssh_port": "12345"}
+        (seen,) = known(await rig.provider.list())
+        assert seen.place is not None and seen.place.port == 12345
+        self.cloud(rig).odd[instance.id] = {"ports": None, "ssh_port": "none yet"}
+        (seen,) = known(await rig.provider.list())
+        assert seen.state is InstanceState.RUNNING and seen.place is None
+
+    async def test_an_odd_row_hides_no_other(self, rig: CloudRig) -> None:
+        odd, good = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
+        self.cloud(rig).odd[odd.id] = {"dph_total": "2.20", "intended_status": 7}
+        seen = {i.id: i for i in known(await rig.provider.list())}
+        assert seen[good.id].state is InstanceState.RUNNING
+        assert seen[odd.id].state is InstanceState.UNCLEAR and seen[odd.id].meter is None
+        assert known(await rig.provider.find("token-1")) == (seen[odd.id],)
+        assert isinstance(await rig.provider.get(odd.id), Unknown)
+        assert known(await rig.provider.get(good.id)) is not None
+        rig.cloud.faults = [Fault("other", self.gets, body=b'{"instances": null}')]
+        answer = await rig.provider.get(odd.id)
+        assert isinstance(answer, Unknown) and "is listed" in answer.why
+
+    @pytest.mark.parametrize("odd", [{"id": "x"}, {"id": None}, {"label": 7, "dph_total": "x"}])
+    async def test_a_row_that_could_be_any_instance_makes_the_list_unknown(self, rig: CloudRig, odd: object) -> None:
+        instance = await self.rent(rig)
+        assert isinstance(odd, dict)
+        page = rig.cloud.list_instances(_asked(), {}).body  # type: ignore[attr-defined]
+        page["instances"][0] |= odd
+        rig.cloud.faults = [Fault("other", self.lists, count=9, body=json.dumps(page).encode())]
+        for answer in (await rig.provider.list(), await rig.provider.find(instance.token)):
+            assert isinstance(answer, Unknown), answer
 
     async def test_null_is_gone(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("other", self.gets, body=b'{"instances": null}')]

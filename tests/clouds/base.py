@@ -77,7 +77,10 @@ class Asked:
 
     @property
     def line(self) -> str:
-        return f"{self.method} {self.path}"
+        """The method and the path; of GraphQL also the kind of operation, `query` or `mutation`."""
+        query = self.body.get("query") if isinstance(self.body, dict) else None
+        kind = re.match(r"\w+", query) if isinstance(query, str) else None
+        return f"{self.method} {self.path} {kind[0]}" if kind else f"{self.method} {self.path}"
 
 
 @dataclass

@@ -1,28 +1,22 @@
-"""RunPod's REST v2 as far as the provider uses it, with its traps."""
+"""RunPod's REST v2 and its older GraphQL as the provider and other clients use them, with their traps.
+
+REST follows the published description: a parameter or a field that it lacks is refused. REST v1 is gone.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from clouds.base import Asked, Refuse, Told, alive, route
 from clouds.platform import Platform
+from clouds.runpod_graph import STATUS, OlderInterface, displayed
+from clouds.runpod_schema import DATA_CENTER
 from gpuwarden.core.errors import Conflict, NoCapacity, NotFound
 from gpuwarden.core.models import Instance, InstanceState, Resources
 from gpuwarden.providers.runpod import RunPod
 
 _S = InstanceState
-STATUS = {
-    _S.BOOTING: "STARTING",
-    _S.RUNNING: "RUNNING",
-    _S.STOPPING: "RUNNING",
-    _S.STOPPED: "EXITED",
-    _S.INTERRUPTED: "EXITED",
-    _S.TERMINATING: "RUNNING",
-    _S.GONE: "TERMINATED",
-    _S.FAILED: "ERROR",
-}
 ACTIONS = {
     "RUNNING": ["stop", "restart", "terminate"],
     "EXITED": ["start", "terminate"],
@@ -34,14 +28,21 @@ ACTIONS = {
 CREATE_FIELDS = {
     "name", "image", "args", "disk", "ports", "env", "registry", "cloud", "cpu", "gpu", "dataCenterIds",
     "globalNetworking", "mounts", "startJupyter", "startSsh", "templateId",
+    "entrypoint", "cmd",  # newer than the description, as are the last two of GPU_FIELDS; dstack sends them
 }  # fmt: skip
+GPU_FIELDS = {"id", "count", "allowedCudaVersions", "minCudaVersion", "minRamPerGpu", "minVcpuCountPerGpu"}
+PARAMETERS = {
+    "/pods": {"includeClusterPods"},
+    "/catalog/gpus": {"include", "product", "count", "cloud", "countryCodes", "cudaVersions", "minCudaVersion"},
+    "/billing/pods": {"startTime", "endTime", "bucketSize", "lastN", "podId"},
+}
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> Told:
     return Told(status, {"title": title, "status": status, "detail": detail, **more}, type="application/problem+json")
 
 
-class RunPodCloud(Emulator):
+class RunPodCloud(OlderInterface):
     """An account with a network volume and one Pod of a cluster that plain lists hide."""
 
     profile_id = "runpod"
@@ -58,6 +59,8 @@ class RunPodCloud(Emulator):
         return problem(401, "Unauthorized", "missing bearer token")
 
     def unknown_route(self, asked: Asked) -> Told:
+        if asked.path.startswith("/v1/"):
+            return problem(410, "Gone", "REST v1 was retired on 2026-11-15; use v2")
         return problem(404, "Not Found", "route not found")
 
     def limited(self) -> Told:
@@ -65,10 +68,31 @@ class RunPodCloud(Emulator):
         told.headers["Retry-After"] = "12"
         return told
 
+    def handle(self, asked: Asked) -> Told:
+        """Stop and end first what has a date for it."""
+        for ident, own in self.own.items():
+            for name, act in (("stop_after", self.cloud.stop), ("terminate_after", self.cloud.terminate)):
+                if own.get(name) is not None and self.clock.now() >= own[name]:
+                    own[name] = None
+                    act(ident)
+        return super().handle(asked)
+
+    def authorized(self, asked: Asked) -> bool:
+        """What GPUs cost is public in the older interface; a wrong key is refused everywhere."""
+        return super().authorized(asked) or (asked.path == "/graphql" and "authorization" not in asked.headers)
+
+    @staticmethod
+    def parameters(asked: Asked) -> None:
+        """Raise Refuse for a parameter that the description lacks."""
+        if unknown := sorted(set(asked.query) - PARAMETERS.get(asked.path.rstrip("/"), set())):
+            errors = [f"{name}: unknown parameter" for name in unknown]
+            raise Refuse(problem(400, "Bad Request", "Request validation failed.", errors=errors))
+
     # ---------------------------------------------------------------------------------------------------------- pods
 
     @route("GET", "/pods")
     def list_pods(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.parameters(asked)
         hidden = set() if asked.query.get("includeClusterPods") == "true" else set(self.cluster_pods)
         return Told(200, {"pods": [self.pod(i) for i in self.listed() if i.id not in hidden]})
 
@@ -86,14 +110,22 @@ class RunPodCloud(Emulator):
             return problem(400, "Bad Request", "mounts.persistent and mounts.network are mutually exclusive")
         if any("path" not in m for m in mounts.get("network", [])):
             return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["path: required"])
-        resources = Resources(
-            gpu=body["gpu"]["id"], gpu_count=body["gpu"].get("count", 1), durable_storage="network" in mounts
-        )
+        if set(body.get("gpu", {})) - GPU_FIELDS or body.get("cloud", "SECURE") not in {"SECURE", "COMMUNITY"}:
+            return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["$.gpu or $.cloud"])
+        if body.get("cloud") == "COMMUNITY" and ("network" in mounts or body.get("dataCenterIds")):
+            return problem(400, "Bad Request", "network volumes and data centers are of the secure cloud")
         try:
-            made = self.rent(body["name"], resources, order=body, started=self.clock.now(), locked=False)
+            return Told(201, self.pod(self.deploy(body)))
         except NoCapacity:
             return problem(400, "Bad Request", "There are no longer any instances available with the requested specs")
-        return Told(201, self.pod(made))
+
+    def deploy(self, order: dict[str, Any], **own: Any) -> Instance:
+        """Rent a Pod. Raises NoCapacity."""
+        gpu, count = order["gpu"]["id"], order["gpu"].get("count", 1)
+        if gpu not in self.prices or count > (4 if order.get("cloud") == "COMMUNITY" else 8):
+            raise NoCapacity("no such machine")
+        resources = Resources(gpu=gpu, gpu_count=count, durable_storage="network" in order.get("mounts", {}))
+        return self.rent(order["name"], resources, order=order, started=self.clock.now(), locked=False, **own)
 
     @route("GET", "/pods/{id}")
     def get_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
@@ -166,12 +198,12 @@ class RunPodCloud(Emulator):
             "actions": ACTIONS[status],
             "mounts": order.get("mounts", {}),
             "gpu": {"id": order["gpu"]["id"], "count": order["gpu"].get("count", 1)},
-            "cloud": "SECURE",
-            "dataCenterId": "EU-RO-1",
+            "cloud": order.get("cloud", "SECURE"),
+            "dataCenterId": DATA_CENTER if order.get("cloud", "SECURE") == "SECURE" else None,
             "cudaVersion": "12.8",
             "ssh": {"proxy": proxy, "direct": direct if running and "22/tcp" in order.get("ports", []) else None},
             "template": None,
-            "cost": 0.0 if status in {"EXITED", "TERMINATED"} else i.price_usd_per_hour,
+            "cost": 0.0 if status in {"EXITED", "TERMINATED"} else self.usd(i),
             "locked": own["locked"],
             "globalNetworking": {"enabled": False},
             "runtime": {"uptime": int(self.clock.now() - own["started"]), "ports": ports} if running else None,
@@ -179,15 +211,25 @@ class RunPodCloud(Emulator):
             "startedAt": self.iso(own["started"]),
         }
 
+    def usd(self, i: Instance) -> float | None:
+        """Return what a Pod bills an hour: half as much in the community cloud."""
+        half = self.own[i.id]["order"].get("cloud") == "COMMUNITY"
+        return i.price_usd_per_hour / 2 if half and i.price_usd_per_hour else i.price_usd_per_hour
+
     # ------------------------------------------------------------------------------------------------------- the rest
 
     @route("GET", "/catalog/gpus")
     def gpu_types(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.parameters(asked)
+        if (asked.query.get("include") == "AVAILABILITY") != ("product" in asked.query):
+            return problem(400, "Bad Request", "include=AVAILABILITY and product go together")
+        if asked.query.get("cloud", "SECURE") not in {"SECURE", "COMMUNITY"}:
+            return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["cloud"])
         full = self.cloud.settings.capacity == 0
         kinds = [
             {
                 "id": name,
-                "name": name.removeprefix("NVIDIA ").removeprefix("GeForce ").removesuffix(" HBM3"),
+                "name": displayed(name),
                 "pool": None,
                 "manufacturer": "NVIDIA",
                 "memory": 80,
@@ -209,17 +251,9 @@ class RunPodCloud(Emulator):
     def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"keys": self.ssh_keys})
 
-    @route("POST", "/graphql")
-    def graphql(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """The older interface, as far as runpodctl's `user` asks it. It refuses with 200 and `errors`."""
-        if asked.body["query"] == "query { myself { id } }":
-            return Told(200, {"data": {"myself": {"id": f"user_{self.user}"}}})
-        if not {"myself", "clientBalance"} <= set(re.findall(r"\w+", asked.body["query"])):
-            return Told(200, {"errors": [{"message": "Cannot query field"}], "data": None})
-        return Told(200, {"data": {"myself": {"clientBalance": self.money, "currentSpendPerHr": self.spends}}})
-
     @route("GET", "/billing/pods")
     def billing(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.parameters(asked)
         ident = asked.query.get("podId", "")
         pod = self.see(ident) if ident in self.own else None
         cost = (pod.cost_usd or 0.0) if pod else 0.0
@@ -232,5 +266,6 @@ class RunPodCloud(Emulator):
 
 
 PLATFORM = Platform(
-    "runpod", RunPodCloud, RunPod.api, "H100", r"^POST /pods$", r"^DELETE /pods/", "stopped", durable="out",
+    "runpod", RunPodCloud, RunPod.api, "H100", r"^POST /(pods$|graphql mutation)", r"^DELETE /pods/", "stopped",
+    durable="out",
 )  # fmt: skip

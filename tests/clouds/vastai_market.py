@@ -61,7 +61,7 @@ def offers(rows: Iterable[dict[str, Any]], query: object) -> list[dict[str, Any]
         raise Refuse(error(400, "invalid_request", "Invalid json body"))
     if query.get("type", "ondemand") not in TYPES:
         raise Refuse(error(400, "invalid_request", f"invalid type {query['type']}"))
-    wanted = {name: conditions for name, conditions in query.items() if name not in CONTROLS}
+    wanted = {name: tests for name, tests in query.items() if name not in CONTROLS}
     for name in wanted:
         if name not in FILTERS | MORE_FILTERS:
             raise not_a_key(name)
@@ -78,16 +78,16 @@ def matches(row: dict[str, Any], wanted: dict[str, Any]) -> bool:
     """Return whether a row meets every condition."""
     return all(
         _holds(_value(row, name), operator, value)
-        for name, conditions in wanted.items()
+        for name, tests in wanted.items()
         if name != "external"  # it widens the search
-        for operator, value in _conditions(name, conditions)
+        for operator, value in _operators(name, tests)
     )
 
 
-def _conditions(name: str, conditions: object) -> list[tuple[str, Any]]:
-    if not isinstance(conditions, dict) or not set(conditions) <= OPERATORS:
+def _operators(name: str, tests: object) -> list[tuple[str, Any]]:
+    if not isinstance(tests, dict) or not set(tests) <= OPERATORS:
         raise Refuse(error(400, "invalid_request", f"Error in query parameters: {name}: unknown operator"))
-    return list(conditions.items())
+    return list(tests.items())
 
 
 def _value(row: dict[str, Any], name: str) -> Any:
@@ -132,8 +132,8 @@ def listed(rows: list[dict[str, Any]], query: dict[str, str]) -> list[dict[str, 
     """Return the instances that a list's filters and order leave. Raises Refuse for unknown ones."""
     if unknown := set(query) - {"limit", "after_token", "order_by", "select_cols", "select_filters", "owner"}:
         raise not_a_key(min(unknown))
-    wanted = _json(query.get("select_filters", "{}"))
-    order = _json(query.get("order_by", "[]"))
+    wanted = conditions(query.get("select_filters", "{}"))
+    order = conditions(query.get("order_by", "[]"))
     for name in (*wanted, *(o["col"] for o in order)):
         if name not in CONTRACT_COLUMNS:
             raise not_a_key(name)
@@ -146,11 +146,12 @@ def listed(rows: list[dict[str, Any]], query: dict[str, str]) -> list[dict[str, 
 
 def columns(row: dict[str, Any], query: dict[str, str]) -> dict[str, Any]:
     """Return the columns that a list asks for; an unknown one is null."""
-    names = _json(query.get("select_cols", '["*"]'))
+    names = conditions(query.get("select_cols", '["*"]'))
     return row if "*" in names else {name: row.get(name) for name in {"id", *names}}
 
 
-def _json(text: str) -> Any:
+def conditions(text: str) -> Any:
+    """Return what a query's JSON contains. Raises Refuse for another text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -15,11 +15,15 @@ FAR_S: Final = 366 * 86_400.0
 
 @dataclass(frozen=True)
 class Deadline:
-    """One deadline of one machine: when it fires (seconds since the epoch), why, and its effect."""
+    """One deadline of one machine: when it fires (seconds since the epoch), why, and its effect.
+
+    `after_job`: it can't fire before the time of the job that runs there is over. gpuwarden asks for such ends itself.
+    """
 
     at: float
     trigger: str
     effect: str
+    after_job: bool = False
 
 
 @dataclass(frozen=True)

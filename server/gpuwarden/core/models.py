@@ -260,7 +260,7 @@ class Handle(Frozen):
 
 
 class InstanceState(StrEnum):
-    """A provider's states, normalized."""
+    """A provider's states, normalized. UNCLEAR: it is listed, and the rest of its row can't be read."""
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -270,6 +270,7 @@ class InstanceState(StrEnum):
     TERMINATING = "terminating"
     GONE = "gone"
     FAILED = "failed"
+    UNCLEAR = "unclear"
 
 
 class Instance(Frozen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -15,10 +16,13 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.providers._account import public_key
-from gpuwarden.providers._http import Api, ApiClient, is_safe_id
+from gpuwarden.providers._http import Api, ApiClient, ResponseModel, is_safe_id
 
 T = TypeVar("T")
+R = TypeVar("R", bound=ResponseModel)
+N = TypeVar("N", bound=ResponseModel)
 Findings: TypeAlias = list[Finding]  # inside a provider, `list` is one of its methods
+Instances: TypeAlias = list[Instance]
 PREFIX = "gpuwarden-"
 DURABLE_NAME = "gpuwarden"
 """The name of the volume that durable storage is taken from, where a platform names them."""
@@ -104,6 +108,33 @@ class Rented:
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every instance of the account, all pages."""
         raise NotImplementedError
+
+    def read_rows(
+        self,
+        rows: Iterable[object],
+        shape: type[R],
+        view: Callable[[R], Instance],
+        names: type[N],
+        named: Callable[[N], tuple[str, str | None]],
+    ) -> Answer[tuple[Instance, ...]]:
+        """Read a list row by row, so that an odd row hides no other instance.
+
+        A row that does not have the expected shape is UNCLEAR, by the id and the name in it. One without them could be
+        any instance, so then the list is Unknown.
+        """
+        found: Instances = []
+        for row in rows:
+            raw, what = json.dumps(row).encode(), "a row of its list"
+            read = self.client.parse(raw, shape, what)
+            if isinstance(read, Known):
+                found.append(view(read.value))
+                continue
+            least = self.client.parse(raw, names, what)
+            if isinstance(least, Unknown):
+                return least
+            ident, name = named(least.value)
+            found.append(Instance(id=ident, token=self.token_in(name), state=InstanceState.UNCLEAR, why=read.why))
+        return Known(tuple(found))
 
     async def balance(self) -> Answer[Balance]:
         """Raise NotSupported; a subclass whose platform reports the balance overrides this."""
@@ -201,7 +232,10 @@ async def agreed_gone(
         return Unknown(f"it answers as if nothing were there, not even the list: {said}")
     if isinstance(answer, Unknown):
         return Unknown(f"{said}, but the list could not be read: {answer.why}")
-    return Known(next((i for i in answer.value if i.id == id and i.state is not InstanceState.GONE), None))
+    listed = next((i for i in answer.value if i.id == id and i.state is not InstanceState.GONE), None)
+    if listed is not None and listed.state is InstanceState.UNCLEAR:
+        return Unknown(f"{said}, but it is listed: {listed.why}")
+    return Known(listed)
 
 
 def no_such(platform: str, ident: str) -> NotFound:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from gpuwarden import providers
 from gpuwarden.core.clock import Clock
@@ -84,6 +84,18 @@ class Provider(Protocol):
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
         """Ask for the end. Idempotent: an instance that is gone already is Known."""
+        ...
+
+
+@runtime_checkable
+class Bidder(Protocol):
+    """A provider whose interruptible instances are bid for, and whose bids can be raised."""
+
+    async def raise_bid(self, id: str, most: float) -> Answer[None]:  # noqa: A002
+        """Bid again for an outbid instance, if a bid that wins costs at most `most` dollars an hour, its disk included.
+
+        Nothing is sent where the present bid wins, or where none that wins is within `most`.
+        """
         ...
 
 

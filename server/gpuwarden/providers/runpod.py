@@ -5,25 +5,29 @@
 | `RUNPOD_API_KEY`, `RUNPOD_API_KEY_FILE` | the account's key; scope: Pods read and write, the rest read |
 | `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default the one named gpuwarden |
+| `RUNPOD_CLOUD` | SECURE, RunPod's own data centers (default), or COMMUNITY, other people's machines |
 
-The balance and the account's id come from the older GraphQL API, for which the key needs another scope.
-A reply of it does not say whether the account is invoiced instead.
+The balance, the account's id and a date at which a Pod is stopped are parts of the older GraphQL API only, for which
+the key needs another scope, and which ends early in 2027. Without it a Pod is created through REST v2, with no date.
+A reply of GraphQL does not say whether the account is invoiced.
 
-The API has no price cap, no interruptible Pods and no end date; a cap is compared with the list price before.
+The API has no price cap and no interruptible Pods; a cap is compared with the list price before.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, WardenError
+from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._http import (
     Api,
@@ -49,6 +53,10 @@ CONTAINER_DISK_GB: Final = 50
 VOLUME_DISK_GB: Final = 50
 BALANCE: Final = "query { myself { clientBalance currentSpendPerHr } }"
 WHOSE: Final = "query { myself { id } }"
+DEPLOY: Final = """mutation createPod($input: PodFindAndDeployOnDemandInput!) {
+  podFindAndDeployOnDemand(input: $input) { id name costPerHr }
+}"""
+Cloud = Literal["SECURE", "COMMUNITY"]
 STATES: Final = {
     "PROVISIONING": _S.BOOTING,
     "STARTING": _S.BOOTING,
@@ -98,17 +106,30 @@ class _Pod(ResponseModel):
 
 
 class _Pods(ResponseModel):
-    pods: tuple[_Pod, ...]
+    pods: tuple[dict[str, Any], ...]
+
+
+class _PodName(ResponseModel):
+    """What an odd row must show, so that it hides no Pod."""
+
+    id: Ident
+    name: str
 
 
 class _Price(ResponseModel):
     secure: float
+    community: float = 0.0
+
+    def of(self, cloud: Cloud) -> float:
+        """Return the figure of one cloud."""
+        return self.secure if cloud == "SECURE" else self.community
 
 
 class _GpuType(ResponseModel):
     id: str
     name: str
     secure: bool
+    community: bool = False
     price: _Price
     maxCount: _Price  # noqa: N815
     availability: Literal["NONE", "LOW", "MEDIUM", "HIGH"] | None = None
@@ -170,6 +191,27 @@ class _Whose(ResponseModel):
     errors: None = None
 
 
+class _Deployed(ResponseModel):
+    id: Ident
+    name: str
+    costPerHr: float | None  # noqa: N815
+
+
+class _Deployment(ResponseModel):
+    podFindAndDeployOnDemand: _Deployed | None  # noqa: N815
+
+
+class _Error(ResponseModel):
+    message: str
+
+
+class _DeployReply(ResponseModel):
+    """A reply of GraphQL to a deployment. Without `data` it was refused before anything was carried out."""
+
+    data: _Deployment | None = None
+    errors: tuple[_Error, ...] = ()
+
+
 class _Keys(ResponseModel):
     keys: tuple[str, ...]
 
@@ -224,18 +266,19 @@ class RunPod(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.myself.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the list price of the cheapest kind in stock, Secure Cloud."""
+        """Return the list price of the cheapest kind in stock."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
-        kind = answer.value
+        kind, cloud = answer.value, self._cloud(resources)
+        where = ", Community Cloud" if cloud == "COMMUNITY" else ""
         return Known(
             Quote(
                 platform=self.profile.id,
-                price_usd_per_hour=_price(kind, resources),
+                price_usd_per_hour=_price(kind, resources, cloud),
                 source="RunPod catalog, list price",
                 at=self.clock.now(),
-                note=f"{resources.gpu_count} x {kind.id}; the volume disk bills besides",
+                note=f"{resources.gpu_count} x {kind.id}{where}; the volume disk bills besides",
             )
         )
 
@@ -248,8 +291,12 @@ class RunPod(Rented):
         volume = await self._volume() if resources.durable_storage else Known(None)
         if isinstance(volume, Unknown):
             return volume
+        order = self._order(label, resources, offer.value, volume.value)
+        if resources.deadline_s is not None:
+            dated = await self._create_dated(order, self.clock.now() + resources.deadline_s)
+            if dated is not None:
+                return dated
         try:
-            order = self._order(label, resources, offer.value, volume.value)
             answer = await self.client.ask("POST", "/pods", _Pod, body=order, creates=True)
         except BadRequest as refusal:
             if any(word in refusal.message.casefold() for word in _CAPACITY):
@@ -272,7 +319,8 @@ class RunPod(Rented):
         answer = await self.client.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
         if isinstance(answer, Unknown):
             return answer
-        return Known(tuple(self._view(p) for p in answer.value.pods if p.status != "TERMINATED"))
+        rows = self.read_rows(answer.value.pods, _Pod, self._view, _PodName, lambda row: (row.id, row.name))
+        return rows if isinstance(rows, Unknown) else Known(tuple(i for i in rows.value if i.state is not _S.GONE))
 
     async def balance(self) -> Answer[Balance]:
         """Return the account's credit, and what everything in the account spends an hour."""
@@ -312,12 +360,12 @@ class RunPod(Rented):
 
     async def _offer(self, resources: Resources) -> Answer[_GpuType]:
         """Return the cheapest kind in stock that fits. Raises NoCapacity or BadRequest where there is none."""
-        asked = self.refuse_unsold(resources)
+        asked, cloud = self.refuse_unsold(resources), self._cloud(resources)
         params: dict[str, str | int] = {
             "include": "AVAILABILITY",
             "product": "POD",
             "count": resources.gpu_count,
-            "cloud": "SECURE",
+            "cloud": cloud,
         }
         answer = await self.client.ask("GET", "/catalog/gpus", _GpuTypes, params=params)
         if isinstance(answer, Unknown):
@@ -330,15 +378,61 @@ class RunPod(Rented):
         fitting = [
             k
             for k in kinds
-            if k.secure
-            and k.maxCount.secure >= resources.gpu_count
+            if (k.secure if cloud == "SECURE" else k.community)
+            and k.maxCount.of(cloud) >= resources.gpu_count
             and k.availability != "NONE"
-            and (cap is None or (_price(k, resources) or cap + 1) <= cap)
+            and (cap is None or (_price(k, resources, cloud) or cap + 1) <= cap)
         ]
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"RunPod has no {resources.gpu_count} x {asked}{limit} in stock", "Try later.")
-        return Known(min(fitting, key=lambda k: (_price(k, resources) is None, _price(k, resources) or 0.0, k.id)))
+        prices = {k.id: _price(k, resources, cloud) for k in fitting}
+        return Known(min(fitting, key=lambda k: (prices[k.id] is None, prices[k.id] or 0.0, k.id)))
+
+    def _cloud(self, resources: Resources) -> Cloud:
+        """Return the cloud to rent in. Raises BadRequest or NotSupported."""
+        cloud = (self.env.get("RUNPOD_CLOUD") or "SECURE").upper()
+        if cloud not in {"SECURE", "COMMUNITY"}:
+            raise BadRequest(f"RUNPOD_CLOUD is {cloud!r}", "Set it to SECURE or COMMUNITY.")
+        if cloud == "COMMUNITY" and resources.durable_storage:
+            raise NotSupported("RunPod's network volumes exist in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
+        return cast("Cloud", cloud)
+
+    async def _create_dated(self, order: dict[str, Any], stop_at: float) -> Answer[Instance] | None:
+        """Rent a Pod that RunPod stops at a date. None: nothing was made, and the older API has no such Pods now.
+
+        The stop keeps the volume disk; an end (`terminateAfter`) would lose it.
+        """
+        try:
+            if isinstance(await self.account_id(), Unknown):
+                return None
+        except AuthFailed:  # this key may use REST only
+            return None
+        date = datetime.fromtimestamp(stop_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        body = {"query": DEPLOY, "variables": {"input": {**_deployment(order), "stopAfter": date}}}
+        answer = await self.graph.ask("POST", "/graphql", _DeployReply, body=body, creates=True)
+        if isinstance(answer, Unknown):
+            return answer
+        told = answer.value
+        why = "; ".join(error.message for error in told.errors)
+        if told.data is None:
+            return None if told.errors else Unknown("RunPod answered a deployment with nothing")
+        made = told.data.podFindAndDeployOnDemand
+        if made is None and any(word in why.casefold() for word in _CAPACITY):
+            raise NoCapacity(f"RunPod refused the request: {line(why, 300)}", "Try another GPU, or later.")
+        if made is None:
+            return Unknown(f"RunPod answered a deployment without a Pod: {line(why, 300)}")
+        return Known(
+            Instance(
+                id=made.id,
+                token=self.token_in(made.name),
+                state=_S.BOOTING,
+                price_usd_per_hour=positive_price(made.costPerHr),
+                created_at=self.clock.now(),
+                ends_at=stop_at,
+                why=f"rented; RunPod stops it at {date}",
+            )
+        )
 
     async def _volume(self) -> Answer[_Volume | None]:
         """Return the network volume for durable storage. Raises BadRequest where it is not clear which."""
@@ -359,7 +453,7 @@ class RunPod(Rented):
         order: dict[str, object] = {
             "name": label,
             "image": self.env.get("RUNPOD_IMAGE") or DEFAULT_IMAGE,
-            "cloud": "SECURE",
+            "cloud": self._cloud(resources),
             "gpu": {"id": kind.id, "count": resources.gpu_count},
             "disk": CONTAINER_DISK_GB,
             "ports": ["22/tcp"],
@@ -429,8 +523,31 @@ class RunPod(Rented):
         return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod has only its bill")
 
 
-def _price(kind: _GpuType, resources: Resources) -> float | None:
-    each = positive_price(kind.price.secure)
+def _deployment(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an order for REST v2 as the older API takes it."""
+    mounts = order["mounts"]
+    network, disk = mounts.get("network", [{}])[0], mounts.get("persistent", {})
+    given: dict[str, Any] = {
+        "name": order["name"],
+        "imageName": order["image"],
+        "cloudType": order["cloud"],
+        "gpuTypeId": order["gpu"]["id"],
+        "gpuCount": order["gpu"]["count"],
+        "containerDiskInGb": order["disk"],
+        "volumeInGb": disk.get("size", 0),
+        "volumeMountPath": disk.get("path") or network.get("path"),
+        "networkVolumeId": network.get("volumeId"),
+        "dataCenterId": next(iter(order.get("dataCenterIds", ())), None),
+        "ports": ",".join(order["ports"]),
+        "env": [{"key": name, "value": value} for name, value in order.get("env", {}).items()],
+        "startSsh": True,
+        "supportPublicIp": True,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _price(kind: _GpuType, resources: Resources, cloud: Cloud) -> float | None:
+    each = positive_price(kind.price.of(cloud))
     return each * resources.gpu_count if each is not None else None
 
 

@@ -5,8 +5,9 @@
 | `VAST_API_KEY`, `VAST_API_KEY_FILE` | the account's key; it needs instance_write, which covers create and destroy |
 | `VAST_IMAGE` | the container image of new instances |
 
-A price cap goes into the search of offers; a bid is the offer's minimum. A durable volume is created with the instance,
-on its machine, and exists as long as that machine does.
+A price cap goes into the search of offers. A bid is above the offer's least one, so that the next bidder does not take
+the machine at once, and within the cap. A durable volume is created with the instance, on its machine, and exists as
+long as that machine does.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import AuthFailed, NoCapacity, NotFound, RateLimited, WardenError
+from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, RateLimited, WardenError
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -44,10 +46,12 @@ OFFERS: Final = 3000
 TRIES: Final = 3
 """The number of offers to try, from the cheapest up, since offers go fast."""
 BILL_DAYS: Final = 60
+HEADROOM: Final = 1.2
+"""A bid is so many times the least one that wins. An hour costs what was bid."""
+MOST_BID: Final = 1.5
+"""A quote is for so many times the least bid: after it was outbid, a bid is raised within what was quoted."""
 ON_START: Final = "touch ~/.no_auto_tmux"
 """Otherwise a login starts tmux, and so would every command."""
-
-Status = Literal["created", "loading", "running", "stopped", "frozen", "exited", "rebooting", "unknown", "offline"]
 
 
 Contract = Annotated[int, Field(ge=0)]
@@ -56,20 +60,29 @@ Contract = Annotated[int, Field(ge=0)]
 
 class _Instance(ResponseModel):
     id: Contract
-    actual_status: Status | None
+    actual_status: str | None
     intended_status: str
     cur_state: str
+    next_state: str | None = None
     label: str | None
     dph_total: float | None = None
     storage_total_cost: float | None = None
     start_date: float | None = None
     end_date: float | None = None
     is_bid: bool = False
+    min_bid: float | None = None
+    dph_base: float | None = None
     public_ipaddr: str | None = None
     ports: Any = None
     ssh_host: str | None = None
-    ssh_port: int | None = None
-    status_msg: str | None = None
+    ssh_port: Any = None
+
+
+class _Label(ResponseModel):
+    """What an odd row must show, so that it hides no instance."""
+
+    id: Contract
+    label: str | None
 
 
 class _One(ResponseModel):
@@ -77,7 +90,7 @@ class _One(ResponseModel):
 
 
 class _Page(ResponseModel):
-    instances: tuple[_Instance, ...]
+    instances: tuple[dict[str, Any], ...]
     next_token: str | None
     total_instances: int
     success: Literal[True] = True
@@ -89,12 +102,17 @@ class _Offer(ResponseModel):
     num_gpus: int
     dph_total: float
     min_bid: float | None = None
+    storage_total_cost: float | None = None
     avail_vol_ask_id: int | None = None
     avail_vol_size: float | None = None
 
 
 class _Offers(ResponseModel):
     offers: tuple[_Offer, ...]
+
+
+class _GpuNames(ResponseModel):
+    gpu_names: tuple[str, ...]
 
 
 class _Made(ResponseModel):
@@ -166,6 +184,12 @@ class Vast(Rented):
     )
     max_name = 1024
 
+    def __init__(self, profile: Profile, clock: Clock, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(profile, clock, env)
+        self._gpu_names: tuple[str, ...] = ()
+        self._stopped: set[str] = set()
+        """Instances that were stopped from here; an outbid one looks the same."""
+
     async def check_account(self) -> Findings:
         """Return a new instance accepts the key that create passes on, and the keys of the account."""
         if self.ssh_key() is not None:
@@ -188,15 +212,20 @@ class Vast(Rented):
         answer = await self._offers(resources)
         if isinstance(answer, Unknown):
             return answer
-        best = answer.value[0]
-        kind = "least bid" if resources.interruptible else "offer"
+        best, price = answer.value[0], _price(answer.value[0], resources)
+        note = f"{best.num_gpus} x {best.gpu_name}; bandwidth bills besides"
+        if resources.interruptible and price is not None:
+            note += f"; it bids {usd_per_hour(price)} first, and at most the quoted price once it is outbid"
+            price += (best.min_bid or 0.0) * (MOST_BID - HEADROOM)
+            cap = resources.max_price_usd_per_hour
+            price = price if cap is None else min(price, cap)
         return Known(
             Quote(
                 platform=self.profile.id,
-                price_usd_per_hour=_price(best, resources),
-                source=f"Vast.ai {kind}",
+                price_usd_per_hour=price,
+                source="Vast.ai bid" if resources.interruptible else "Vast.ai offer",
                 at=self.clock.now(),
-                note=f"{best.num_gpus} x {best.gpu_name}; bandwidth bills besides",
+                note=note,
             )
         )
 
@@ -227,7 +256,7 @@ class Vast(Rented):
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every instance, page by page; fewer than the total that comes with them is Unknown."""
-        found: dict[int, _Instance] = {}
+        found: dict[str, Instance] = {}
         params: dict[str, str | int] = {"limit": 25, "order_by": '[{"col":"id","dir":"asc"}]'}
         seen: set[str] = set()
         for _ in range(MAX_PAGES):
@@ -235,11 +264,14 @@ class Vast(Rented):
             if isinstance(answer, Unknown):
                 return answer
             page, before = answer.value, len(found)
-            found |= {i.id: i for i in page.instances}
+            rows = self.read_rows(page.instances, _Instance, self._view, _Label, lambda row: (str(row.id), row.label))
+            if isinstance(rows, Unknown):
+                return rows
+            found |= {i.id: i for i in rows.value}
             if page.next_token is None:
                 if len(found) < page.total_instances:
                     return Unknown(f"Vast.ai listed {len(found)} of {page.total_instances} instances")
-                return Known(tuple(self._view(i) for i in found.values()))
+                return Known(tuple(found.values()))
             if page.next_token in seen or len(found) == before:
                 break
             seen.add(page.next_token)
@@ -256,11 +288,31 @@ class Vast(Rented):
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped instance. It waits for its own GPU, which may be rented to somebody else."""
+        self._stopped.discard(id)
         return await self._put(id, "running")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
         """Ask for a stop; the disk bills on."""
-        return await self._put(id, "stopped")
+        answer = await self._put(id, "stopped")
+        self._stopped.add(id)
+        return answer
+
+    async def raise_bid(self, id: str, most: float) -> Answer[None]:  # noqa: A002
+        """Bid again for an instance that was outbid, if a bid that wins costs at most `most` dollars an hour."""
+        if not _is_id(id):
+            raise no_such("Vast.ai", id)
+        answer = await self.client.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
+        if isinstance(answer, Unknown):
+            return answer
+        seen = answer.value.instances
+        if seen is None or not seen.is_bid:
+            return Known(None)
+        bid = _bid(seen, most)
+        if bid is None or bid <= (seen.dph_base or 0.0):
+            return Known(None)
+        order = {"client_id": "me", "price": bid}
+        done = await self.client.ask("PUT", f"/api/v0/instances/bid_price/{id}/", _Done, body=order)
+        return done if isinstance(done, Unknown) else Known(None)
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
         """Ask for the end. It may have to be sent again: only a look shows whether it worked."""
@@ -283,7 +335,7 @@ class Vast(Rented):
     async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
         """Return the offers that fit, the cheapest first; never none of them. Raises NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
-        disk = resources.disk_gb or DISK_GB
+        disk, names = resources.disk_gb or DISK_GB, await self._named(asked)
         query: dict[str, object] = {
             "verified": {"eq": True},
             "rentable": {"eq": True},
@@ -298,6 +350,8 @@ class Vast(Rented):
             "order": [["dph_total", "asc"]],
             "limit": OFFERS,
         }
+        if names:
+            query["gpu_name"] = {"in": list(names)}
         answer = await self.client.ask("POST", "/api/v0/bundles/", _Offers, body=query, safe=True)
         if isinstance(answer, Unknown):
             return answer
@@ -309,11 +363,25 @@ class Vast(Rented):
             and (cap is None or (_price(o, resources) or cap + 1) <= cap)
             and (not resources.durable_storage or (o.avail_vol_ask_id is not None and (o.avail_vol_size or 0) >= disk))
         ]
+        if not fitting and len(answer.value.offers) >= OFFERS:
+            return Unknown(f"Vast.ai has more than {OFFERS} offers, and listed only so many of them")
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try later.")
         fitting.sort(key=lambda o: (_price(o, resources) is None, _price(o, resources) or 0.0, o.id))
         return Known(tuple(fitting))
+
+    async def _named(self, asked: str) -> tuple[str, ...]:
+        """Return the platform's names of a GPU; none where it lists no names. Raises BadRequest for another GPU."""
+        if not self._gpu_names:
+            answer = await self.client.ask("GET", "/api/v0/gpu_names/unique/", _GpuNames)
+            if isinstance(answer, Unknown):
+                return ()
+            self._gpu_names = answer.value.gpu_names
+        names = tuple(name for name in self._gpu_names if gpu_matches(asked, (name,)))
+        if self._gpu_names and not names:
+            raise BadRequest(f"Vast.ai has no GPU called {asked!r}", f"It has: {', '.join(sorted(self._gpu_names))}.")
+        return names
 
     async def _rent(self, offer: _Offer, resources: Resources, label: str, token: str) -> Answer[Instance]:
         disk, tier = resources.disk_gb or DISK_GB, self.durable_tier()
@@ -331,7 +399,7 @@ class Vast(Rented):
             order["onstart"] = f"{ON_START}; {authorize_key(key)}"
         price = _price(offer, resources)
         if resources.interruptible:
-            order["price"] = price
+            order["price"] = _bid(offer, resources.max_price_usd_per_hour)
         if resources.durable_storage and tier is not None:
             volume = {"create_new": True, "volume_id": offer.avail_vol_ask_id, "size": disk, "mount_path": tier.path}
             order["volume_info"] = volume
@@ -352,6 +420,8 @@ class Vast(Rented):
 
     def _view(self, i: _Instance) -> Instance:
         state, meter = _state(i)
+        if state is _S.INTERRUPTED and str(i.id) in self._stopped:
+            state = _S.STOPPED
         running = state is _S.RUNNING
         why = f"actual_status {i.actual_status}, intended {i.intended_status}, contract {i.cur_state}"
         return Instance(
@@ -376,9 +446,8 @@ class Vast(Rented):
         address = (i.public_ipaddr or "").strip()
         if 0 < port < 65536 and address:
             return self.place(str(i.id), address, port)
-        if i.ssh_host and i.ssh_port:
-            return self.place(str(i.id), i.ssh_host, i.ssh_port)
-        return None
+        proxy = str(i.ssh_port)
+        return self.place(str(i.id), i.ssh_host, int(proxy)) if i.ssh_host and re.fullmatch(r"\d{1,5}", proxy) else None
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
         """Return a gone instance with its charges, or None where they are not available."""
@@ -410,18 +479,36 @@ def _is_id(ident: str) -> bool:
 
 
 def _price(offer: _Offer, resources: Resources) -> float | None:
+    """Return what an hour costs, its disk included."""
     if not resources.interruptible:
         return positive_price(offer.dph_total)
-    bid = positive_price(offer.min_bid)
-    return math.ceil(bid * 1000) / 1000 if bid is not None else None
+    bid = _bid(offer, resources.max_price_usd_per_hour)
+    return None if bid is None else bid + (offer.storage_total_cost or 0.0)
+
+
+def _bid(row: _Offer | _Instance, most: float | None) -> float | None:
+    """Return a bid that wins and leaves room, with the disk at most `most` dollars an hour; None: there is none."""
+    least = positive_price(row.min_bid)
+    if least is None:
+        return None
+    bid = math.ceil(least * HEADROOM * 1000) / 1000
+    if most is not None:
+        bid = min(bid, math.floor((most - (row.storage_total_cost or 0.0)) * 1000 + 1e-6) / 1000)
+    return bid if bid >= least else None
 
 
 def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
-    """Return the normalized state for Vast's four fields, and whether compute bills."""
+    """Return the normalized state for Vast's four fields, and whether compute bills.
+
+    `actual_status` is a word of an open set. An instance that was outbid has `stopped` in the other three, as one that
+    its user stopped; only a bid can be outbid.
+    """
     wanted = i.intended_status == "running"
     match i.actual_status:
         case "running":
             return (_S.RUNNING, True) if wanted else (_S.STOPPING, True)
+        case _ if i.is_bid and {i.intended_status, i.cur_state, i.next_state or "stopped"} == {"stopped"}:
+            return _S.INTERRUPTED, False
         case "stopped" | "exited" if not wanted:
             return _S.STOPPED, None if i.cur_state == "running" else False
         case "stopped" | "exited" if i.cur_state == "running":

@@ -26,8 +26,7 @@ ROUNDING: Final = 1.01
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
     """Return whether a job may be launched at its machine's price. `no`: nobody answered in time."""
-    price, settled = machine.price_usd_per_hour, ctx.ledger.last(job.subject, PriceAccepted)
-    allowed = settled.data.price if settled else job.price
+    price, allowed = machine.price_usd_per_hour, allowed_price(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
     asked = ctx.ledger.last(job.subject, PriceAsk)
@@ -79,6 +78,12 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
     )
     resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)
     return PriceQuestion(text, (approval(asked.data.ticket), resume))
+
+
+def allowed_price(ctx: Context, job: JobRecord) -> float | None:
+    """Return the price that was checked, or a higher one that was settled since; None: it was unknown."""
+    settled = ctx.ledger.last(job.subject, PriceAccepted)
+    return settled.data.price if settled else job.price
 
 
 def _said(price: float, allowed: float) -> str:

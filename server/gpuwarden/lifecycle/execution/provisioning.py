@@ -36,9 +36,10 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, greet_own
-from gpuwarden.lifecycle.execution.price_change import price_settled
+from gpuwarden.lifecycle.execution.price_change import allowed_price, price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.accounts import Bound, account_in_use
+from gpuwarden.lifecycle.monitoring.expirations import longest_run_s
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 
@@ -79,10 +80,8 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
         ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
     # At most the checked price, and no longer than needed. No cap goes to a platform that reports no price.
     job, spec = read_job(ctx.ledger, job.id), job.spec
-    runs = 1 + spec.max_restarts if spec.interruptible else 1
-    boot_s = ctx.profile(spec.platform).limits.boot_timeout_s
-    deadline_s = spec.timeout_s and boot_s + runs * spec.timeout_s + FETCH_S
-    limits = {"max_price_usd_per_hour": job.price, "deadline_s": deadline_s}
+    most_s = longest_run_s(ctx, spec)
+    limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S}
     return await _create(ctx, job, read_lease(ctx.ledger, lease), wanted(spec).model_copy(update=limits))
 
 
@@ -259,7 +258,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
         return await _meet(ctx, job, lease, instance)
     limit = ctx.profile(lease.platform).limits.boot_timeout_s
     refused = ctx.ledger.last(lease.subject, CreateDoubted)
-    if instance.state is InstanceState.STOPPED and refused is not None:
+    if instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED} and refused is not None:
         return await _abandon(ctx, job, lease, f"it was made by a request that was refused ({refused.data.why})")
     if instance.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, "it failed to boot")
@@ -320,10 +319,11 @@ async def _give_back(ctx: Context, lease_id: str) -> None:
 
 
 async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    """Start an interrupted instance again, where the platform does not do it by itself."""
-    if ctx.profile(lease.platform).spot.auto_resume is True:
-        return
+    """Start an interrupted instance again, or bid again for it, at most the price that was checked or approved."""
     try:
-        await Bound(ctx, lease).start(instance.id)
+        if ctx.profile(lease.platform).spot.auto_resume is not True:
+            await Bound(ctx, lease).start(instance.id)
+        elif most := allowed_price(ctx, read_job(ctx.ledger, lease.job_id)):
+            await Bound(ctx, lease).raise_bid(instance.id, most)
     except WardenError as error:
         ctx.ledger.add(lease.subject, StartRefused(why=error.message))

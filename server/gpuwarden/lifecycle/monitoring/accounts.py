@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.timeouts import in_time
 from gpuwarden.providers._account import salted
-from gpuwarden.providers.base import Provider
+from gpuwarden.providers.base import Bidder, Provider
 
 T = TypeVar("T")
 
@@ -93,6 +93,13 @@ class Bound:
     async def start(self, ident: str) -> Answer[None]:
         """Start the instance again."""
         return await self._act(self.provider.start, ident)
+
+    async def raise_bid(self, ident: str, most: float) -> Answer[None]:
+        """Bid again for an outbid instance, where the platform takes bids."""
+        bidder = self.provider
+        if not isinstance(bidder, Bidder):
+            return Known(None)
+        return await self._act(lambda outbid: bidder.raise_bid(outbid, most), ident)
 
     async def stop(self, ident: str) -> Answer[None]:
         """Ask for a stop."""

@@ -202,9 +202,10 @@ def _give_back(job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
+    """Yield the deadlines that are near."""
     for clock in clocks_of(ctx, lease, job):
         left = clock.at - ctx.clock.now()
-        if left < ctx.policy.watch.danger_hours * 3600:
+        if left < ctx.policy.watch.danger_hours * 3600 and not clock.after_job:
             when = f"in about {left / 3600:.0f} h" if left > 0 else "any moment now"
             text = f"{lease.platform} acts on the machine of {job.id} {when} ({clock.trigger}): {clock.effect}."
             yield Condition(lease.subject, "danger_clock", line(text), mark=f"{clock.at:.0f}")

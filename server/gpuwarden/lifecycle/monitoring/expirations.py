@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuwarden.core.deadlines import Deadline
-from gpuwarden.core.models import InstanceState
+from gpuwarden.core.models import InstanceState, JobSpec
+from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.ledger.fold import answers
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
@@ -23,6 +24,14 @@ def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
     return ctx.clock.now() if first is None else first
 
 
+def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
+    """Return the seconds from a machine's order to its job's end at the latest; None where the job has no timeout."""
+    if spec.timeout_s is None:
+        return None
+    runs = 1 + spec.max_restarts if spec.interruptible else 1
+    return ctx.profile(spec.platform).limits.boot_timeout_s + runs * spec.timeout_s
+
+
 def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadline, ...]:
     """Return the clocks with a known date of a machine that gpuwarden rented, the next one first."""
     if lease.instance is not None and lease.instance.state is InstanceState.GONE:
@@ -40,5 +49,8 @@ def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadlin
         ends_at = next((instance.ends_at for _, instance in reversed(seen) if instance.ends_at), None)
     if ends_at is not None:
         effect = "the machine is stopped or ended, and with it the job"
-        found.append(Deadline(ends_at, "the end that the platform has set", effect))
+        most_s = longest_run_s(ctx, job.spec)
+        running = off is None and job.state not in TERMINAL_JOBS
+        after_job = running and most_s is not None and ends_at >= lease.opened_at + most_s
+        found.append(Deadline(ends_at, "the end that the platform has set", effect, after_job))
     return tuple(sorted(found, key=lambda c: c.at))

@@ -23,6 +23,7 @@ from gpuwarden.ledger.events import (
     LeaseObserved,
     LeaseStopped,
     LeaseUnverified,
+    VerbSent,
 )
 from gpuwarden.ledger.fold import answers, ended_as
 from gpuwarden.lifecycle.context import Context
@@ -53,7 +54,7 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     if instance is None or instance.state in ENDED:
         _confirm(ctx, lease, "gone", instance)
         return Known(None)
-    if instance.state is InstanceState.STOPPED and instance.meter is False and not given_back(ctx, lease):
+    if instance.meter is False and _rests(ctx, lease, instance) and not given_back(ctx, lease):
         _confirm(ctx, lease, "stopped", instance)
         return answer
     before, last = lease.instance, ctx.ledger.last(lease.subject, LeaseLook)
@@ -111,6 +112,18 @@ def believed(ctx: Context, lease_id: str) -> str | None:
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
     """Return whether an instance that never ran anything is given back: only its end ends what it costs, disk too."""
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
+
+
+def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
+    """Return whether an instance that does not bill stays off by itself.
+
+    An interrupted one may come back, unless its stop was asked for: a platform may show both in the same words.
+    """
+    if instance.state is not InstanceState.INTERRUPTED:
+        return instance.state is InstanceState.STOPPED
+    sent, back = ctx.ledger.last(lease.subject, VerbSent), ctx.ledger.last(lease.subject, LeaseCameBack)
+    asked = sent is not None and sent.data.verb == "stop" and sent.data.taken
+    return asked and (back is None or sent is None or sent.seq > back.seq)
 
 
 def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
