@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Final
 
@@ -146,7 +145,10 @@ def settle(spec: JobSpec) -> JobSpec:
 def volumes_of(spec: JobSpec) -> list[Volume]:
     """Return what to mount: the volumes that were asked for, and the buckets of outputs that none of them covers."""
     volumes = [Volume.parse(text) for text in read_options(spec).volumes]
-    for bucket, inner in _buckets(spec):
+    for output in spec.outputs:
+        if (found := _BUCKET_OUTPUT.fullmatch(output)) is None:
+            continue
+        bucket, inner = found[1], output.removeprefix(f"{BUCKETS}/{found[1]}").strip("/")
         covered = any(
             v.writable and v.source == bucket and f"{inner}/".startswith(f"{v.path}/" if v.path else "")
             for v in volumes
@@ -154,9 +156,3 @@ def volumes_of(spec: JobSpec) -> list[Volume]:
         if not covered:
             volumes.append(Volume(type="bucket", source=bucket, mount=f"{BUCKETS}/{bucket}", writable=True))
     return volumes
-
-
-def _buckets(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for output in spec.outputs:
-        if (found := _BUCKET_OUTPUT.fullmatch(output)) is not None:
-            yield found[1], output.removeprefix(f"{BUCKETS}/{found[1]}").strip("/")

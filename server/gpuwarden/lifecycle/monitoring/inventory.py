@@ -94,6 +94,8 @@ class Row:
         """Return a machine that only the platform's list shows: not ours, or ours and believed gone."""
         known = _lease_of(ctx, platform, seen)
         lease = known if known is not None and known.instance_id == seen.id else None
+        # A provider says what it lists that is not a machine, such as a schedule.
+        said = f" ({line(seen.why, 120)})" if seen.why and seen.place is None else ""
         return cls(
             platform=platform,
             instance_id=seen.id,
@@ -105,13 +107,8 @@ class Row:
             job=read_job(ctx.ledger, lease.job_id) if lease else None,
             since=seen.created_at,
             stopped_usd_per_hour=seen.stopped_usd_per_hour,
-            note="listed although it was seen gone" if lease else f"not rented by gpuwarden{_said(seen)}",
+            note="listed although it was seen gone" if lease else f"not rented by gpuwarden{said}",
         )
-
-
-def _said(seen: Instance) -> str:
-    """Return what a provider adds on a machine that is not a machine, such as a schedule."""
-    return f" ({line(seen.why, 120)})" if seen.why and seen.place is None else ""
 
 
 @dataclass(frozen=True)

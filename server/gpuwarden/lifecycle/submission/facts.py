@@ -65,6 +65,8 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         async with anyio.create_task_group() as group:
             group.start_soon(ask_price)
             group.start_soon(ask_hub)
+    unusable = _unusable(ctx, profile, spec.platform)
+    backend = None if profile is None or unusable else ctx.backend(profile.backend)
     return SubmitFacts(
         spec=spec,
         policy=ctx.policy,
@@ -72,7 +74,7 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         platforms=tuple(ctx.platforms()),
         script=script,
         quote=quote,
-        unusable=_unusable(ctx, profile, spec.platform),
+        unusable=unusable,
         leaks=tuple(find_leaks(spec, ctx)),
         unset_secrets=tuple(name for name in spec.secrets if not ctx.env.get(name)),
         account_secrets=_account_secrets(ctx, spec),
@@ -85,15 +87,8 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         inputs=inputs.files,
         inputs_left_out=inputs.left_out,
         input_leaks=inputs.leaks,
-        attempts=_attempts(ctx, profile, spec),
+        attempts=backend.attempts(spec) if isinstance(backend, Optioned) else 1,
     )
-
-
-def _attempts(ctx: Context, profile: Profile | None, spec: JobSpec) -> int:
-    if profile is None or _unusable(ctx, profile, spec.platform):
-        return 1
-    backend = ctx.backend(profile.backend)
-    return backend.attempts(spec) if isinstance(backend, Optioned) else 1
 
 
 async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from gpuwarden.rehearsal.hub.app import HubError, HubRoutes
 from gpuwarden.rehearsal.hub.buckets import HubBuckets
-from gpuwarden.rehearsal.hub.job_requests import FLAVORS, Expose, JobBody, LabelsBody, Volume
+from gpuwarden.rehearsal.hub.job_requests import FLAVORS, Expose, JobBody, LabelsBody
 from gpuwarden.rehearsal.hub.job_runs import DEFAULT_TIMEOUT_S, FINAL, JobRuns, RunningJob
 from gpuwarden.rehearsal.hub.store import HubStore, User, iso
 from gpuwarden.rehearsal.hub.strict import Described, NotDescribed, parsed, route
@@ -87,15 +87,14 @@ class HubJobs:
     def check(self, body: JobBody, user: User) -> None:
         """Raise HubError for a volume that the caller may not mount."""
         for volume in body.volumes:
-            if not self._mountable(volume, user):
-                raise HubError(404, f"Volume source not found: {volume.type} {volume.source}")
-
-    def _mountable(self, volume: Volume, user: User) -> bool:
-        if volume.type == "bucket":
             bucket = self.runs.buckets.seen(user, volume.source)
-            return bucket is not None and (not volume.writable or user.may_write(bucket.owner))
-        repo = self.store.get(volume.type, volume.source)
-        return repo is not None and (not repo.private or repo.owner in {user.name, *user.orgs})
+            repo = self.store.get(volume.type, volume.source)
+            if volume.type == "bucket":
+                there = bucket is not None and (not volume.writable or user.may_write(bucket.owner))
+            else:
+                there = repo is not None and (not repo.private or repo.owner in {user.name, *user.orgs})
+            if not there:
+                raise HubError(404, f"Volume source not found: {volume.type} {volume.source}")
 
     async def listing(self, request: Request) -> Response:
         """GET the jobs of a namespace, by stage and by label, newest first."""
