@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from conftest import need
 
 FOLDER = os.environ.get("GPUWARDEN_CLIENTS", "")
@@ -41,7 +43,9 @@ class Client:
     env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.bin = Path(FOLDER or "/nowhere") / self.name / "bin"
+        if not FOLDER:
+            pytest.skip("GPUWARDEN_CLIENTS names no folder of installed clients (tools/install_clients.sh makes one)")
+        self.bin = Path(FOLDER) / self.name / "bin"
         need(f"the environment {self.name} in GPUWARDEN_CLIENTS", (self.bin / "python").exists())
 
     def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
