@@ -1,0 +1,47 @@
+"""The vendors' own clients as processes of their own, each from an environment below GPUWARDEN_CLIENTS.
+
+`tools/install_clients.sh` makes that folder. A client sees an empty home, a key of the emulated account and nothing
+else of this machine's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conftest import need
+
+FOLDER = os.environ.get("GPUWARDEN_CLIENTS", "")
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Client:
+    """An installed environment; `env` is what its processes see besides their home."""
+
+    name: str
+    home: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bin = Path(FOLDER or "/nowhere") / self.name / "bin"
+        need(f"the environment {self.name} in GPUWARDEN_CLIENTS", (self.bin / "python").exists())
+
+    def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Return a program of the environment that ended, whatever its status."""
+        env = {"PATH": os.defpath, "HOME": str(self.home), "LANG": "C.UTF-8", "NO_COLOR": "1", **self.env}
+        return subprocess.run(
+            [str(self.bin / program), *words], env=env, cwd=self.home, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+
+    def python(self, script: str, *words: str) -> Any:
+        """Return the value that a script of this client's Python leaves in `answer`."""
+        ending = "\nimport json, sys\nprint('\\n' + json.dumps(answer, default=str))\n"
+        done = self.run("python", "-c", script + ending, *words)
+        assert done.returncode == 0, (script[-500:], done.stdout[-2000:], done.stderr[-3000:])
+        return json.loads(done.stdout.splitlines()[-1])
