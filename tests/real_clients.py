@@ -17,6 +17,7 @@ from conftest import need
 
 FOLDER = os.environ.get("GPUWARDEN_CLIENTS", "")
 PATIENCE_S = 120.0
+SKY_FILES = ("clients_sky", "clients_sky_instances")
 
 
 @dataclass
@@ -45,3 +46,9 @@ class Client:
         done = self.run("python", "-c", script + ending, *words)
         assert done.returncode == 0, (script[-500:], done.stdout[-2000:], done.stderr[-3000:])
         return json.loads(done.stdout.splitlines()[-1])
+
+
+def sky(cloud: str) -> str:
+    """Return what to run before SkyPilot's modules that start and end clusters of one cloud."""
+    begin = "".join((Path(__file__).parent / f"{name}.py").read_text("utf-8") for name in SKY_FILES)
+    return f"{begin}_folder('sky.provision.{cloud}')\n"

@@ -18,4 +18,14 @@ rented() { # Vast.ai and RunPod, with the provisioning code of dstack and SkyPil
   venv rented --no-deps "dstack==0.22.5" "gpuhunt==0.1.34" "skypilot==0.14.1"
 }
 
+prime() { # Prime Intellect's command line
+  venv prime "prime==0.18.0"
+}
+
+lambda_cloud() { # a client generated from Lambda's description; it wants pydantic 1
+  venv lambda "lambda-cloud-client==1.0.0"
+}
+
 rented
+prime
+lambda_cloud
