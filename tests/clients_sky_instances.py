@@ -1,3 +1,4 @@
+# ruff: noqa: F821  (_folder and _stand_in are of clients_sky.py, which runs before)
 # Run after clients_sky.py, before SkyPilot's modules that start and end whole clusters: what they use on the side.
 # The stand-ins keep the names and the meaning of SkyPilot's own, as far as those modules use them.
 import contextlib
@@ -28,7 +29,7 @@ def _ports(words):
 def _ranges(ports):
     begins = sorted(p for p in ports if p - 1 not in ports)
     ends = sorted(p for p in ports if p + 1 not in ports)
-    return [str(low) if low == high else f"{low}-{high}" for low, high in zip(begins, ends)]
+    return [str(low) if low == high else f"{low}-{high}" for low, high in zip(begins, ends, strict=True)]
 
 
 _folder("sky.catalog")

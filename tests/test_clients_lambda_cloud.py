@@ -99,13 +99,13 @@ def test_the_generated_client(account: LambdaAccount, home: Path) -> None:
         "try: ended = api.terminate_instance(client.TerminateInstanceRequest(instance_ids=[ident])).data\n"
         "except ValueError as error: ended = str(error)\n"
         "api.delete_ssh_key(key.id)\n"
-        "answer = [ident, kind.instance_type.price_cents_per_hour, kind.instance_type.specs.gpus, listed, one.status,\n"
+        "answer = [ident, kind.instance_type.price_cents_per_hour, kind.instance_type.specs.vcpus, listed, one.status,\n"
         "  one.name, one.ip, back[0].id, files, sorted(keys), ended,\n"
         "  [k.name for k in api.list_ssh_keys().data], ends(api.get_instance, 'no-such')]",
         account.home, KEY,
     )  # fmt: skip
-    ident, cents, gpus, listed, status, name, ip, back, files, keys, ended, left, absent = seen
-    assert (cents, gpus, listed, back) == (249, 1, [ident], ident) and list(account.own) == [ident]
+    ident, cents, vcpus, listed, status, name, ip, back, files, keys, ended, left, absent = seen
+    assert (cents, vcpus, listed, back) == (249, 26, [ident], ident) and list(account.own) == [ident]
     assert (status, name) == ("active", "a-name") and ip
     assert "'active', 'booting', 'unhealthy', 'terminated'" in ended, "it is older than the status of an ending one"
     assert files == ["gpuwarden"] and keys == ["laptop", "mine"] and left == ["laptop"]
@@ -181,7 +181,7 @@ def test_skypilots_provisioning(account: LambdaAccount, home: Path) -> None:
         "instance.open_ports('c-1', ['8080', '9000-9010'], {'region': 'us-west-1'})\n"
         "instance.terminate_instances('c-1')\n"
         "answer = [name, made.created_instance_ids, again.created_instance_ids, len(info.instances),\n"
-        "  info.head_instance_id, [str(s[0].value) for s in before.values()], instance.query_instances('c', 'c-1', {})]",
+        "  info.head_instance_id, [s[0].value for s in before.values()], instance.query_instances('c', 'c-1', {})]",
         account.home, PUBLIC_KEY,
     )  # fmt: skip
     name, made, again, count, head, before, after = answer
