@@ -99,8 +99,8 @@ def test_the_generated_client(account: LambdaAccount, home: Path) -> None:
         "try: ended = api.terminate_instance(client.TerminateInstanceRequest(instance_ids=[ident])).data\n"
         "except ValueError as error: ended = str(error)\n"
         "api.delete_ssh_key(key.id)\n"
-        "answer = [ident, kind.instance_type.price_cents_per_hour, kind.instance_type.specs.vcpus, listed, one.status,\n"
-        "  one.name, one.ip, back[0].id, files, sorted(keys), ended,\n"
+        "answer = [ident, kind.instance_type.price_cents_per_hour, kind.instance_type.specs.vcpus, listed,\n"
+        "  one.status, one.name, one.ip, back[0].id, files, sorted(keys), ended,\n"
         "  [k.name for k in api.list_ssh_keys().data], ends(api.get_instance, 'no-such')]",
         account.home, KEY,
     )  # fmt: skip

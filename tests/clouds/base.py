@@ -357,7 +357,7 @@ class Web:
             if not message.get("more_body"):
                 break
         _, name, rest = scope["path"].split("/", 2)
-        query = {k: v[-1] for k, v in parse_qs(scope["query_string"].decode(), keep_blank_values=True).items()}
+        query = {k: ",".join(v) for k, v in parse_qs(scope["query_string"].decode(), keep_blank_values=True).items()}
         headers = {k.decode().lower(): v.decode() for k, v in scope["headers"]}
         try:
             body = json.loads(raw) if raw else None
