@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,16 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import anyio
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpuwarden import __version__
 from gpuwarden.core.clock import Clock
@@ -62,16 +53,10 @@ Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 """An instance's id in a reply. One that can't be used in a later request makes the whole reply unreadable."""
 
 
-def _none_if_odd(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return parse(value)
-    except ValidationError:
-        return None
+Readable = Annotated[T | object, Field(union_mode="left_to_right")]
+"""A row of offers, keys or the like; one of another shape stays what it is, and `readable` leaves it out.
 
-
-Readable = Annotated[T | None, WrapValidator(_none_if_odd)]
-"""A row of offers, keys or the like; None for one of another shape, which is left out. Never a row that may be an
-instance of ours: such a row declares strictly what identifies it, and degrades in the rest (`RowId | Row`).
+A row that may be an instance of ours declares strictly what identifies it, and degrades in the rest: `Row | RowId`.
 """
 
 MOST: Final = 10**18
@@ -112,10 +97,16 @@ class ApiResponse:
         return next((value for value in found if isinstance(value, str) and value), "")
 
     def at(self, name: str) -> Any:
-        """Return the named field of a JSON object, None where there is none; "error.code" is `code` inside `error`."""
+        """Return the named field of a JSON object, None where there is none.
+
+        "error.code" is `code` inside `error`, "errors.0.details" is `details` inside the first of `errors`.
+        """
         value = self.json
         for step in name.split("."):
-            value = value.get(step) if isinstance(value, dict) else None
+            if step.isdigit() and isinstance(value, list):
+                value = value[int(step)] if int(step) < len(value) else None
+            else:
+                value = value.get(step) if isinstance(value, dict) else None
         return value
 
 
@@ -337,6 +328,11 @@ def _is_of_an_intermediary(reply: ApiResponse) -> bool:
     """Return whether Cloudflare answered in its own JSON, which looks like that of a platform."""
     body = reply.json
     return isinstance(body, dict) and not 200 <= reply.status < 300 and bool(body.get("cloudflare_error"))
+
+
+def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
+    """Return the rows that could be read."""
+    return [row for row in rows if isinstance(row, shape)]
 
 
 def odd_instance(ident: str, token: str, platform: str) -> Instance:
