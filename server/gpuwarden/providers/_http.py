@@ -57,6 +57,7 @@ Readable = Annotated[T | object, Field(union_mode="left_to_right")]
 """A row of offers, keys or the like; one of another shape stays what it is, and `readable` leaves it out.
 
 A row that may be an instance of ours declares strictly what identifies it, and degrades in the rest: `Row | RowId`.
+Where no row of a list can be read, it may be a list of something else: that is Unknown.
 """
 
 MOST: Final = 10**18

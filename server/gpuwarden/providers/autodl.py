@@ -35,7 +35,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import authorize_key
-from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id, odd_instance
+from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id, odd_instance, readable
 from gpuwarden.providers._rented import (
     MAX_PAGES,
     Findings,
@@ -235,6 +235,8 @@ class AutoDL(Rented):
                 break
         if len(found) < told.result_total or page < told.max_page:
             return Unknown(f"AutoDL listed {len(found)} of {told.result_total} instances")
+        if found and not readable(found.values(), _Row):
+            return Unknown(f"none of the {len(found)} instances that AutoDL listed could be read")
         return Known(tuple(self._view(row) for row in found.values()))
 
     async def balance(self) -> Answer[Balance]:

@@ -255,8 +255,11 @@ class LambdaCloud(Rented):
         answer = await self.client.ask("GET", f"{_V1}/instances", _Many)
         if isinstance(answer, Unknown):
             return answer
-        gone = [i for i in answer.value.data if isinstance(i, _Instance) and i.status == "terminated"]
-        return Known(tuple(self._view(i) for i in answer.value.data if i not in gone))
+        rows, read = answer.value.data, readable(answer.value.data, _Instance)
+        if rows and not read:
+            return Unknown(f"none of the {len(rows)} instances that Lambda listed could be read")
+        gone = {i.id for i in read if i.status == "terminated"}
+        return Known(tuple(self._view(i) for i in rows if i.id not in gone))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported: Lambda can't do that."""

@@ -323,8 +323,11 @@ class PrimeIntellect(Rented):
             found |= {p.id: p for p in page.data}
             read += len(page.data)
             if read >= page.total_count and len(found) >= page.total_count:
-                gone = [p for p in found.values() if isinstance(p, _Pod) and p.status == "TERMINATED"]
-                return Known(tuple(self._view(p) for p in found.values() if p not in gone))
+                pods = readable(found.values(), _Pod)
+                if found and not pods:
+                    return Unknown(f"none of the {len(found)} Pods that Prime Intellect listed could be read")
+                gone = {p.id for p in pods if p.status == "TERMINATED"}
+                return Known(tuple(self._view(p) for p in found.values() if p.id not in gone))
             if len(found) == before:
                 return Unknown(f"Prime Intellect listed {len(found)} of {page.total_count} Pods")
         return Unknown("Prime Intellect's list of Pods does not end")
