@@ -50,6 +50,14 @@ class TestLambda(CloudContract):
             "name": "gpuwarden-j1-i1",
         }
 
+    @pytest.mark.parametrize("status", [401, 403])
+    @pytest.mark.parametrize("body", [b'{"error": "Forbidden"}', b'{"message": "Forbidden"}', b'{"error": {}}'])
+    async def test_json_of_a_gateway_does_not_refuse_the_key(self, rig: CloudRig, status: int, body: bytes) -> None:
+        rig.cloud.faults = [Fault("other", ".", count=9, status=status, body=body)]
+        answer = await rig.provider.list()
+        assert isinstance(answer, Unknown) and "intermediary" in answer.why
+        assert [f.severity for f in await rig.provider.check()] == [Severity.UNKNOWN]
+
     async def test_a_price_beyond_all_sums_is_unknown(self, rig: CloudRig) -> None:
         await self.rent(rig)
         await rig.provider.list()

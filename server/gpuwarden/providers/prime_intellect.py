@@ -14,7 +14,6 @@ bills its full price unless the Pod names another one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -37,6 +36,7 @@ from gpuwarden.providers._http import (
     odd_instance,
     readable,
 )
+from gpuwarden.providers._prime_offers import Chosen, Offer, Offers, choose
 from gpuwarden.providers._rented import (
     MAX_PAGES,
     Findings,
@@ -91,76 +91,6 @@ class _Past(ResponseModel):
 class _History(ResponseModel):
     data: tuple[Readable[_Past], ...]
     total_count: int
-
-
-class _Prices(ResponseModel):
-    onDemand: float | None = None  # noqa: N815
-    communityPrice: float | None = None  # noqa: N815
-    currency: str | None = None
-
-
-class _Choice(ResponseModel):
-    """How much of a resource an offer lets one choose, and what a unit costs an hour."""
-
-    minCount: int | None = None  # noqa: N815
-    defaultCount: int | None = None  # noqa: N815
-    maxCount: int | None = None  # noqa: N815
-    pricePerUnit: float | None = None  # noqa: N815
-    step: int | None = None
-    defaultIncludedInPrice: bool | None = None  # noqa: N815
-
-    def amount(self, wanted: int | None) -> int | None:
-        """Return how much to order; None leaves it to the offer. Raises ValueError where it can't be that much."""
-        if self.minCount is None or self.maxCount is None:  # nothing to choose
-            if wanted is not None and self.defaultCount is not None and self.defaultCount < wanted:
-                raise ValueError("the offer has less")
-            return self.defaultCount if self.defaultCount is not None else wanted
-        least = max(self.minCount, wanted or self.defaultCount or self.minCount)
-        steps = -(-(least - self.minCount) // max(1, self.step or 1))
-        amount = self.minCount + steps * max(1, self.step or 1)
-        if amount > self.maxCount:
-            raise ValueError("the offer has less")
-        return amount
-
-    def usd_per_hour(self, amount: int | None) -> float:
-        """Return what an amount costs beyond the offer's own price."""
-        included = (self.defaultCount or 0) if self.defaultIncludedInPrice else 0
-        return max(0, (amount or 0) - included) * (self.pricePerUnit or 0.0)
-
-
-class _Offer(ResponseModel):
-    cloudId: str  # noqa: N815
-    gpuType: str  # noqa: N815
-    gpuCount: int  # noqa: N815
-    socket: str | None = None
-    provider: str | None = None
-    dataCenter: str | None = None  # noqa: N815
-    country: str | None = None
-    security: str | None = None
-    stockStatus: str  # noqa: N815
-    images: tuple[str, ...] | None = None
-    isSpot: bool | None = None  # noqa: N815
-    prepaidTime: float | None = None  # noqa: N815
-    prices: _Prices
-    disk: _Choice = _Choice()
-    vcpu: _Choice = _Choice()
-    memory: _Choice = _Choice()
-
-
-class _Offers(ResponseModel):
-    items: tuple[Readable[_Offer], ...]
-    totalCount: int  # noqa: N815
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """An offer with the amounts to order of it and the price of all that; None means unknown."""
-
-    offer: _Offer
-    disk_gb: int | None
-    vcpus: int | None
-    memory_gb: int | None
-    usd_per_hour: float | None
 
 
 class _Wallet(ResponseModel):
@@ -276,7 +206,7 @@ class PrimeIntellect(Rented):
         answer = await self.client.ask("POST", "/pods/", _Pod, body=order, creates=True)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
-    def _order(self, label: str, resources: Resources, chosen: _Chosen, key: str | None) -> dict[str, object]:
+    def _order(self, label: str, resources: Resources, chosen: Chosen, key: str | None) -> dict[str, object]:
         offer, team = chosen.offer, self.env.get("PRIME_TEAM_ID")
         image = self.env.get("PRIME_IMAGE") or DEFAULT_IMAGE
         if offer.images and image not in offer.images:
@@ -359,7 +289,7 @@ class PrimeIntellect(Rented):
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    async def _offer(self, resources: Resources) -> Answer[_Chosen]:
+    async def _offer(self, resources: Resources) -> Answer[Chosen]:
         """Return the cheapest offer that fits. Raises NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         answer = await self._offers(resources.gpu_count)
@@ -374,7 +304,7 @@ class PrimeIntellect(Rented):
             and o.stockStatus.casefold() not in {"unavailable", "none", ""}
             and not o.prepaidTime
             and bool(o.isSpot) == resources.interruptible
-            and (c := _choose(o, resources.disk_gb)) is not None
+            and (c := choose(o, resources.disk_gb)) is not None
             and (cap is None or (c.usd_per_hour or cap + 1) <= cap)
         ]
         if not fitting:
@@ -382,23 +312,23 @@ class PrimeIntellect(Rented):
             size = f" with {resources.disk_gb} GB of disk" if resources.disk_gb else ""
             raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{size}{limit}", "Try later.")
 
-        def cost(chosen: _Chosen) -> tuple[bool, float, str, str]:
+        def cost(chosen: Chosen) -> tuple[bool, float, str, str]:
             usd = chosen.usd_per_hour
             return usd is None, usd or 0.0, chosen.offer.cloudId, chosen.offer.provider or ""
 
         return Known(min(fitting, key=cost))
 
-    async def _offers(self, count: int) -> Answer[tuple[_Offer, ...]]:
+    async def _offers(self, count: int) -> Answer[tuple[Offer, ...]]:
         """Return all pages of the available offers."""
-        found: list[_Offer] = []
+        found: list[Offer] = []
         read = 0
         for page in range(1, MAX_PAGES + 1):
             params: dict[str, str | int] = {"gpu_count": count, "page": page, "page_size": PAGE}
-            answer = await self.client.ask("GET", "/availability/gpus", _Offers, params=params)
+            answer = await self.client.ask("GET", "/availability/gpus", Offers, params=params)
             if isinstance(answer, Unknown):
                 return answer
             read += len(answer.value.items)
-            found += readable(answer.value.items, _Offer)
+            found += readable(answer.value.items, Offer)
             if read >= answer.value.totalCount or not answer.value.items:
                 break
         if read and not found:
@@ -479,26 +409,6 @@ class PrimeIntellect(Rented):
         except WardenError:
             return None
         return None
-
-
-def _choose(offer: _Offer, disk_gb: int | None) -> _Chosen | None:
-    """Return what to order of an offer and its price; None where the offer has not that much disk."""
-    try:
-        disk = offer.disk.amount(disk_gb)
-        vcpus, memory = offer.vcpu.amount(None), offer.memory.amount(None)
-    except ValueError:
-        return None
-    more = offer.disk.usd_per_hour(disk) + offer.vcpu.usd_per_hour(vcpus) + offer.memory.usd_per_hour(memory)
-    base = _price(offer)
-    return _Chosen(offer, disk, vcpus, memory, None if base is None else base + more)
-
-
-def _price(offer: _Offer) -> float | None:
-    """Return the whole offer's price per hour; a currency other than dollars is unknown."""
-    if offer.prices.currency not in {None, "USD", "usd"}:
-        return None
-    price = offer.prices.communityPrice if offer.prices.communityPrice is not None else offer.prices.onDemand
-    return positive_price(price)
 
 
 ACCOUNT_KEYS: Final = (PrimeIntellect.api.key_variable, "PRIME_INTELLECT_API_KEY")
