@@ -85,20 +85,18 @@ class Chosen:
 
 
 def choose(offer: Offer, disk_gb: int | None) -> Chosen | None:
-    """Return what to order of an offer and its price; None where the offer has not that much disk."""
+    """Return what to order of an offer and its price; None where the offer has not that much disk.
+
+    A price in a currency other than dollars is unknown.
+    """
     try:
         disk = offer.disk.amount(disk_gb)
         vcpus, memory = offer.vcpu.amount(None), offer.memory.amount(None)
     except ValueError:
         return None
     more = offer.disk.usd_per_hour(disk) + offer.vcpu.usd_per_hour(vcpus) + offer.memory.usd_per_hour(memory)
-    base = price(offer)
+    community, prices = offer.prices.communityPrice, offer.prices
+    base = positive_price(community if community is not None else prices.onDemand)
+    if prices.currency not in {None, "USD", "usd"}:
+        base = None
     return Chosen(offer, disk, vcpus, memory, None if base is None else base + more)
-
-
-def price(offer: Offer) -> float | None:
-    """Return the whole offer's price per hour; a currency other than dollars is unknown."""
-    if offer.prices.currency not in {None, "USD", "usd"}:
-        return None
-    community = offer.prices.communityPrice
-    return positive_price(community if community is not None else offer.prices.onDemand)

@@ -202,12 +202,7 @@ class PrimeIntellect(Rented):
         key = await self._key_id()
         if isinstance(key, Unknown):
             return key
-        order = self._order(label, resources, chosen.value, key.value)
-        answer = await self.client.ask("POST", "/pods/", _Pod, body=order, creates=True)
-        return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
-
-    def _order(self, label: str, resources: Resources, chosen: Chosen, key: str | None) -> dict[str, object]:
-        offer, team = chosen.offer, self.env.get("PRIME_TEAM_ID")
+        offer, team = chosen.value.offer, self.env.get("PRIME_TEAM_ID")
         image = self.env.get("PRIME_IMAGE") or DEFAULT_IMAGE
         if offer.images and image not in offer.images:
             image = offer.images[0]
@@ -221,16 +216,18 @@ class PrimeIntellect(Rented):
             "dataCenterId": offer.dataCenter,
             "country": offer.country,
             "security": offer.security,
-            "sshKeyId": key,
+            "sshKeyId": key.value,
             "autoRestart": False,
-            "diskSize": chosen.disk_gb,
-            "vcpus": chosen.vcpus,
-            "memory": chosen.memory_gb,
+            "diskSize": chosen.value.disk_gb,
+            "vcpus": chosen.value.vcpus,
+            "memory": chosen.value.memory_gb,
             "maxPrice": resources.max_price_usd_per_hour,
         }
         plain = {name: value for name, value in pod.items() if value is not None}
         whose: dict[str, object] = {"team": {"teamId": team}} if team else {}
-        return {"pod": plain, "provider": {"type": offer.provider}, **whose}
+        order = {"pod": plain, "provider": {"type": offer.provider}, **whose}
+        answer = await self.client.ask("POST", "/pods/", _Pod, body=order, creates=True)
+        return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return one Pod."""
