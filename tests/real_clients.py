@@ -32,6 +32,7 @@ for line in sys.stdin:
         error = traceback.format_exc()
     print("\\nanswer", json.dumps([space["answer"], error], default=str), flush=True)
 """
+SKY_FILES = ("clients_sky", "clients_sky_instances")
 
 
 @dataclass
@@ -84,3 +85,9 @@ class Client:
 
             yield ask
             process.stdin.close()
+
+
+def sky(cloud: str) -> str:
+    """Return what to run before SkyPilot's modules that start and end clusters of one cloud."""
+    begin = "".join((Path(__file__).parent / f"{name}.py").read_text("utf-8") for name in SKY_FILES)
+    return f"{begin}_folder('sky.provision.{cloud}')\n"

@@ -10,7 +10,7 @@ from clouds.autodl import PASSWORD, AutoDLAccount
 from clouds.base import PUBLIC_KEY, Fault
 from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NoCapacity, NotSupported, RateLimited
-from gpuwarden.core.models import Balance, InstanceState, Resources, Unknown
+from gpuwarden.core.models import Balance, InstanceState, Known, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers.autodl import AutoDL
 
@@ -140,11 +140,26 @@ class TestAutoDL(CloudContract):
             rig.cloud.faults = [Fault("other", self.lists, count=9, body=body)]
             assert isinstance(await rig.provider.list(), Unknown)
 
-    async def test_a_new_status_is_unknown(self, rig: CloudRig) -> None:
-        instance = await self.rent(rig)
-        self.cloud(rig).statuses[instance.id] = "migrating"
-        assert isinstance(await rig.provider.get(instance.id), Unknown)
-        assert isinstance(await rig.provider.list(), Unknown)
+    async def test_a_new_status_is_unknown_and_blinds_no_list(self, rig: CloudRig) -> None:
+        one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
+        self.cloud(rig).statuses[one.id] = "migrating"
+        assert isinstance(await rig.provider.get(one.id), Unknown)
+        rows = {i.id: i for i in known(await rig.provider.list())}
+        assert rows[one.id].meter is None and rows[one.id].token == "token-1" and rows[one.id].place is None
+        assert rows[two.id].state is InstanceState.RUNNING
+        assert [i.id for i in known(await rig.provider.find("token-1"))] == [one.id]
+
+    @pytest.mark.parametrize(
+        ("odd", "listed"),
+        [({"created_at": "soon"}, 2), ({"status": None}, 2), ({"uuid": None}, None), ({"name": 7}, None)],
+    )
+    async def test_one_odd_row_blinds_no_list_if_it_says_which_it_is(
+        self, rig: CloudRig, odd: dict[str, object], listed: int | None
+    ) -> None:
+        one, _ = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
+        self.cloud(rig).odd[one.id] = odd
+        answer = await rig.provider.list()
+        assert (len(answer.value) if isinstance(answer, Known) else None) == listed
 
     async def test_yuan_are_dollars_only_at_a_rate_the_user_gave(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)

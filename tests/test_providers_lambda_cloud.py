@@ -50,6 +50,14 @@ class TestLambda(CloudContract):
             "name": "gpuwarden-j1-i1",
         }
 
+    @pytest.mark.parametrize("status", [401, 403])
+    @pytest.mark.parametrize("body", [b'{"error": "Forbidden"}', b'{"message": "Forbidden"}', b'{"error": {}}'])
+    async def test_json_of_a_gateway_does_not_refuse_the_key(self, rig: CloudRig, status: int, body: bytes) -> None:
+        rig.cloud.faults = [Fault("other", ".", count=9, status=status, body=body)]
+        answer = await rig.provider.list()
+        assert isinstance(answer, Unknown) and "intermediary" in answer.why
+        assert [f.severity for f in await rig.provider.check()] == [Severity.UNKNOWN]
+
     async def test_a_price_beyond_all_sums_is_unknown(self, rig: CloudRig) -> None:
         await self.rent(rig)
         await rig.provider.list()
@@ -58,6 +66,41 @@ class TestLambda(CloudContract):
         body = text.replace(f'hour": {price}', f'hour": {10**400}').encode()
         rig.cloud.faults = [Fault("other", self.lists, body=body)]
         assert isinstance(await rig.provider.list(), Unknown)
+
+    @pytest.mark.parametrize(
+        "odd", [{"status": "paused"}, {"ip": 7}, {"instance_type": None}, {"instance_type": {"name": "gpu_1x_h100"}}]
+    )
+    async def test_one_odd_row_blinds_no_list(self, rig: CloudRig, odd: dict[str, object]) -> None:
+        one = await self.rent(rig, "token-1")
+        two = await self.rent(rig, "token-2")
+        self.cloud(rig).odd[one.id] = odd
+        rows = {i.id: i for i in known(await rig.provider.list())}
+        assert rows[two.id].state is InstanceState.RUNNING and rows[two.id].price_usd_per_hour == 2.49
+        assert rows[one.id].meter is None and rows[one.id].place is None
+        assert [i.id for i in known(await rig.provider.find("token-1"))] == [one.id]
+        assert isinstance(await rig.provider.get(one.id), Unknown)
+
+    @pytest.mark.parametrize("odd", [{"id": None}, {"id": "../x"}, {"name": 7}])
+    async def test_a_row_that_can_t_be_told_apart_makes_the_list_unknown(
+        self, rig: CloudRig, odd: dict[str, object]
+    ) -> None:
+        self.cloud(rig).odd[(await self.rent(rig)).id] = odd
+        assert isinstance(await rig.provider.list(), Unknown)
+        assert isinstance(await rig.provider.find("token-1"), Unknown)
+
+    async def test_one_odd_type_key_or_filesystem_hides_no_other(self, rig: CloudRig) -> None:
+        cloud = self.cloud(rig)
+        cloud.ssh_keys.insert(0, {"id": "k0", "name": "no key"})
+        cloud.filesystems.insert(0, {"id": "fs0", "name": "other"})
+        body = rig.cloud.instance_types(ASKED, {}).body  # type: ignore[attr-defined]
+        body["data"]["gpu_1x_new"] = {"instance_type": {"name": "gpu_1x_new", "price_cents_per_hour": "call us"}}
+        rig.cloud.faults = [Fault("other", "/instance-types$", count=9, body=json.dumps(body).encode())]
+        made = known(await rig.provider.create(DURABLE, "j1-i1"))
+        assert made.price_usd_per_hour == 2.49
+
+    async def test_types_of_another_shape_are_unknown_and_not_sold_out(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("other", "/instance-types$", body=b'{"data": {"gpu_1x_new": {"cents": 1}}}')]
+        assert isinstance(await rig.provider.quote(self.resources), Unknown)
 
     async def test_a_token_as_long_as_the_name_allows_is_found_whole(self, rig: CloudRig) -> None:
         token = "j" * 54

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clouds.base import Fault
-from clouds.prime_intellect import PrimeAccount
+from clouds.prime_intellect import DISK_USD, PrimeAccount, spec
 from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
 from gpuwarden.core.errors import BadRequest, NoCapacity
 from gpuwarden.core.models import InstanceState, Resources, Unknown
@@ -24,6 +24,8 @@ class TestPrimeIntellect(CloudContract):
     gets = r"^GET /pods/[^/]+$"
     asks_balance = r"^GET /billing/wallet$"
     ends = r"^DELETE /pods/"
+    spec = ("prime-intellect.openapi.yaml", "/api/v1")
+    gaps = ("status 404",)  # the description has no reply for it
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
         body = json.loads(raw) if raw else None
@@ -46,6 +48,7 @@ class TestPrimeIntellect(CloudContract):
         assert pod["name"] == "gpuwarden-j1-i1" and pod["cloudId"] == "H100_80GB-2" and pod["gpuCount"] == 2
         assert pod["maxPrice"] == 4.5 and pod["sshKeyId"] == "key1" and pod["diskSize"] == 200
         assert pod["image"] == "cuda_12_4_pytorch_2_6" and pod["autoRestart"] is False
+        assert pod["vcpus"] == 52 and pod["memory"] == 400 and "team" not in order
 
     async def test_the_cap_is_held(self, rig: CloudRig) -> None:
         with pytest.raises(NoCapacity):
@@ -166,3 +169,102 @@ class TestPrimeIntellect(CloudContract):
         for body in (b'{"detail": "no"}', b'{"error": {"message": "no"}}', b"[]"):
             rig.cloud.faults = [Fault("other", self.ends, body=body)]
             assert isinstance(await rig.provider.terminate(instance.id), Unknown)
+
+    # ------------------------------------------------------------------------------------- teams, amounts, odd rows
+
+    async def test_a_team_owns_the_pod_and_its_wallet_pays(self, rig: CloudRig) -> None:
+        rig.env["PRIME_TEAM_ID"] = "team1"
+        instance = await self.rent(rig)
+        assert next(a.body for a in rig.cloud.asked if a.method == "POST")["team"] == {"teamId": "team1"}
+        assert rig.cloud.own[instance.id]["team"] == "team1"
+        assert known(await rig.provider.balance()).amount == 40.0
+        assert await rig.provider.check() == []
+
+    async def test_a_team_of_somebody_else_is_an_error_before_anything_is_rented(self, rig: CloudRig) -> None:
+        rig.env["PRIME_TEAM_ID"] = "team2"
+        (finding,) = await rig.provider.check()
+        assert finding.severity is Severity.ERROR and "PRIME_TEAM_ID" in finding.message
+
+    async def test_a_quote_counts_the_disk_beyond_the_offers_own(self, rig: CloudRig) -> None:
+        for disk_gb, ordered, usd in ((None, 100, 2.1), (80, 80, 2.1), (600, 600, 2.1 + 500 * DISK_USD)):
+            quote = known(await rig.provider.quote(Resources(gpu="H100", disk_gb=disk_gb)))
+            assert quote.price_usd_per_hour == pytest.approx(usd)
+            assert quote.note.endswith(f"26 vCPUs, 200 GB memory, {ordered} GB disk")
+        made = known(await rig.provider.create(Resources(gpu="H100", disk_gb=600), "j1-i1"))
+        assert made.price_usd_per_hour == pytest.approx(2.1 + 500 * DISK_USD)
+
+    async def test_a_cap_counts_the_disk(self, rig: CloudRig) -> None:
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(Resources(gpu="H100", disk_gb=600, max_price_usd_per_hour=2.11), "j1-i1")
+        assert rig.cloud.own == {}
+
+    async def test_an_offer_with_too_small_a_disk_is_none(self, rig: CloudRig) -> None:
+        make = self.account(rig).offer
+        self.account(rig).more = [
+            make("H100_80GB", 1, cloudId="small", disk=spec(100), prices={"onDemand": 1.0, "currency": "USD"}),
+            make("H100_80GB", 1, cloudId="steps", disk={**spec(100, 100, 950, 0.0), "step": 200},
+                 prices={"onDemand": 1.5, "currency": "USD"}),
+        ]  # fmt: skip
+        orders = []
+        for disk_gb in (100, 150, 750, 900):
+            known(await rig.provider.create(Resources(gpu="H100", disk_gb=disk_gb), f"j{disk_gb}-i1"))
+            pod = rig.cloud.asked[-1].body["pod"]
+            orders.append((pod["cloudId"], pod["diskSize"]))
+        assert orders == [("small", 100), ("steps", 300), ("steps", 900), ("steps", 900)]
+        with pytest.raises(NoCapacity, match="5000 GB"):
+            await rig.provider.create(Resources(gpu="H100", disk_gb=5000), "j1-i1")
+
+    async def test_vcpus_and_memory_that_are_not_in_the_price_are_counted(self, rig: CloudRig) -> None:
+        apart = {**spec(8, 2, 32, 0.01), "defaultIncludedInPrice": False}
+        cheap = {"onDemand": 1.0, "currency": "USD"}
+        self.account(rig).more = [self.account(rig).offer("H100_80GB", 1, vcpu=apart, memory=apart, prices=cheap)]
+        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == pytest.approx(1.16)
+
+    @pytest.mark.parametrize(
+        "odd",
+        [{"status": "MIGRATING"}, {"priceHr": "2.10"}, {"sshConnection": 7}, {"createdAt": "soon"}, {"priceHr": 1e30}],
+    )
+    async def test_one_odd_pod_blinds_no_list(self, rig: CloudRig, odd: dict[str, Any]) -> None:
+        one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
+        self.account(rig).odd[one.id] = odd
+        rows = {i.id: i for i in known(await rig.provider.list())}
+        assert rows[two.id].state is InstanceState.RUNNING and rows[two.id].price_usd_per_hour == 2.1
+        assert rows[one.id].token == "token-1" and rows[one.id].meter is None and rows[one.id].place is None
+        assert [i.id for i in known(await rig.provider.find("token-1"))] == [one.id]
+        assert isinstance(await rig.provider.get(one.id), Unknown)
+
+    @pytest.mark.parametrize("odd", [{"id": None}, {"id": "a b"}, {"name": 7}])
+    async def test_a_pod_that_can_t_be_told_apart_makes_the_list_unknown(
+        self, rig: CloudRig, odd: dict[str, Any]
+    ) -> None:
+        self.account(rig).odd[(await self.rent(rig)).id] = odd
+        assert isinstance(await rig.provider.list(), Unknown)
+        assert isinstance(await rig.provider.find("token-1"), Unknown)
+
+    async def test_one_odd_offer_hides_no_other(self, rig: CloudRig) -> None:
+        make = self.account(rig).offer
+        self.account(rig).more = [
+            make("H100_80GB", 1, prices={"onDemand": "1.00"}), make("H100_80GB", 1, prepaidTime="a month"),
+            make("H100_80GB", 1, prepaidTime=24.0, prices={"onDemand": 0.5}), {**make("H100_80GB", 1), "disk": None},
+        ]  # fmt: skip
+        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == 2.1
+        body = json.dumps({"items": [{"gpu": "H100"}], "totalCount": 1}).encode()
+        rig.cloud.faults = [Fault("other", r"/availability", body=body)]
+        assert isinstance(await rig.provider.quote(self.resources), Unknown)
+
+    @pytest.mark.parametrize(
+        ("stopped", "meter", "price"), [(0.005, False, None), (0.0, False, None), (None, True, 2.1)]
+    )
+    async def test_a_stopped_pod_without_a_price_of_its_own_bills_the_full_one(
+        self, rig: CloudRig, stopped: float | None, meter: bool, price: float | None
+    ) -> None:
+        instance = await self.rent(rig)
+        self.account(rig).odd[instance.id] = {"status": "STOPPED", "stoppedPriceHr": stopped}
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and (seen.meter, seen.price_usd_per_hour) == (meter, price)
+
+    async def test_a_422_in_primes_words_is_a_refusal(self, rig: CloudRig) -> None:
+        body = b'{"errors": [{"param": "body.pod.diskSize", "details": "is too small"}]}'
+        rig.cloud.faults = [Fault("other", self.creates, status=422, body=body)]
+        with pytest.raises(BadRequest, match="is too small"):
+            await rig.provider.create(self.resources, "token-1")

@@ -22,5 +22,15 @@ huggingface() { # Hugging Face's client for JavaScript; its command line is amon
   npm install --silent --no-audit --no-fund --prefix "$folder/huggingface" "@huggingface/hub@2.17.5"
 }
 
+prime() { # Prime Intellect's command line
+  venv prime "prime==0.18.0"
+}
+
+lambda_cloud() { # a client generated from Lambda's description; it wants pydantic 1
+  venv lambda "lambda-cloud-client==1.0.0"
+}
+
 rented
+prime
+lambda_cloud
 huggingface

@@ -48,6 +48,8 @@ class AutoDLAccount(Emulator):
         super().__init__(*args, **kwargs)
         self.verified = True
         self.statuses: dict[str, str] = {}
+        self.odd: dict[str, dict[str, Any]] = {}
+        """What an instance's row says instead."""
 
     def authorized(self, asked: Asked) -> bool:
         return asked.headers.get("authorization") == self.key  # no "Bearer"
@@ -58,10 +60,13 @@ class AutoDLAccount(Emulator):
     def unknown_route(self, asked: Asked) -> Told:
         return Told(404, None)
 
+    def undescribed(self, names: str) -> Told:
+        return error("RequestParameterIsWrong", "请求参数错误")
+
     def limited(self) -> Told:
         return Told(429, {"code": "RequestTooFrequent", "data": None, "msg": "请求过于频繁"})
 
-    @route("POST", f"{PRO}/list")
+    @route("POST", f"{PRO}/list", query="", body="page_index page_size")
     def list_instances(self, asked: Asked, at: Mapping[str, str]) -> Told:
         size, page = asked.body["page_size"], asked.body["page_index"]
         rows = [self.row(i) for i in self.listed()]
@@ -95,11 +100,11 @@ class AutoDLAccount(Emulator):
             return error("InternalError", "当前算力规格暂无库存, 请修改配置或稍等再试")
         return told(made.id)
 
-    @route("GET", f"{PRO}/status")
+    @route("GET", f"{PRO}/status", query="instance_uuid")
     def status(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return told(self.row(self.queried(asked))["status"])
 
-    @route("GET", f"{PRO}/snapshot")
+    @route("GET", f"{PRO}/snapshot", query="instance_uuid")
     def snapshot(self, asked: Asked, at: Mapping[str, str]) -> Told:
         i = self.queried(asked)
         host, port = self.address(i.id)
@@ -116,12 +121,12 @@ class AutoDLAccount(Emulator):
             }
         )
 
-    @route("POST", f"{PRO}/power_off")
+    @route("POST", f"{PRO}/power_off", query="", body="instance_uuid")
     def power_off(self, asked: Asked, at: Mapping[str, str]) -> Told:
         self.cloud.stop(self.need(asked.body["instance_uuid"]).id)
         return told(None)
 
-    @route("POST", f"{PRO}/power_on")
+    @route("POST", f"{PRO}/power_on", query="", body="instance_uuid payload start_command")
     def power_on(self, asked: Asked, at: Mapping[str, str]) -> Told:
         i = self.need(asked.body["instance_uuid"])
         if asked.body.get("payload") != "gpu":
@@ -133,7 +138,7 @@ class AutoDLAccount(Emulator):
         self.booted(i.id)
         return told(None)
 
-    @route("POST", f"{PRO}/release")
+    @route("POST", f"{PRO}/release", query="", body="instance_uuid")
     def release(self, asked: Asked, at: Mapping[str, str]) -> Told:
         try:
             self.cloud.terminate(self.need(asked.body["instance_uuid"]).id)
@@ -141,7 +146,7 @@ class AutoDLAccount(Emulator):
             return error("InternalError", "请先关机实例")
         return told(None)
 
-    @route("POST", "/api/v1/dev/wallet/balance")
+    @route("POST", "/api/v1/dev/wallet/balance", query="", body="")
     def balance(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return told({"assets": round(self.money * 7 * 1000), "accumulate": 1000, "voucher_balance": 0})
 
@@ -172,6 +177,7 @@ class AutoDLAccount(Emulator):
             "req_gpu_amount": self.own[i.id]["order"]["req_gpu_amount"],
             "name": self.own[i.id]["label"],
             "gpu_spec_uuid": self.own[i.id]["order"]["gpu_spec_uuid"],
+            **self.odd.get(i.id, {}),
         }
 
 

@@ -107,11 +107,16 @@ class Refuse(Exception):
 Route = Callable[[Any, Asked, Mapping[str, str]], Told]
 
 
-def route(method: str, pattern: str) -> Callable[[Route], Route]:
-    """Mark a method of an emulator as the handler of `METHOD /pattern`, with {names} in it."""
+def route(method: str, pattern: str, *, query: str | None = None, body: str | None = None) -> Callable[[Route], Route]:
+    """Mark a method of an emulator as the handler of `METHOD /pattern`, with {names} in it.
+
+    `query` and `body` name the parameters and the fields that the platform's description has, separated by spaces;
+    any other one is refused. None takes all.
+    """
 
     def mark(handler: Route) -> Route:
         handler.route = (method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern)))  # type: ignore[attr-defined]
+        handler.described = [None if names is None else set(names.split()) for names in (query, body)]  # type: ignore[attr-defined]
         return handler
 
     return mark
@@ -220,6 +225,10 @@ class Emulator:
     def limited(self) -> Told:
         raise NotImplementedError
 
+    def undescribed(self, names: str) -> Told:
+        """Refuse parameters or fields that the platform's description does not have."""
+        raise NotImplementedError
+
     def handle(self, asked: Asked) -> Told:
         """What the platform would answer."""
         with self.lock:
@@ -247,7 +256,14 @@ class Emulator:
         for handler in self.routes:
             method, pattern = handler.route  # type: ignore[attr-defined]
             if method == asked.method and (found := pattern.fullmatch(asked.path.rstrip("/"))):
-                return handler(self, asked, found.groupdict())
+                sent = (asked.query, asked.body or {})
+                odd = [
+                    n
+                    for has, known in zip(sent, handler.described, strict=True)
+                    if known is not None
+                    for n in set(has) - known
+                ]  # type: ignore[attr-defined]
+                return self.undescribed(", ".join(sorted(odd))) if odd else handler(self, asked, found.groupdict())
         return self.unknown_route(asked)
 
     async def serve(self, asked: Asked, send: Send) -> None:
@@ -344,7 +360,7 @@ class Web:
             if not message.get("more_body"):
                 break
         _, name, rest = scope["path"].split("/", 2)
-        query = {k: v[-1] for k, v in parse_qs(scope["query_string"].decode(), keep_blank_values=True).items()}
+        query = {k: ",".join(v) for k, v in parse_qs(scope["query_string"].decode(), keep_blank_values=True).items()}
         headers = {k.decode().lower(): v.decode() for k, v in scope["headers"]}
         try:
             body = json.loads(raw) if raw else None

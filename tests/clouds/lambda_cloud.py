@@ -1,7 +1,11 @@
-"""Lambda's interface as far as the provider uses it, with its traps."""
+"""Lambda's interface of its published description 1.10 as far as the provider and other clients use it, with its traps.
+
+SkyPilot, dstack and lambda-cloud-client still send the `quantity` of an older description, always 1: it is taken.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +43,10 @@ class LambdaAccount(Emulator):
         super().__init__(*args, **kwargs)
         self.ssh_keys = [{"id": "k1", "name": "laptop", "public_key": f"{PUBLIC_KEY} me@laptop"}]
         self.filesystems = [self.filesystem("gpuwarden", "us-west-1")]
+        self.firewall: list[dict[str, Any]] = []
         self.launches: list[float] = []
+        self.odd: dict[str, dict[str, Any]] = {}
+        """What an instance's row says instead."""
         self.unhealthy: set[str] = set()
         self.launch_twice = False
 
@@ -51,6 +58,9 @@ class LambdaAccount(Emulator):
 
     def limited(self) -> Told:
         return error(429, "global/rate-limited", "Too many requests.")
+
+    def undescribed(self, names: str) -> Told:
+        return error(400, "global/invalid-parameters", f"Invalid request data: unknown {names}.")
 
     @staticmethod
     def filesystem(name: str, region: str) -> dict[str, Any]:
@@ -77,24 +87,38 @@ class LambdaAccount(Emulator):
     def kinds(self) -> dict[str, dict[str, Any]]:
         return {(k := self.kind(gpu, n))["name"]: {**k, "gpu": gpu} for gpu in self.prices for n in (1, 8)}
 
-    @route("GET", "/api/v1/instance-types")
+    @route("GET", "/api/v1/instance-types", query="")
     def instance_types(self, asked: Asked, at: Mapping[str, str]) -> Told:
         regions = [] if self.full() else [{"name": r, "description": r} for r in REGIONS]
         shown = {name: {k: v for k, v in kind.items() if k != "gpu"} for name, kind in self.kinds().items()}
         data = {n: {"instance_type": k, "regions_with_capacity_available": regions} for n, k in shown.items()}
         return Told(200, {"data": data})
 
-    @route("GET", "/api/v1/instances")
+    @route("GET", "/api/v1/instances", query="cluster_id")
     def list_instances(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": [self.instance(i) for i in self.listed()]})
 
-    @route("GET", "/api/v1/instances/{id}")
+    @route("GET", "/api/v1/instances/{id}", query="")
     def get_instance(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": self.instance(self.need(at["id"]))})
 
-    @route("POST", "/api/v1/instance-operations/launch")
+    @route("POST", "/api/v1/instances/{id}", query="", body="name")
+    def rename(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        i = self.need(at["id"])
+        self.own[i.id]["order"] = self.own[i.id]["order"] | asked.body
+        return Told(200, {"data": self.instance(i)})
+
+    @route(
+        "POST", "/api/v1/instance-operations/launch", query="",
+        body="region_name instance_type_name ssh_key_names file_system_names file_system_mounts hostname name image"
+        " user_data tags firewall_rulesets quantity",
+    )  # fmt: skip
     def launch(self, asked: Asked, at: Mapping[str, str]) -> Told:
         body, now = asked.body, self.clock.now()
+        if not {"region_name", "instance_type_name", "ssh_key_names"} <= set(body) or body.get("quantity", 1) != 1:
+            return error(400, "global/invalid-parameters", "Invalid request data.")
+        if len(body.get("name") or "") > 64 or not isinstance(body.get("name", ""), str):
+            return error(400, "global/invalid-parameters", "name: too long, or not text")
         if self.launches and now - self.launches[-1] < 12:
             return self.limited()
         kind = self.kinds().get(body["instance_type_name"])
@@ -106,25 +130,62 @@ class LambdaAccount(Emulator):
             return error(400, "instance-operations/launch/file-system-in-wrong-region", "Wrong region.")
         resources = Resources(gpu=kind["gpu"], gpu_count=kind["specs"]["gpus"], durable_storage=bool(mounts))
         try:
-            made = [self.rent(body["name"], resources, order=body) for _ in range(2 if self.launch_twice else 1)]
+            made = [
+                self.rent(body.get("name", ""), resources, order=body) for _ in range(2 if self.launch_twice else 1)
+            ]
         except NoCapacity:
             code = "instance-operations/launch/insufficient-capacity"
             return error(400, code, "Not enough capacity to fulfill launch request.")
         self.launches.append(now)
         return Told(200, {"data": {"instance_ids": [m.id for m in made]}})
 
-    @route("POST", "/api/v1/instance-operations/terminate")
+    @route("POST", "/api/v1/instance-operations/restart", query="", body="instance_ids")
+    def restart(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        restarted = [self.need(i) for i in asked.body["instance_ids"]]
+        return Told(200, {"data": {"restarted_instances": [self.instance(i) for i in restarted]}})
+
+    @route("POST", "/api/v1/instance-operations/terminate", query="", body="instance_ids")
     def terminate(self, asked: Asked, at: Mapping[str, str]) -> Told:
         ended = [self.need(i) for i in asked.body["instance_ids"]]
         for i in ended:
             self.cloud.terminate(i.id)
         return Told(200, {"data": {"terminated_instances": [self.instance(self.need(i.id)) for i in ended]}})
 
-    @route("GET", "/api/v1/ssh-keys")
+    @route("GET", "/api/v1/ssh-keys", query="")
     def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": self.ssh_keys})
 
-    @route("GET", "/api/v1/audit-events")
+    @route("POST", "/api/v1/ssh-keys", query="", body="name public_key")
+    def add_key(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        name, given = asked.body.get("name", ""), asked.body.get("public_key")
+        if not 1 <= len(name) <= 64 or name in {k["name"] for k in self.ssh_keys}:
+            return error(400, "global/duplicate", "The name is taken, or is not one.")
+        key = {"id": f"k{len(self.ssh_keys) + 1}", "name": name, "public_key": given or PUBLIC_KEY}
+        self.ssh_keys.append(key)
+        return Told(200, {"data": key if given else {**key, "private_key": "-----BEGIN EXAMPLE-----"}})
+
+    @route("DELETE", "/api/v1/ssh-keys/{id}", query="")
+    def delete_key(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        left = [k for k in self.ssh_keys if k["id"] != at["id"]]
+        if len(left) == len(self.ssh_keys):
+            return error(404, "global/object-does-not-exist", "Specified SSH key does not exist.")
+        self.ssh_keys = left
+        return Told(200, {"data": {}})
+
+    @route("GET", "/api/v1/regions", query="")
+    def regions(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"data": [{"name": r, "description": r} for r in REGIONS]})
+
+    @route("GET", "/api/v1/firewall-rules", query="")
+    def rules(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"data": self.firewall})
+
+    @route("PUT", "/api/v1/firewall-rules", query="", body="data")
+    def set_rules(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.firewall = asked.body["data"]
+        return Told(200, {"data": self.firewall})
+
+    @route("GET", "/api/v1/audit-events", query="start end page_token resource_type")
     def audit_events(self, asked: Asked, at: Mapping[str, str]) -> Told:
         made = {
             "service_name": "cloud",
@@ -141,9 +202,24 @@ class LambdaAccount(Emulator):
         }
         return Told(200, {"data": [made], "page_token": None})
 
-    @route("GET", "/api/v1/file-systems")
+    @route("GET", "/api/v1/file-systems", query="")
     def file_systems(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": self.filesystems})
+
+    @route("POST", "/api/v1/filesystems", query="", body="name region")
+    def add_file_system(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        if asked.body.get("region") not in REGIONS or not re.fullmatch(r"[a-zA-Z]+[0-9a-zA-Z-]*", asked.body["name"]):
+            return error(400, "global/invalid-parameters", "Invalid request data.")
+        self.filesystems.append(self.filesystem(asked.body["name"], asked.body["region"]))
+        return Told(200, {"data": self.filesystems[-1]})
+
+    @route("DELETE", "/api/v1/filesystems/{id}", query="")
+    def delete_file_system(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        left = [f for f in self.filesystems if f["id"] != at["id"]]
+        if len(left) == len(self.filesystems):
+            return error(404, "global/object-does-not-exist", "Specified filesystem does not exist.")
+        self.filesystems = left
+        return Told(200, {"data": {"deleted_ids": [at["id"]]}})
 
     def need(self, ident: str) -> Instance:
         found = self.see(ident)
@@ -158,7 +234,7 @@ class LambdaAccount(Emulator):
         verbs = ("migrate", "rebuild", "restart", "cold_reboot", "terminate")
         shown = {
             "id": i.id,
-            "name": order["name"],
+            "name": order.get("name") or "",
             "status": "unhealthy" if i.id in self.unhealthy else STATUS[i.state],
             "ssh_key_names": order["ssh_key_names"],
             "file_system_names": order.get("file_system_names", []),
@@ -166,7 +242,9 @@ class LambdaAccount(Emulator):
             "instance_type": kind,
             "actions": {verb: {"available": True} for verb in verbs},
         }
-        return shown if i.state is _S.BOOTING else {**shown, "ip": self.address(i.id)[0]}
+        host = self.address(i.id)[0]
+        at = {} if i.state is _S.BOOTING else {"ip": host, "private_ip": host}
+        return {**shown, **at, **self.odd.get(i.id, {})}
 
 
 def _take_key(account: LambdaAccount, machines: Machines) -> None:

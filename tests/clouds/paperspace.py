@@ -1,4 +1,8 @@
-"""Paperspace's machines interface as far as the provider uses it, with its traps."""
+"""Paperspace's interface of DigitalOcean's description as far as the provider and SkyPilot use it, with its traps.
+
+The official command line's description and SkyPilot agree that a change answers 200 with the machine beside the event
+that changes it; a description collected by others shows a bare machine (`wraps` False).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from clouds.platform import Platform
 from gpuwarden.core.errors import Conflict, NoCapacity
 from gpuwarden.core.models import Instance, InstanceState, Resources
 from gpuwarden.providers.paperspace import Paperspace
+from gpuwarden.rehearsal.model import Fault as CloudFault
 
 _S = InstanceState
 STATE = {
@@ -27,6 +32,14 @@ def error(status: int, code: str, message: str) -> Told:
     return Told(status, {"code": code, "message": message})
 
 
+LIST = "after limit orderBy order name"
+MACHINE = (
+    "autoShutdownEnabled autoShutdownForce autoShutdownTimeout autoSnapshotEnabled autoSnapshotFrequency"
+    " autoSnapshotSaveCount diskSize machineType name networkId publicIpType restorePointEnabled restorePointFrequency"
+)
+DISK_USD_A_MONTH = {50: 5, 100: 7, 250: 10, 500: 20, 1000: 40, 2000: 80}
+
+
 class PaperspaceTeam(Emulator):
     """A team. With `retired` every address answers 404, as the older interface's do now."""
 
@@ -36,7 +49,19 @@ class PaperspaceTeam(Emulator):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.wraps = False
+        self.wraps = True
+        self.deletes_running = False
+        """What SkyPilot relies on, against the documentation: a machine that runs can be deleted."""
+        self.scripts: list[dict[str, Any]] = []
+        self.networks: list[dict[str, Any]] = []
+        self.templates = [
+            self.template("told", "ML-in-a-Box Ubuntu 20.04", 2022, "H100", "A4000"),
+            self.template("tml", "ML-in-a-Box Ubuntu 22.04", 2024, "H100", "H100x8", "A6000"),
+            self.template("tsrv", "Ubuntu 24.04 Server", 2026, "H100", "H100x8", "A4000", "A6000"),
+        ]
+        self.custom = [self.template("tpl1", "of the team", 2025, "H100", "H100x8", "A4000")]
+        self.odd: dict[str, dict[str, Any]] = {}
+        """What a machine's row says instead."""
         self.retired = False
         self.deaf_to_shutdown = False
         self.states: dict[str, str] = {}
@@ -50,23 +75,82 @@ class PaperspaceTeam(Emulator):
     def limited(self) -> Told:
         return error(429, "TOO_MANY_REQUESTS", "Too many requests")
 
-    def _route(self, asked: Asked) -> Told:
-        return self.unknown_route(asked) if self.retired else super()._route(asked)
+    def undescribed(self, names: str) -> Told:
+        return error(400, "BAD_REQUEST", f"Unrecognized key(s) in object: {names}")
 
-    @route("GET", "/machines")
-    def list_machines(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def template(self, ident: str, name: str, year: int, *kinds: str) -> dict[str, Any]:
+        fits = [{"machineTypeLabel": kind, "isAvailable": kind in kinds} for kind in ("H100", "H100x8", *self.gpus)]
+        return {
+            "id": ident, "name": name, "agentType": "LinuxHeadless", "operatingSystemLabel": "Ubuntu",
+            "availableMachineTypes": fits, "defaultSizeGb": 50, "dtCreated": f"{year}-01-01T00:00:00Z",
+        }  # fmt: skip
+
+    def page(self, asked: Asked, rows: list[dict[str, Any]]) -> Told:
         limit, after = min(int(asked.query.get("limit", 15)), 120), asked.query.get("after")
-        shown = [self.machine(i) for i in self.listed()]
-        start = next((n + 1 for n, m in enumerate(shown) if m["id"] == after), 0) if after else 0
-        page = shown[start : start + limit]
-        more = start + limit < len(shown)
+        if name := asked.query.get("name"):
+            rows = [row for row in rows if name in row["name"]]
+        start = next((n + 1 for n, row in enumerate(rows) if row["id"] == after), 0) if after else 0
+        page, more = rows[start : start + limit], start + limit < len(rows)
         body = {"items": page, "hasMore": more}
         return Told(200, {**body, "nextPage": page[-1]["id"]} if more else body)
 
-    @route("POST", "/machines")
+    @route("GET", "/os-templates", query=LIST)
+    def os_templates(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return self.page(asked, self.templates)
+
+    @route("GET", "/custom-templates", query=f"{LIST} machineId")
+    def custom_templates(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return self.page(asked, self.custom)
+
+    @route("GET", "/machine-availability", query="machineType region")
+    def availability(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"available": not self.full()})
+
+    @route("GET", "/startup-scripts", query=LIST)
+    def list_scripts(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return self.page(asked, self.scripts)
+
+    @route("POST", "/startup-scripts", query="", body="name script isRunOnce")
+    def add_script(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.scripts.append({"id": f"ss{len(self.scripts)}", "name": asked.body["name"], "isRunOnce": True})
+        return Told(200, self.scripts[-1])
+
+    @route("PUT", "/startup-scripts/{id}", query="", body="name script isRunOnce isEnabled description")
+    def set_script(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        (found,) = [row for row in self.scripts if row["id"] == at["id"]]
+        found["name"] = asked.body["name"]
+        return Told(200, found)
+
+    @route("GET", "/private-networks", query=f"{LIST} region")
+    def list_networks(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return self.page(asked, self.networks)
+
+    @route("POST", "/private-networks", query="", body="name region migrateMachines")
+    def add_network(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        row = {"id": f"n{len(self.networks)}", **asked.body, "network": "10.0.0.0", "netmask": "255.0.0.0"}
+        self.networks.append({**row, "dtCreated": self.iso(0)})
+        return Told(200, self.networks[-1])
+
+    @route("DELETE", "/private-networks/{id}", query="")
+    def delete_network(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.networks = [row for row in self.networks if row["id"] != at["id"]]
+        return Told(200, {"id": at["id"]})
+
+    def _route(self, asked: Asked) -> Told:
+        return self.unknown_route(asked) if self.retired else super()._route(asked)
+
+    @route("GET", "/machines", query=f"{LIST} region agentType machineType")
+    def list_machines(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return self.page(asked, [self.machine(i) for i in self.listed()])
+
+    @route(
+        "POST", "/machines", query="",
+        body=f"{MACHINE} accessorIds emailPassword enableNvlink region startOnCreate startupScriptId templateId"
+        " takeInitialSnapshot",
+    )  # fmt: skip
     def create_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
         body = asked.body
-        if not {"name", "machineType", "templateId", "region"} <= set(body):
+        if not {"name", "machineType", "templateId", "region", "diskSize"} <= set(body):
             return error(400, "BAD_REQUEST", "missing fields")
         gpu, _, count = body["machineType"].partition("x")
         if gpu not in self.prices:
@@ -77,24 +161,33 @@ class PaperspaceTeam(Emulator):
             return error(400, "OUT_OF_CAPACITY", "We are currently out of capacity for this machine type")
         return self.changed(made, 200 if self.wraps else 201)
 
-    @route("GET", "/machines/{id}")
+    @route("GET", "/machines/{id}", query="")
     def get_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, self.machine(self.need(at["id"])))
 
-    @route("GET", "/auth/session")
+    @route("PUT", "/machines/{id}", query="", body=f"{MACHINE} restorePointSnapshotId")
+    def update_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        i = self.need(at["id"])
+        self.own[i.id]["order"] = self.own[i.id]["order"] | asked.body
+        return self.changed(i, 200)
+
+    @route("GET", "/auth/session", query="")
     def session(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"user": {"id": "u1"}, "team": {"id": f"team{self.user}", "isPrivate": True}})
 
-    @route("DELETE", "/machines/{id}")
+    @route("DELETE", "/machines/{id}", query="")
     def delete_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
         i = self.need(at["id"])
+        if self.deletes_running and i.state is not _S.STOPPED:
+            self.cloud.inject(i.id, CloudFault(kind="vanish"))
+            return self.changed(i, 200)
         try:
             self.cloud.terminate(i.id)
         except Conflict:
             return error(400, "BAD_REQUEST", "Machine must be off")
-        return Told(200, {"event": {"name": "machineDelete"}, "data": {"id": i.id}}) if self.wraps else Told(204)
+        return self.changed(i, 200) if self.wraps else Told(204)
 
-    @route("PATCH", "/machines/{id}/start")
+    @route("PATCH", "/machines/{id}/start", query="", body="")
     def start(self, asked: Asked, at: Mapping[str, str]) -> Told:
         i = self.need(at["id"])
         try:
@@ -104,7 +197,7 @@ class PaperspaceTeam(Emulator):
         self.booted(i.id)
         return self.changed(self.need(i.id), 200)
 
-    @route("PATCH", "/machines/{id}/stop")
+    @route("PATCH", "/machines/{id}/stop", query="", body="")
     def stop(self, asked: Asked, at: Mapping[str, str]) -> Told:
         i = self.need(at["id"])
         self.cloud.stop(i.id)
@@ -112,7 +205,12 @@ class PaperspaceTeam(Emulator):
 
     def changed(self, i: Instance, status: int) -> Told:
         shown = self.machine(i)
-        return Told(status, {"event": {"name": "machineChange"}, "data": shown} if self.wraps else shown)
+        return Told(
+            status,
+            {"event": {"id": "e1", "name": "start", "state": "new", "machineId": i.id}, "data": shown}
+            if self.wraps
+            else shown,
+        )
 
     def shutdown(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """What became of the order's shutdown. Fields of another name are passed over without a word."""
@@ -136,10 +234,23 @@ class PaperspaceTeam(Emulator):
             "machineType": order["machineType"],
             "region": order["region"],
             "publicIp": self.address(i.id)[0] if i.state is _S.RUNNING else None,
-            "privateIp": None,
+            "privateIp": "10.0.0.4",
+            "os": "Ubuntu",
+            "agentType": "LinuxHeadless",
+            "cpus": 16,
+            "ram": 200 << 30,
+            "storageTotal": order.get("diskSize", 100) << 30,
+            "storageUsed": 1 << 30,
+            "usageRate": self.rate(order["machineType"]),
+            "storageRate": DISK_USD_A_MONTH[order.get("diskSize", 100)],
             **self.shutdown(order),
             "dtCreated": self.iso(i.created_at),
+            **self.odd.get(i.id, {}),
         }
+
+    def rate(self, kind: str) -> float:
+        gpu, _, count = kind.partition("x")
+        return self.prices[gpu] * int(count or 1)
 
 
 def _take_key(account: PaperspaceTeam, machines: Machines) -> None:

@@ -1,8 +1,13 @@
-"""Prime Intellect's interface as far as the provider uses it, with its traps."""
+"""Prime Intellect's interface as its published description and the `prime` command line have it, with its traps.
+
+A parameter or field that the description lacks is refused in the words of its 422. Where the command line differs from
+it, both are served, and a comment says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from clouds.base import PUBLIC_KEY, Asked, Emulator, Refuse, Told, alive, route
@@ -23,29 +28,63 @@ STATUS = {
     _S.FAILED: "ERROR",
     _S.GONE: "TERMINATED",
 }
+POD_FIELDS = {
+    "name", "cloudId", "gpuType", "socket", "gpuCount", "diskSize", "vcpus", "memory", "maxPrice", "image",
+    "customTemplateId", "dataCenterId", "country", "security", "envVars", "jupyterPassword", "sshKeyId", "autoRestart",
+    "prepaidForHr",
+}  # fmt: skip
+POD_REQUIRED = {"cloudId", "gpuType", "socket", "gpuCount"}
+FILTERS = "page page_size regions gpu_count gpu_type socket security data_center_id cloud_id disks"
+LIST = "offset limit"
+DISK_USD = 0.0001
+"""What a gigabyte of disk costs an hour beyond the ones that are in an offer's price."""
 
 
 def error(status: int, detail: str) -> Told:
     return Told(status, {"detail": detail})
 
 
+def invalid(param: str, details: str) -> Told:
+    return Told(422, {"errors": [{"param": param, "details": details}]})
+
+
+def spec(default: int | None, least: int | None = None, most: int | None = None, usd: float | None = None) -> Any:
+    """What can be chosen of one resource of an offer."""
+    return {
+        "minCount": least, "defaultCount": default, "maxCount": most, "pricePerUnit": usd, "step": 1 if least else None,
+        "defaultIncludedInPrice": True if usd else None, "additionalInfo": None,
+    }  # fmt: skip
+
+
 class PrimeAccount(Emulator):
-    """A user's account. Gone Pods are in the history only."""
+    """A user's account, who is in one team. Gone Pods are in the history only."""
 
     profile_id = "prime-intellect"
     gpus = {"H100_80GB": 2.10, "A100_80GB": 1.20, "L4_24GB": 0.30}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.keys = [
-            {"id": "key0", "name": "old", "publicKey": "ssh-ed25519 " + "B" * 60, "isPrimary": True},
-            {"id": "key1", "name": "mine", "publicKey": f"{PUBLIC_KEY} me@laptop", "isPrimary": False},
-        ]
+        self.keys: list[dict[str, Any]] = []
+        for name, public in (("old", "ssh-ed25519 " + "B" * 60), ("mine", f"{PUBLIC_KEY} me@laptop")):
+            self.keys.append(self.key_row(name, public))
         self.statuses: dict[str, str] = {}
         self.installing: set[str] = set()
         self.ssh: Any = None
         self.more: list[dict[str, Any]] = []
         """Offers besides the plain ones."""
+        self.odd: dict[str, dict[str, Any]] = {}
+        """What a Pod's row says instead."""
+        self.teams = ["team1"]
+        self.team_money = 40.0
+        self.disk_rows: list[dict[str, Any]] = []
+        self.most_rows = 2
+        """The longest page of offers, shorter than the description's to have several."""
+
+    def key_row(self, name: str, public: str) -> dict[str, Any]:
+        return {
+            "id": f"key{len(self.keys)}", "userId": f"user{self.user}", "name": name, "publicKey": public,
+            "isPrimary": not self.keys, "isUserKey": True,
+        }  # fmt: skip
 
     def unauthorized(self) -> Told:
         return error(401, "Invalid API key")
@@ -56,45 +95,74 @@ class PrimeAccount(Emulator):
     def limited(self) -> Told:
         return error(429, "Rate limit exceeded")
 
+    def undescribed(self, names: str) -> Told:
+        return invalid(names, "unknown field")
+
+    def _route(self, asked: Asked) -> Told:
+        """Serve the address with the interface's own folder too, which clients append themselves."""
+        return super()._route(replace(asked, path=asked.path.removeprefix("/api/v1")))
+
+    def page(self, asked: Asked, rows: Sequence[Mapping[str, Any]]) -> Told:
+        offset, limit = int(asked.query.get("offset", 0)), min(int(asked.query.get("limit", 100)), 100)
+        page = rows[offset : offset + limit]
+        return Told(200, {"data": page, "total_count": len(rows), "offset": offset, "limit": limit})
+
     # ----------------------------------------------------------------------------------------------------------- pods
 
-    @route("GET", "/pods")
+    @route("GET", "/pods", query=LIST)
     def list_pods(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        offset, limit = int(asked.query.get("offset", 0)), min(int(asked.query.get("limit", 100)), 100)
-        shown = [self.pod(i) for i in self.listed()]
-        page = shown[offset : offset + limit]
-        return Told(200, {"data": page, "total_count": len(shown), "offset": offset, "limit": limit})
+        return self.page(asked, [self.pod(i) for i in self.listed()])
 
-    @route("POST", "/pods")
+    @route(
+        "POST", "/pods", query="", body="pod provider disks team team_member_ids shared_with_team"
+        " teamMemberIds sharedWithTeam",  # the command line writes the last two in its own way
+    )  # fmt: skip
     def create_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        order, provider = asked.body["pod"], asked.body["provider"]["type"]
+        order, provider = asked.body.get("pod", {}), (asked.body.get("provider") or {}).get("type")
+        if odd := sorted(set(order) - POD_FIELDS) or sorted(n for n in POD_REQUIRED if order.get(n) is None):
+            return invalid(f"body.pod.{odd[0]}", "unknown field, or a required one is missing")
         match = [o for o in self.offers() if o["cloudId"] == order["cloudId"] and o["provider"] == provider]
-        if not match or order.get("sshKeyId") not in {k["id"] for k in self.keys}:
+        key = order.get("sshKeyId", self.keys[0]["id"])
+        team = (asked.body.get("team") or {}).get("teamId")
+        if not match or key not in {k["id"] for k in self.keys} or team not in {None, *self.teams}:
             return error(422, "Invalid pod configuration")
-        if order.get("maxPrice") is not None and match[0]["prices"]["onDemand"] > order["maxPrice"]:
+        disk, size = match[0]["disk"], order.get("diskSize")
+        if size is not None and disk["maxCount"] is not None and not disk["minCount"] <= size <= disk["maxCount"]:
+            return invalid("body.pod.diskSize", "outside the offer's range")
+        usd = match[0]["prices"]["onDemand"] + max(0, (size or 0) - (disk["defaultCount"] or 0)) * DISK_USD
+        if order.get("maxPrice") and usd > order["maxPrice"]:  # 0 is SkyPilot's way to give no price
             return error(400, "Price exceeds the maximum price")
         resources = Resources(gpu=order["gpuType"], gpu_count=order["gpuCount"], interruptible=match[0]["isSpot"])
         try:
-            made = self.rent(order["name"], resources, order=order, provider=provider)
+            made = self.rent(order.get("name") or "", resources, order=order, provider=provider, team=team, usd=usd)
         except NoCapacity:
             return error(400, "The selected configuration is no longer available")
         return Told(200, self.pod(made))
 
-    @route("GET", "/pods/history")
+    @route("GET", "/pods/history", query=f"{LIST} sort_by sort_order")
     def history(self, asked: Asked, at: Mapping[str, str]) -> Told:
         gone = [i for ident in self.own if (i := self.see(ident)) is not None and not alive(i)]
-        rows = [
-            {"id": i.id, "name": self.own[i.id]["label"], "totalBilledPrice": i.cost_usd, "priceHr": 2.1} for i in gone
-        ]
-        offset, limit = int(asked.query.get("offset", 0)), int(asked.query.get("limit", 100))
-        page = rows[offset : offset + limit]
-        return Told(200, {"data": page, "total_count": len(rows), "offset": offset, "limit": limit})
+        return self.page(asked, [self.past(i) for i in gone])
 
-    @route("GET", "/pods/{id}")
+    @route("GET", "/pods/status", query="pod_ids")
+    def pod_status(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        pods = [self.pod(self.need(ident)) for ident in asked.query.get("pod_ids", "").split(",") if ident]
+        names = (
+            "providerType",
+            "status",
+            "sshConnection",
+            "ip",
+            "installationStatus",
+            "installationFailure",
+            "priceHr",
+        )
+        return Told(200, {"data": [{"podId": pod["id"], **{n: pod[n] for n in names}} for pod in pods]})
+
+    @route("GET", "/pods/{id}", query="")
     def get_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, self.pod(self.need(at["id"])))
 
-    @route("DELETE", "/pods/{id}")
+    @route("DELETE", "/pods/{id}", query="")
     def delete_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
         i = self.need(at["id"])
         self.cloud.terminate(i.id)
@@ -114,11 +182,15 @@ class PrimeAccount(Emulator):
         address = f"root@{host} -p {port}" if self.ssh is None else self.ssh
         return {
             "id": i.id,
+            "userId": f"user{self.user}",
+            "teamId": own.get("team"),
             "name": own["label"],
+            "type": "HOSTED",
             "providerType": own["provider"],
             "gpuName": own["order"]["gpuType"],
             "gpuCount": own["order"]["gpuCount"],
-            "priceHr": i.price_usd_per_hour,
+            "socket": own["order"].get("socket", "PCIe"),
+            "priceHr": own.get("usd", i.price_usd_per_hour),
             "stoppedPriceHr": 0.005,
             "status": self.statuses.get(i.id, STATUS[i.state]),
             "installationStatus": "PENDING" if i.id in self.installing or not running else "FINISHED",
@@ -126,9 +198,19 @@ class PrimeAccount(Emulator):
             "createdAt": self.iso(i.created_at),
             "sshConnection": address if running else [None],
             "ip": host if running else None,
+            "environmentType": own["order"].get("image", "ubuntu_22_cuda_12"),
+            "isSpot": own["order"].get("cloudId", "").endswith("-spot"),
+            "resources": {"memory": 200, "disk": own["order"].get("diskSize"), "vcpus": 26, "shared_disk": None},
+            **self.odd.get(i.id, {}),
         }
 
-    # ------------------------------------------------------------------------------------------------------- the rest
+    def past(self, i: Instance) -> dict[str, Any]:
+        pod = self.pod(i)
+        shared = ("id", "name", "providerType", "createdAt", "gpuName", "gpuCount", "priceHr", "userId", "teamId")
+        rest = {"type": "Instance", "terminatedAt": self.iso(self.clock.now()), "totalBilledPrice": i.cost_usd}
+        return {**{n: pod[n] for n in shared}, **rest}
+
+    # --------------------------------------------------------------------------------------------------------- offers
 
     def offers(self) -> list[dict[str, Any]]:
         plain = [self.offer(gpu, n, spot=spot) for gpu in self.prices for n in (1, 2, 8) for spot in (False, True)]
@@ -141,9 +223,19 @@ class PrimeAccount(Emulator):
             "gpuType": gpu,
             "socket": "PCIe",
             "provider": "runpod",
+            "region": "united_states",
             "dataCenter": "US-1",
             "country": "US",
             "gpuCount": count,
+            "gpuMemory": int(gpu.rpartition("_")[2].removesuffix("GB")),
+            "disk": spec(100, 50, 1000, DISK_USD),
+            "sharedDisk": spec(None),
+            "vcpu": spec(26 * count),
+            "memory": spec(200 * count),
+            "internetSpeed": None,
+            "interconnect": None,
+            "interconnectType": None,
+            "provisioningTime": 5,
             "stockStatus": "Available",
             "security": "secure_cloud",
             "prices": {"onDemand": usd, "communityPrice": None, "isVariable": False, "currency": "USD"},
@@ -153,24 +245,105 @@ class PrimeAccount(Emulator):
             **changes,
         }
 
-    @route("GET", "/availability/gpus")
+    @route("GET", "/availability/gpus", query=FILTERS)
     def availability(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        page, size = int(asked.query["page"]), min(int(asked.query["page_size"]), 2)
-        offers = [] if self.full() else [o for o in self.offers() if o["gpuCount"] == int(asked.query["gpu_count"])]
-        return Told(200, {"items": offers[(page - 1) * size : page * size], "totalCount": len(offers)})
+        same = {"gpu_count": "gpuCount", "gpu_type": "gpuType", "socket": "socket", "security": "security",
+                "data_center_id": "dataCenter", "cloud_id": "cloudId"}  # fmt: skip
+        wanted = [(same[name], value) for name, value in asked.query.items() if name in same]
+        rows = [] if self.full() else [o for o in self.offers() if all(str(o[n]) == value for n, value in wanted)]
+        if regions := asked.query.get("regions"):
+            rows = [o for o in rows if o["region"] in regions.split(",")]
+        page = int(asked.query.get("page", 1))
+        size = min(int(asked.query.get("page_size", 100)), self.most_rows)
+        return Told(200, {"items": rows[(page - 1) * size : page * size], "totalCount": len(rows)})
 
-    @route("GET", "/billing/wallet")
+    @route("GET", "/availability/multi-node", query=FILTERS)
+    def multi_node(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"items": [], "totalCount": 0})
+
+    @route("GET", "/availability/gpu-summary", query="")
+    def summary(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {gpu: {"1": {"cheapest": None}} for gpu in self.prices})
+
+    @route("GET", "/availability/disks", query="page page_size regions data_center_id cloud_id")
+    def disk_offers(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        row = {
+            "cloudId": "US-1", "provider": "runpod", "dataCenter": "US-1", "country": "US", "region": "united_states",
+            "spec": spec(100, 10, 4000, DISK_USD), "stockStatus": "Available", "security": "secure_cloud",
+            "isMultinode": True,
+        }  # fmt: skip
+        return Told(200, {"items": [row], "totalCount": 1})
+
+    # ------------------------------------------------------------------------------------------- disks, keys, accounts
+
+    @route("GET", "/disks", query=LIST)
+    def disks(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return self.page(asked, self.disk_rows)
+
+    @route("POST", "/disks", query="", body="disk provider team")
+    def add_disk(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        asks, provider = asked.body.get("disk") or {}, (asked.body.get("provider") or {}).get("type")
+        if set(asks) - {"size", "name", "country", "cloudId", "dataCenterId"} or not asks.get("size") or not provider:
+            return invalid("body.disk", "unknown field, or the size or the provider is missing")
+        now = self.iso(self.clock.now())
+        usd = asks["size"] * DISK_USD
+        row = {
+            "id": f"disk{len(self.disk_rows)}", "name": asks.get("name") or "disk", "createdAt": now, "updatedAt": now,
+            "terminatedAt": None, "status": "ACTIVE", "providerType": provider, "size": asks["size"],
+            "info": {"country": asks.get("country"), "dataCenterId": asks.get("dataCenterId")}, "priceHr": usd,
+            "stoppedPriceHr": usd, "provisioningPriceHr": 0, "userId": f"user{self.user}",
+            "teamId": (asked.body.get("team") or {}).get("teamId"), "walletId": "w1", "pods": [], "clusters": [],
+        }  # fmt: skip
+        self.disk_rows.append(row)
+        return Told(200, row)
+
+    def disk(self, ident: str) -> dict[str, Any]:
+        found = next((d for d in self.disk_rows if d["id"] == ident), None)
+        if found is None:
+            raise Refuse(error(404, f"Disk {ident} not found"))
+        return found
+
+    @route("GET", "/disks/{id}", query="")
+    def get_disk(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, self.disk(at["id"]))
+
+    @route("PATCH", "/disks/{id}", query="", body="name")
+    def rename_disk(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        found = self.disk(at["id"])
+        found["name"] = asked.body["name"]
+        return Told(200, found)
+
+    @route("DELETE", "/disks/{id}", query="")
+    def delete_disk(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.disk_rows.remove(self.disk(at["id"]))
+        return Told(200, {"status": "DELETING"})
+
+    @route("GET", "/billing/wallet", query=f"{LIST} teamId")
     def wallet(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        told = {"wallet_id": "w1", "balance_usd": self.money, "currency": "USD", "total_billings": 0}
-        return Told(200, {**told, "recent_billings": [], "team_id": None})
+        team = asked.query.get("teamId")
+        if team not in {None, *self.teams}:
+            return error(403, "Not a member of this team")
+        money = self.money if team is None else self.team_money
+        told = {"wallet_id": "w1", "balance_usd": money, "currency": "USD", "total_billings": 0}
+        return Told(200, {**told, "recent_billings": [], "team_id": team})
 
-    @route("GET", "/user/whoami")
+    @route("GET", "/user/whoami", query="teamId")
     def whoami(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": {"id": f"user{self.user}", "email": "me@example.com", "name": "Me"}})
+        return Told(200, {"data": {"id": f"user{self.user}", "email": "me@example.com", "name": "Me", "scope": {}}})
 
-    @route("GET", "/ssh_keys")
+    @route("GET", "/user/teams", query=LIST)
+    def list_teams(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        rest = {"name": "Team", "slug": "team", "role": "ADMIN", "createdAt": self.iso(0)}
+        return self.page(asked, [{"teamId": team, **rest} for team in self.teams])
+
+    @route("GET", "/ssh_keys", query=LIST)
     def ssh_keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": self.keys, "total_count": len(self.keys), "offset": 0, "limit": 100})
+        return self.page(asked, self.keys)
+
+    @route("POST", "/ssh_keys", query="", body="name publicKey")
+    def add_key(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.keys.append(self.key_row(asked.body["name"], asked.body["publicKey"]))
+        return Told(200, self.keys[-1])
 
 
 def _take_key(account: PrimeAccount, machines: Machines) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from gpuwarden import __version__
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, RateLimited, WardenError
-from gpuwarden.core.models import Answer, Known, Unknown
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknown
 from gpuwarden.core.sanitize import line, redact
 from gpuwarden.providers._account import base_url, is_loopback, read_key, salted
 
@@ -42,8 +42,8 @@ MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
 """A read waits out a rate limit up to this; a longer one is raised."""
-AGENT: Final = f"gpuwarden/{__version__}"
-"""A request without a User-Agent may be stopped by an intermediary."""
+AGENT: Final = f"gpuwarden/{__version__} (+https://github.com/gpuwarden/gpuwarden)"
+"""An intermediary may stop a request without a User-Agent; the address tells the platform whom to ask about it."""
 NAMES: Final = frozenset(
     ("id", "ids", "uuid", "newcontract", "contractid", "instanceid", "instanceids", "instanceuuid", "podid")
 )  # fmt: skip
@@ -52,6 +52,13 @@ _ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 """An instance's id in a reply. One that can't be used in a later request makes the whole reply unreadable."""
 
+
+Readable = Annotated[T | object, Field(union_mode="left_to_right")]
+"""A row of offers, keys or the like; one of another shape stays what it is, and `readable` leaves it out.
+
+A row that may be an instance of ours declares strictly what identifies it, and degrades in the rest: `Row | RowId`.
+Where no row of a list can be read, it may be a list of something else: that is Unknown.
+"""
 
 MOST: Final = 10**18
 """Numbers of a reply must be smaller, so that sums and products of them stay finite floats."""
@@ -86,16 +93,22 @@ class ApiResponse:
             return None
 
     def text(self, *names: str) -> str:
-        """Return the first of the named fields of a JSON object whose value is a string; "error.code" is `code` inside
-        `error`.
+        """Return the first of the named fields of a JSON object whose value is a string."""
+        found = (self.at(name) for name in names)
+        return next((value for value in found if isinstance(value, str) and value), "")
+
+    def at(self, name: str) -> Any:
+        """Return the named field of a JSON object, None where there is none.
+
+        "error.code" is `code` inside `error`, "errors.0.details" is `details` inside the first of `errors`.
         """
-        for name in names:
-            value = self.json
-            for step in name.split("."):
+        value = self.json
+        for step in name.split("."):
+            if step.isdigit() and isinstance(value, list):
+                value = value[int(step)] if int(step) < len(value) else None
+            else:
                 value = value.get(step) if isinstance(value, dict) else None
-            if isinstance(value, str) and value:
-                return value
-        return ""
+        return value
 
 
 Refusal = Callable[[ApiResponse, str], WardenError | None]
@@ -202,9 +215,8 @@ class ApiClient:
             )
 
     def _is_the_platforms(self, reply: ApiResponse) -> bool:
-        """Return whether an error body has a field that the platform's own errors have."""
-        body = reply.json
-        return isinstance(body, dict) and any(name.partition(".")[0] in body for name in self.api.says)
+        """Return whether an error body has a field that the platform's own errors have, at its place in the body."""
+        return any(reply.at(name) is not None for name in self.api.says)
 
     def digest(self, salt: str) -> str:
         """Salted digest of the account's key at this address. Raises AuthFailed where no key is set."""
@@ -317,6 +329,17 @@ def _is_of_an_intermediary(reply: ApiResponse) -> bool:
     """Return whether Cloudflare answered in its own JSON, which looks like that of a platform."""
     body = reply.json
     return isinstance(body, dict) and not 200 <= reply.status < 300 and bool(body.get("cloudflare_error"))
+
+
+def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
+    """Return the rows that could be read."""
+    return [row for row in rows if isinstance(row, shape)]
+
+
+def odd_instance(ident: str, token: str, platform: str) -> Instance:
+    """Return an instance of whose row only the id and the name could be read: it may run, and it counts as billing."""
+    why = f"{platform} lists it, and the rest of its row could not be read"
+    return Instance(id=ident, token=token, state=InstanceState.BOOTING, why=why)
 
 
 def is_safe_id(ident: str) -> bool:

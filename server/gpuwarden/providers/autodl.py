@@ -35,7 +35,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import authorize_key
-from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
+from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id, odd_instance, readable
 from gpuwarden.providers._rented import (
     MAX_PAGES,
     Findings,
@@ -85,15 +85,18 @@ class _Told(ResponseModel, Generic[D]):
     data: D
 
 
-class _Row(ResponseModel):
+class _RowId(ResponseModel):
     uuid: Ident
     name: str
+
+
+class _Row(_RowId):
     status: str
     created_at: datetime
 
 
 class _Page(ResponseModel):
-    list: tuple[_Row, ...]
+    list: tuple[_Row | _RowId, ...]
     max_page: int
     result_total: int
 
@@ -220,7 +223,7 @@ class AutoDL(Rented):
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every Pro instance, page by page; fewer than the total that comes with them is Unknown."""
-        found: dict[str, _Row] = {}
+        found: dict[str, _Row | _RowId] = {}
         for page in range(1, MAX_PAGES + 1):
             body = {"page_index": page, "page_size": PAGE}
             answer = await self.client.ask("POST", f"{_PRO}/list", _Told[_Page], body=body, safe=True)
@@ -232,9 +235,8 @@ class AutoDL(Rented):
                 break
         if len(found) < told.result_total or page < told.max_page:
             return Unknown(f"AutoDL listed {len(found)} of {told.result_total} instances")
-        strange = next((row.uuid for row in found.values() if row.status not in STATES), None)
-        if strange is not None:
-            return Unknown(f"AutoDL gives {strange} a status that is not known here")
+        if found and not readable(found.values(), _Row):
+            return Unknown(f"none of the {len(found)} instances that AutoDL listed could be read")
         return Known(tuple(self._view(row) for row in found.values()))
 
     async def balance(self) -> Answer[Balance]:
@@ -300,9 +302,11 @@ class AutoDL(Rented):
             usd = positive_price(told.payg_price / 1000 / rate)  # the API counts in thousandths of a yuan
         return Known(seen.model_copy(update={"place": place, "price_usd_per_hour": usd}))
 
-    def _view(self, row: _Row) -> Instance:
-        state, meter = STATES[row.status]
+    def _view(self, row: _Row | _RowId) -> Instance:
         token = self._tokens[row.uuid] = self.token_in(row.name)
+        if not isinstance(row, _Row) or row.status not in STATES:
+            return odd_instance(row.uuid, token, self.api.platform)
+        state, meter = STATES[row.status]
         return Instance(
             id=row.uuid,
             token=token,

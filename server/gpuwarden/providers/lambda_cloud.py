@@ -24,7 +24,16 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
-from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
+from gpuwarden.providers._http import (
+    Api,
+    ApiResponse,
+    Ident,
+    Readable,
+    ResponseModel,
+    is_safe_id,
+    odd_instance,
+    readable,
+)
 from gpuwarden.providers._rented import (
     DURABLE_NAME,
     Findings,
@@ -67,7 +76,14 @@ class _Kind(ResponseModel):
 
 
 class _Kinds(ResponseModel):
-    data: dict[str, _Kind]
+    data: dict[str, Readable[_Kind]]
+
+
+class _InstanceId(ResponseModel):
+    """What has to be readable of a row at least: without its name it might carry any token."""
+
+    id: Ident
+    name: str
 
 
 class _Instance(ResponseModel):
@@ -83,7 +99,7 @@ class _One(ResponseModel):
 
 
 class _Many(ResponseModel):
-    data: tuple[_Instance, ...]
+    data: tuple[_Instance | _InstanceId, ...]
 
 
 class _Launched(ResponseModel):
@@ -94,8 +110,12 @@ class _Launch(ResponseModel):
     data: _Launched
 
 
+class _Ended(ResponseModel):
+    id: Ident
+
+
 class _Terminated(ResponseModel):
-    terminated_instances: tuple[_Instance, ...]
+    terminated_instances: tuple[_Ended, ...]
 
 
 class _Termination(ResponseModel):
@@ -108,7 +128,7 @@ class _Key(ResponseModel):
 
 
 class _Keys(ResponseModel):
-    data: tuple[_Key, ...]
+    data: tuple[Readable[_Key], ...]
 
 
 class _Audited(ResponseModel):
@@ -116,7 +136,7 @@ class _Audited(ResponseModel):
 
 
 class _Audit(ResponseModel):
-    data: tuple[_Audited, ...]
+    data: tuple[Readable[_Audited], ...]
 
 
 class _Filesystem(ResponseModel):
@@ -126,7 +146,7 @@ class _Filesystem(ResponseModel):
 
 
 class _Filesystems(ResponseModel):
-    data: tuple[_Filesystem, ...]
+    data: tuple[Readable[_Filesystem], ...]
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
@@ -168,7 +188,7 @@ class LambdaCloud(Rented):
         answer = await self.client.ask("GET", f"{_V1}/audit-events", _Audit)
         if isinstance(answer, Unknown):
             return answer
-        owners = {e.resource_owner_lrn or "" for e in answer.value.data}
+        owners = {e.resource_owner_lrn or "" for e in readable(answer.value.data, _Audited)}
         accounts = [lrn for lrn in owners if re.fullmatch(r"lrn:cloud:account:\w+", lrn)]
         if len(accounts) != 1:
             return Unknown(f"Lambda's audit log names {len(accounts)} accounts")
@@ -235,7 +255,11 @@ class LambdaCloud(Rented):
         answer = await self.client.ask("GET", f"{_V1}/instances", _Many)
         if isinstance(answer, Unknown):
             return answer
-        return Known(tuple(self._view(i) for i in answer.value.data if i.status != "terminated"))
+        rows, read = answer.value.data, readable(answer.value.data, _Instance)
+        if rows and not read:
+            return Unknown(f"none of the {len(rows)} instances that Lambda listed could be read")
+        gone = {i.id for i in read if i.status == "terminated"}
+        return Known(tuple(self._view(i) for i in rows if i.id not in gone))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported: Lambda can't do that."""
@@ -271,13 +295,16 @@ class LambdaCloud(Rented):
         answer = await self.client.ask("GET", f"{_V1}/instance-types", _Kinds)
         if isinstance(answer, Unknown):
             return answer
+        sold = readable(answer.value.data.values(), _Kind)
+        if answer.value.data and not sold:
+            return Unknown(f"none of Lambda's {len(answer.value.data)} instance types could be read")
         kinds = [
             k
-            for k in answer.value.data.values()
+            for k in sold
             if gpu_matches(asked, (k.instance_type.name, k.instance_type.gpu_description, k.instance_type.description))
         ]
         if not kinds:
-            names = ", ".join(sorted({k.instance_type.gpu_description for k in answer.value.data.values()})[:30])
+            names = ", ".join(sorted({k.instance_type.gpu_description for k in sold})[:30])
             raise BadRequest(f"Lambda has no GPU called {asked!r}", f"It has: {names}.")
         fitting = [
             (k.instance_type, region.name)
@@ -298,7 +325,7 @@ class LambdaCloud(Rented):
         answer = await self.client.ask("GET", f"{_V1}/ssh-keys", _Keys)
         if isinstance(answer, Unknown):
             return answer
-        named, mine, keys = self.env.get("LAMBDA_SSH_KEY_NAME"), self.ssh_key(), answer.value.data
+        named, mine, keys = self.env.get("LAMBDA_SSH_KEY_NAME"), self.ssh_key(), readable(answer.value.data, _Key)
         if named:
             fitting = [k.name for k in keys if k.name == named]
         else:
@@ -322,7 +349,7 @@ class LambdaCloud(Rented):
         answer = await self.client.ask("GET", f"{_V1}/file-systems", _Filesystems)
         if isinstance(answer, Unknown):
             return answer
-        found = [f for f in answer.value.data if f.name == wanted]
+        found = [f for f in readable(answer.value.data, _Filesystem) if f.name == wanted]
         if len(found) != 1 or found[0].mount_point != tier.path:
             at = f", mounted at {found[0].mount_point}" if len(found) == 1 else ""
             raise BadRequest(
@@ -331,7 +358,9 @@ class LambdaCloud(Rented):
             )
         return Known(found[0].region.name)
 
-    def _view(self, i: _Instance) -> Instance:
+    def _view(self, i: _Instance | _InstanceId) -> Instance:
+        if not isinstance(i, _Instance):
+            return odd_instance(i.id, self.token_in(i.name), self.api.platform)
         state, meter = STATES[i.status]
         why = f"status {i.status}"
         if i.status == "unhealthy":

@@ -3,13 +3,17 @@
 | variable | meaning |
 |---|---|
 | `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | a key of the team |
-| `PAPERSPACE_TEMPLATE` | id of the template of new machines; needed, for it differs by region and machine type |
+| `PAPERSPACE_TEMPLATE` | id of the template of new machines; default: the newest ML-in-a-Box for the machine type |
 | `PAPERSPACE_REGION` | region of new machines; needed |
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | ids of a private network and of a startup script, where wanted |
 
-New Linux machines accept the SSH keys of the account. The API reports no prices and no balance, so a price cap can't be
-enforced, every price is unknown, and the end of the balance can't be predicted. A machine has to be off before it can
-be deleted. A deadline becomes its auto-shutdown, which cuts hard; without one the auto-shutdown is turned off.
+New Linux machines accept the SSH keys of the account. The API has no price list and no balance: a price is known of
+machines that exist, so a quote takes it from one of the same type in the team, a price cap can't be enforced, and the
+end of the balance can't be predicted. A machine has to be off before it can be deleted. A deadline becomes its
+auto-shutdown, which cuts hard; without one the auto-shutdown is turned off.
+
+The description names the unit of neither rate. Paperspace's older API had an hourly rate for usage and a monthly one
+for storage; no disk in the price list costs a dollar an hour or less than one a month.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, NotSupported, WardenError
@@ -26,15 +30,26 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote,
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
-from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
-from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such
+from gpuwarden.providers._http import (
+    Api,
+    ApiResponse,
+    Ident,
+    Readable,
+    ResponseModel,
+    is_safe_id,
+    odd_instance,
+    readable,
+)
+from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such, positive_price
 
+D = TypeVar("D")
 _S = InstanceState
 PAGE: Final = 100
 DISKS_GB: Final = (50, 100, 250, 500, 1000, 2000)
 MOST_HOURS: Final = 168
 MACHINES: Final = ("H100", "A100-80G", "A100", "A6000", "A5000", "A4000", "V100", "V100-32G", "P6000")
-NEEDED: Final = ("PAPERSPACE_TEMPLATE", "PAPERSPACE_REGION")
+HOURS_A_MONTH: Final = 730
+USUAL_TEMPLATE: Final = "ml-in-a-box"
 STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
     "provisioning": (_S.BOOTING, None),
     "starting": (_S.BOOTING, None),
@@ -48,14 +63,20 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 }
 
 
-class _Machine(ResponseModel):
+class _MachineId(ResponseModel):
     id: Ident
     name: str
+
+
+class _Machine(_MachineId):
     state: Literal[
         "provisioning", "starting", "restarting", "upgrading", "serviceready", "ready", "stopping", "off", "failed"
     ]
     publicIp: str | None = None  # noqa: N815
     dtCreated: datetime | None = None  # noqa: N815
+    machineType: str | None = None  # noqa: N815
+    usageRate: float | None = None  # noqa: N815
+    storageRate: float | None = None  # noqa: N815
     autoShutdownEnabled: Any = None  # noqa: N815
     autoShutdownTimeout: Any = None  # noqa: N815
 
@@ -64,10 +85,30 @@ class _Wrapped(ResponseModel):
     data: _Machine
 
 
-class _Page(ResponseModel):
-    items: tuple[_Machine, ...]
+class _Page(ResponseModel, Generic[D]):
+    items: tuple[D, ...]
     hasMore: bool  # noqa: N815
     nextPage: str | None = None  # noqa: N815
+
+
+class _Fits(ResponseModel):
+    machineTypeLabel: str  # noqa: N815
+    isAvailable: bool  # noqa: N815
+
+
+class _Template(ResponseModel):
+    id: str
+    name: str
+    dtCreated: datetime  # noqa: N815
+    availableMachineTypes: tuple[_Fits, ...]  # noqa: N815
+
+    def fits(self, kind: str) -> bool:
+        """Return whether machines of a type can be made from the template."""
+        return any(f.machineTypeLabel == kind and f.isAvailable for f in self.availableMachineTypes)
+
+
+class _Availability(ResponseModel):
+    available: bool
 
 
 _Changed: TypeAlias = _Wrapped | _Machine
@@ -117,10 +158,9 @@ class Paperspace(Rented):
 
     async def check_account(self) -> Findings:
         """Return findings on settings that are required for renting."""
-        missing = [name for name in NEEDED if not self.env.get(name)]
-        return [
-            self.finding(Severity.ERROR, f"{name} is not set, and a machine needs it", "Set it.") for name in missing
-        ]
+        if self.env.get("PAPERSPACE_REGION"):
+            return []
+        return [self.finding(Severity.ERROR, "PAPERSPACE_REGION is not set, and a machine needs it", "Set it.")]
 
     async def ask_account(self) -> Answer[str]:
         """Return the team of the key."""
@@ -128,17 +168,44 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return a quote without a price: the API reports none."""
-        kind = self._machine_type(resources)
-        source = "Paperspace, which reports no prices through its API"
+        """Return the price of the team's machines of this type; None where it has none. Raises NoCapacity."""
+        kind, region = self._machine_type(resources), self.env.get("PAPERSPACE_REGION")
+        if region:
+            where = {"machineType": kind, "region": region}
+            answer = await self.client.ask("GET", "/machine-availability", _Availability, params=where)
+            if isinstance(answer, Known) and not answer.value.available:
+                raise NoCapacity(f"Paperspace has no {kind} free in {region}", "Try another region, or later.")
+        machines = await self._machines()
+        same = (
+            []
+            if isinstance(machines, Unknown)
+            else [
+                m for m in readable(machines.value, _Machine) if m.machineType == kind and positive_price(m.usageRate)
+            ]
+        )
+        dearest = max(same, key=lambda m: m.usageRate or 0.0, default=None)
+        source = "Paperspace, which has no price list in its API"
         note = f"{kind}; see the price list at paperspace.com/pricing"
+        if dearest is not None:
+            source = "Paperspace, of a machine of the same type in this team"
+            note = f"{kind}, as machine {dearest.id}"
         return Known(
-            Quote(platform=self.profile.id, price_usd_per_hour=None, source=source, at=self.clock.now(), note=note)
+            Quote(
+                platform=self.profile.id,
+                price_usd_per_hour=None if dearest is None else _usd_per_hour(dearest),
+                source=source,
+                at=self.clock.now(),
+                note=note,
+            )
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Rent one machine; it starts by itself."""
         order = self._order(self.label(token), resources)
+        template = await self._template(str(order["machineType"]))
+        if isinstance(template, Unknown):
+            return template
+        order["templateId"] = template.value
         shape: Any = _Changed
         answer: Answer[_Changed] = await self.client.ask("POST", "/machines", shape, body=order, creates=True)
         if isinstance(answer, Unknown):
@@ -156,23 +223,12 @@ class Paperspace(Rented):
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every machine of the team, page by page."""
-        found: dict[str, _Machine] = {}
-        params: dict[str, str | int] = {"limit": PAGE}
-        seen: set[str] = set()
-        for _ in range(MAX_PAGES):
-            answer = await self.client.ask("GET", "/machines", _Page, params=params)
-            if isinstance(answer, Unknown):
-                return answer
-            before = len(found)
-            found |= {m.id: m for m in answer.value.items}
-            if not answer.value.hasMore:
-                return Known(tuple(self._view(m) for m in found.values()))
-            after = answer.value.nextPage
-            if not after or after in seen or len(found) == before:
-                return Unknown("Paperspace's list continues without a cursor")
-            seen.add(after)
-            params["after"] = after
-        return Unknown("Paperspace's list of machines does not end")
+        answer = await self._machines()
+        if isinstance(answer, Unknown):
+            return answer
+        if answer.value and not readable(answer.value, _Machine):
+            return Unknown(f"none of the {len(answer.value)} machines that Paperspace listed could be read")
+        return Known(tuple(self._view(m) for m in answer.value))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a machine that is off; a dynamic address changes then."""
@@ -203,6 +259,49 @@ class Paperspace(Rented):
 
     # ------------------------------------------------------------------------------------------------------ inside
 
+    async def _machines(self) -> Answer[tuple[_Machine | _MachineId, ...]]:
+        answer = await self._pages("/machines", _Page[_Machine | _MachineId])
+        return answer if isinstance(answer, Unknown) else Known(tuple({m.id: m for m in answer.value}.values()))
+
+    async def _pages(self, path: str, shape: type[_Page[D]]) -> Answer[tuple[D, ...]]:
+        """Return the items of all pages; a list whose cursor leads nowhere is Unknown."""
+        found: tuple[D, ...] = ()
+        params: dict[str, str | int] = {"limit": PAGE}
+        seen: set[str] = set()
+        for _ in range(MAX_PAGES):
+            answer = await self.client.ask("GET", path, shape, params=params)
+            if isinstance(answer, Unknown):
+                return answer
+            found += answer.value.items
+            if not answer.value.hasMore:
+                return Known(found)
+            after = answer.value.nextPage
+            if not after or after in seen or not answer.value.items:
+                return Unknown(f"Paperspace's list of {path} continues without a cursor")
+            seen.add(after)
+            params["after"] = after
+        return Unknown(f"Paperspace's list of {path} does not end")
+
+    async def _template(self, kind: str) -> Answer[str]:
+        """Return the template of a new machine. Raises BadRequest for one that does not fit the machine type."""
+        given = self.env.get("PAPERSPACE_TEMPLATE")
+        templates: list[_Template] = []
+        for path in ("/os-templates", *(("/custom-templates",) if given else ())):
+            answer = await self._pages(path, _Page[Readable[_Template]])
+            if isinstance(answer, Unknown) and not given:
+                return answer
+            templates += [] if isinstance(answer, Unknown) else readable(answer.value, _Template)
+        fitting = sorted((t for t in templates if t.fits(kind)), key=lambda t: (epoch(t.dtCreated), t.id))
+        usual = [t for t in fitting if USUAL_TEMPLATE in t.name.casefold()]
+        ways = ", ".join(f"{t.id} ({t.name})" for t in reversed(fitting[-8:])) or "none that is listed"
+        if given and any(t.id == given for t in templates) and all(t.id != given for t in fitting):
+            raise BadRequest(f"the template {given} is not for Paperspace's {kind}", f"For it are: {ways}.")
+        if not given and not usual:
+            raise BadRequest(
+                f"Paperspace lists no ML-in-a-Box for {kind}", f"Set PAPERSPACE_TEMPLATE; for it are: {ways}."
+            )
+        return Known(given or usual[-1].id)
+
     def _end(self, order: dict[str, object], made: _Machine) -> dict[str, object]:
         """Return the requested shutdown time, unless the reply differs: Paperspace may ignore unknown fields."""
         hours = order.get("autoShutdownTimeout")
@@ -230,12 +329,11 @@ class Paperspace(Rented):
         kind = self._machine_type(resources)
         if resources.max_price_usd_per_hour is not None:
             raise NotSupported(
-                "Paperspace reports no prices through its API, so a price cap can't be enforced",
+                "Paperspace has no price list in its API, so a price cap can't be enforced",
                 "Leave the price cap out; the job's own cost cap still bounds it.",
             )
-        missing = [name for name in NEEDED if not self.env.get(name)]
-        if missing:
-            raise BadRequest(f"{' and '.join(missing)} must be set to rent from Paperspace", do(Action.DOCTOR))
+        if not (region := self.env.get("PAPERSPACE_REGION")):
+            raise BadRequest("PAPERSPACE_REGION must be set to rent from Paperspace", do(Action.DOCTOR))
         disk_gb = resources.disk_gb or DISKS_GB[1]
         sizes = [size for size in DISKS_GB if size >= disk_gb]
         if not sizes:
@@ -243,8 +341,7 @@ class Paperspace(Rented):
         order: dict[str, object] = {
             "name": label,
             "machineType": kind,
-            "templateId": self.env["PAPERSPACE_TEMPLATE"],
-            "region": self.env["PAPERSPACE_REGION"],
+            "region": region,
             "diskSize": sizes[0],
             "publicIpType": "dynamic",
             "startOnCreate": True,
@@ -259,7 +356,9 @@ class Paperspace(Rented):
                 order[field] = value
         return order
 
-    def _view(self, m: _Machine) -> Instance:
+    def _view(self, m: _Machine | _MachineId) -> Instance:
+        if not isinstance(m, _Machine):
+            return odd_instance(m.id, self.token_in(m.name), self.api.platform)
         state, meter = STATES[m.state]
         return Instance(
             id=m.id,
@@ -267,9 +366,23 @@ class Paperspace(Rented):
             state=state,
             place=self.place(m.id, m.publicIp, None) if state is _S.RUNNING and m.publicIp else None,
             meter=meter,
+            price_usd_per_hour=None if state is _S.STOPPED else _usd_per_hour(m),
+            stopped_usd_per_hour=_storage_usd_per_hour(m),
             created_at=epoch(m.dtCreated),
             why=f"state {m.state}",
         )
+
+
+def _usd_per_hour(m: _Machine) -> float | None:
+    """Return what a running machine costs, its disk included; None where its usage rate is not known."""
+    usage = positive_price(m.usageRate)
+    return None if usage is None else usage + (_storage_usd_per_hour(m) or 0.0)
+
+
+def _storage_usd_per_hour(m: _Machine) -> float | None:
+    """Return what the disk costs whether the machine is on or off; a rate from one dollar up is a month's."""
+    rate = positive_price(m.storageRate)
+    return rate / HOURS_A_MONTH if rate is not None and rate >= 1 else rate
 
 
 ACCOUNT_KEYS: Final = (Paperspace.api.key_variable, "PAPERSPACE_APIKEY", "GRADIENT_API_KEY")

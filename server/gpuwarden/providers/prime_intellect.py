@@ -2,11 +2,13 @@
 
 | variable | meaning |
 |---|---|
-| `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key, not a team's; scope: Instances read and write, the rest read |
+| `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key; scope: Instances read and write, the rest read |
+| `PRIME_TEAM_ID` | the team that new Pods belong to and whose wallet pays, where it is not the user's own |
 | `PRIME_IMAGE` | the image of new Pods, where the provider has it |
 
-A price cap is part of the order itself. Prepaid offers are skipped: money paid ahead is not a meter. Pods can't be
-stopped.
+A price cap is part of the order itself; a quote includes what disk, vCPUs and memory cost beyond the offer's own.
+Prepaid offers are skipped: money paid ahead is not a meter. Pods can't be stopped; one that is stopped nevertheless
+bills its full price unless the Pod names another one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,17 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
-from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
+from gpuwarden.providers._http import (
+    Api,
+    ApiResponse,
+    Ident,
+    Readable,
+    ResponseModel,
+    is_safe_id,
+    odd_instance,
+    readable,
+)
+from gpuwarden.providers._prime_offers import Chosen, Offer, Offers, choose
 from gpuwarden.providers._rented import (
     MAX_PAGES,
     Findings,
@@ -51,9 +63,12 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 _SSH = re.compile(r"(?:ssh )?([A-Za-z0-9._-]+)@([A-Za-z0-9.:-]+)(?: -p (\d{1,5}))?")
 
 
-class _Pod(ResponseModel):
+class _PodId(ResponseModel):
     id: Ident
     name: str | None
+
+
+class _Pod(_PodId):
     status: Literal["PROVISIONING", "PENDING", "ACTIVE", "STOPPED", "ERROR", "DELETING", "TERMINATED", "UNKNOWN"]
     createdAt: datetime | None = None  # noqa: N815
     installationStatus: str | None = None  # noqa: N815
@@ -64,7 +79,7 @@ class _Pod(ResponseModel):
 
 
 class _Pods(ResponseModel):
-    data: tuple[_Pod, ...]
+    data: tuple[_Pod | _PodId, ...]
     total_count: int
 
 
@@ -74,35 +89,8 @@ class _Past(ResponseModel):
 
 
 class _History(ResponseModel):
-    data: tuple[_Past, ...]
+    data: tuple[Readable[_Past], ...]
     total_count: int
-
-
-class _Prices(ResponseModel):
-    onDemand: float | None = None  # noqa: N815
-    communityPrice: float | None = None  # noqa: N815
-    currency: str | None = None
-
-
-class _Offer(ResponseModel):
-    cloudId: str  # noqa: N815
-    gpuType: str  # noqa: N815
-    gpuCount: int  # noqa: N815
-    socket: str | None = None
-    provider: str | None = None
-    dataCenter: str | None = None  # noqa: N815
-    country: str | None = None
-    security: str | None = None
-    stockStatus: str  # noqa: N815
-    images: tuple[str, ...] | None = None
-    isSpot: bool | None = None  # noqa: N815
-    prepaidTime: int | None = None  # noqa: N815
-    prices: _Prices
-
-
-class _Offers(ResponseModel):
-    items: tuple[_Offer, ...]
-    totalCount: int  # noqa: N815
 
 
 class _Wallet(ResponseModel):
@@ -124,7 +112,15 @@ class _Key(ResponseModel):
 
 
 class _Keys(ResponseModel):
-    data: tuple[_Key, ...]
+    data: tuple[Readable[_Key], ...]
+
+
+class _Team(ResponseModel):
+    teamId: str  # noqa: N815
+
+
+class _Teams(ResponseModel):
+    data: tuple[Readable[_Team], ...]
 
 
 class _Deleted(ResponseModel):
@@ -155,7 +151,7 @@ class PrimeIntellect(Rented):
         url_variable="GPUWARDEN_PRIME_INTELLECT_URL",
         key_variable="PRIME_API_KEY",
         refusal=_refusal,
-        says=("detail", "error.message", "message"),
+        says=("detail", "errors.0.details", "error.message", "message"),
     )
     max_name = 64
 
@@ -165,7 +161,13 @@ class PrimeIntellect(Rented):
             await self._key_id()
         except BadRequest as refusal:
             return [self.finding(Severity.ERROR, refusal.message, refusal.next_steps)]
-        return []
+        if not (team := self.env.get("PRIME_TEAM_ID")):
+            return []
+        teams = await self.client.ask("GET", "/user/teams", _Teams, params={"limit": PAGE})
+        if isinstance(teams, Unknown) or team in {t.teamId for t in readable(teams.value.data, _Team)}:
+            return []
+        message = "the key's user is in no team of Prime Intellect with the id that PRIME_TEAM_ID has"
+        return [self.finding(Severity.ERROR, message, "Set it to a team of yours, or leave it out.")]
 
     async def ask_account(self) -> Answer[str]:
         """Return the id of the key's user."""
@@ -177,46 +179,53 @@ class PrimeIntellect(Rented):
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
-        offer = answer.value
+        chosen = answer.value
+        offer = chosen.offer
+        amounts = ((chosen.vcpus, "vCPUs"), (chosen.memory_gb, "GB memory"), (chosen.disk_gb, "GB disk"))
+        what = "".join(f", {amount} {unit}" for amount, unit in amounts if amount)
         return Known(
             Quote(
                 platform=self.profile.id,
-                price_usd_per_hour=_price(offer),
+                price_usd_per_hour=chosen.usd_per_hour,
                 source="Prime Intellect availability",
                 at=self.clock.now(),
-                note=f"{offer.gpuCount} x {offer.gpuType} of {offer.provider or 'unknown'}",
+                note=f"{offer.gpuCount} x {offer.gpuType} of {offer.provider or 'unknown'}{what}",
             )
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Rent the offer that `quote` names."""
         label = self.label(token)
-        offer = await self._offer(resources)
-        if isinstance(offer, Unknown):
-            return offer
+        chosen = await self._offer(resources)
+        if isinstance(chosen, Unknown):
+            return chosen
         key = await self._key_id()
         if isinstance(key, Unknown):
             return key
+        offer, team = chosen.value.offer, self.env.get("PRIME_TEAM_ID")
         image = self.env.get("PRIME_IMAGE") or DEFAULT_IMAGE
-        if offer.value.images and image not in offer.value.images:
-            image = offer.value.images[0]
+        if offer.images and image not in offer.images:
+            image = offer.images[0]
         pod: dict[str, object] = {
             "name": label,
-            "cloudId": offer.value.cloudId,
-            "gpuType": offer.value.gpuType,
-            "socket": offer.value.socket,
-            "gpuCount": offer.value.gpuCount,
+            "cloudId": offer.cloudId,
+            "gpuType": offer.gpuType,
+            "socket": offer.socket,
+            "gpuCount": offer.gpuCount,
             "image": image,
-            "dataCenterId": offer.value.dataCenter,
-            "country": offer.value.country,
-            "security": offer.value.security,
+            "dataCenterId": offer.dataCenter,
+            "country": offer.country,
+            "security": offer.security,
             "sshKeyId": key.value,
             "autoRestart": False,
-            "diskSize": resources.disk_gb,
+            "diskSize": chosen.value.disk_gb,
+            "vcpus": chosen.value.vcpus,
+            "memory": chosen.value.memory_gb,
             "maxPrice": resources.max_price_usd_per_hour,
         }
         plain = {name: value for name, value in pod.items() if value is not None}
-        order = {"pod": plain, "provider": {"type": offer.value.provider}}
+        whose: dict[str, object] = {"team": {"teamId": team}} if team else {}
+        order = {"pod": plain, "provider": {"type": offer.provider}, **whose}
         answer = await self.client.ask("POST", "/pods/", _Pod, body=order, creates=True)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
@@ -231,7 +240,7 @@ class PrimeIntellect(Rented):
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every Pod that is not gone, page by page; fewer than the total that comes with them is Unknown."""
-        found: dict[str, _Pod] = {}
+        found: dict[str, _Pod | _PodId] = {}
         read = 0
         for _ in range(MAX_PAGES):
             answer = await self.client.ask("GET", "/pods/", _Pods, params={"offset": read, "limit": PAGE})
@@ -241,14 +250,20 @@ class PrimeIntellect(Rented):
             found |= {p.id: p for p in page.data}
             read += len(page.data)
             if read >= page.total_count and len(found) >= page.total_count:
-                return Known(tuple(self._view(p) for p in found.values() if p.status != "TERMINATED"))
+                pods = readable(found.values(), _Pod)
+                if found and not pods:
+                    return Unknown(f"none of the {len(found)} Pods that Prime Intellect listed could be read")
+                gone = {p.id for p in pods if p.status == "TERMINATED"}
+                return Known(tuple(self._view(p) for p in found.values() if p.id not in gone))
             if len(found) == before:
                 return Unknown(f"Prime Intellect listed {len(found)} of {page.total_count} Pods")
         return Unknown("Prime Intellect's list of Pods does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """Return the balance of the user's wallet."""
-        answer = await self.client.ask("GET", "/billing/wallet", _Wallet, params={"limit": 1})
+        """Return the balance of the wallet that pays: the team's where one is set, else the user's."""
+        team = self.env.get("PRIME_TEAM_ID")
+        params: dict[str, str | int] = {"limit": 1, **({"teamId": team} if team else {})}
+        answer = await self.client.ask("GET", "/billing/wallet", _Wallet, params=params)
         return answer if isinstance(answer, Unknown) else Known(Balance(amount=answer.value.balance_usd))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
@@ -271,14 +286,14 @@ class PrimeIntellect(Rented):
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    async def _offer(self, resources: Resources) -> Answer[_Offer]:
+    async def _offer(self, resources: Resources) -> Answer[Chosen]:
         """Return the cheapest offer that fits. Raises NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         answer = await self._offers(resources.gpu_count)
         if isinstance(answer, Unknown):
             return answer
         fitting = [
-            o
+            c
             for o in answer.value
             if gpu_matches(asked, (o.gpuType.replace("_", " "),))
             and o.gpuCount == resources.gpu_count
@@ -286,32 +301,43 @@ class PrimeIntellect(Rented):
             and o.stockStatus.casefold() not in {"unavailable", "none", ""}
             and not o.prepaidTime
             and bool(o.isSpot) == resources.interruptible
-            and (cap is None or (_price(o) or cap + 1) <= cap)
+            and (c := choose(o, resources.disk_gb)) is not None
+            and (cap is None or (c.usd_per_hour or cap + 1) <= cap)
         ]
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
-            raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{limit}", "Try later.")
-        return Known(min(fitting, key=lambda o: (_price(o) is None, _price(o) or 0.0, o.cloudId, o.provider or "")))
+            size = f" with {resources.disk_gb} GB of disk" if resources.disk_gb else ""
+            raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{size}{limit}", "Try later.")
 
-    async def _offers(self, count: int) -> Answer[tuple[_Offer, ...]]:
+        def cost(chosen: Chosen) -> tuple[bool, float, str, str]:
+            usd = chosen.usd_per_hour
+            return usd is None, usd or 0.0, chosen.offer.cloudId, chosen.offer.provider or ""
+
+        return Known(min(fitting, key=cost))
+
+    async def _offers(self, count: int) -> Answer[tuple[Offer, ...]]:
         """Return all pages of the available offers."""
-        found: tuple[_Offer, ...] = ()
+        found: list[Offer] = []
+        read = 0
         for page in range(1, MAX_PAGES + 1):
             params: dict[str, str | int] = {"gpu_count": count, "page": page, "page_size": PAGE}
-            answer = await self.client.ask("GET", "/availability/gpus", _Offers, params=params)
+            answer = await self.client.ask("GET", "/availability/gpus", Offers, params=params)
             if isinstance(answer, Unknown):
                 return answer
-            found += answer.value.items
-            if len(found) >= answer.value.totalCount or not answer.value.items:
+            read += len(answer.value.items)
+            found += readable(answer.value.items, Offer)
+            if read >= answer.value.totalCount or not answer.value.items:
                 break
-        return Known(found)
+        if read and not found:
+            return Unknown(f"none of Prime Intellect's {read} offers could be read")
+        return Known(tuple(found))
 
     async def _key_id(self) -> Answer[str | None]:
         """Return the account's SSH key that is ours, or its primary one. Raises BadRequest where there is none."""
         answer = await self.client.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
         if isinstance(answer, Unknown):
             return answer
-        keys, mine = answer.value.data, self.ssh_key()
+        keys, mine = readable(answer.value.data, _Key), self.ssh_key()
         found = [k.id for k in keys if mine is not None and same_key(k.publicKey or "") == mine]
         if not found and SSH_KEY_VARIABLE not in self.env:
             found = [k.id for k in keys if k.isPrimary]
@@ -322,19 +348,23 @@ class PrimeIntellect(Rented):
             )
         return Known(found[0])
 
-    def _view(self, pod: _Pod) -> Instance:
+    def _view(self, pod: _Pod | _PodId) -> Instance:
+        if not isinstance(pod, _Pod):
+            return odd_instance(pod.id, self.token_in(pod.name), self.api.platform)
         state, meter = STATES[pod.status]
         why = f"status {pod.status}"
         if pod.installationStatus:
             why += f", installation {pod.installationStatus}"
         failed = state is _S.RUNNING and pod.installationFailure
+        if state is _S.STOPPED and pod.stoppedPriceHr is None:
+            meter, why = True, f"{why}; it names no price for being stopped, so the full one is billed"
         return Instance(
             id=pod.id,
             token=self.token_in(pod.name),
             state=_S.FAILED if failed else state,
             place=self._where(pod) if state is _S.RUNNING and not failed else None,
             meter=meter,
-            price_usd_per_hour=positive_price(pod.priceHr) if state is not _S.STOPPED else None,
+            price_usd_per_hour=positive_price(pod.priceHr) if state is not _S.STOPPED or meter else None,
             stopped_usd_per_hour=positive_price(pod.stoppedPriceHr),
             created_at=epoch(pod.createdAt),
             why=why,
@@ -363,7 +393,7 @@ class PrimeIntellect(Rented):
                 answer = await self.client.ask("GET", "/pods/history", _History, params=params)
                 if isinstance(answer, Unknown) or not answer.value.data:
                     return None
-                for past in answer.value.data:
+                for past in readable(answer.value.data, _Past):
                     if past.id == id:
                         return Instance(
                             id=id,
@@ -376,14 +406,6 @@ class PrimeIntellect(Rented):
         except WardenError:
             return None
         return None
-
-
-def _price(offer: _Offer) -> float | None:
-    """Return the whole offer's price per hour; a currency other than dollars is unknown."""
-    if offer.prices.currency not in {None, "USD", "usd"}:
-        return None
-    price = offer.prices.communityPrice if offer.prices.communityPrice is not None else offer.prices.onDemand
-    return positive_price(price)
 
 
 ACCOUNT_KEYS: Final = (PrimeIntellect.api.key_variable, "PRIME_INTELLECT_API_KEY")
