@@ -19,7 +19,7 @@ from gpuwarden.core.models import Artifact, Handle, Place, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Job
 from gpuwarden.remote.host.host_info import parse_host_info
-from gpuwarden.remote.ssh.connect import HostKeyChanged, fingerprint
+from gpuwarden.remote.ssh.host_keys import HostKeyChanged, fingerprint
 from gpuwarden.remote.ssh.session import SESSIONS, _Session
 from gpuwarden.remote.transfer.receive import receive
 from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
