@@ -194,7 +194,7 @@ class MuxChannel:
             self._check(self._stdout)
             self._wait(select.POLLIN, self._stdout, wait_s)
             count = os.readv(self._stdout, [buffer])
-        if not count and not self.exited() and not self._held.alive():
+        if not count and not (self.exited() and self._code is not None) and not self._held.alive():
             raise ConnectionError("it ended in the middle of the output")
         return count
 

@@ -136,18 +136,25 @@ class Ssh:
 
         Raises as `stream` does, and what `take` raises. `take` is never called after that, nor after a cancel.
         """
+        await self.converse(argv, lambda session: session.pour(take, stdin))
+
+    async def converse(self, argv: Sequence[str], work: Callable[[Session], None]) -> None:
+        """Let `work` start a command and talk with it, in one worker thread, which has ended when this returns.
+
+        After a cancel the session reads and takes nothing any more.
+        """
         begun, ended = threading.Event(), threading.Event()
 
-        def work() -> None:
+        def run() -> None:
             begun.set()
             try:
-                session.pour(take, stdin)
+                work(session)
             finally:
                 ended.set()
 
         try:
             async with self._session(argv) as session:
-                await to_thread.run_sync(work, abandon_on_cancel=True)
+                await to_thread.run_sync(run, abandon_on_cancel=True)
         finally:
             if begun.is_set():
                 with anyio.CancelScope(shield=True):
@@ -184,9 +191,9 @@ class Ssh:
             await to_thread.run_sync(opened.close)
 
     @asynccontextmanager
-    async def _session(self, argv: Sequence[str]) -> AsyncIterator[_Session]:
+    async def _session(self, argv: Sequence[str]) -> AsyncIterator[Session]:
         """A command on the machine that is not left behind: unless it ended, it is killed on the way out."""
-        session = _Session(self, argv)
+        session = Session(self, argv)
         try:
             yield session
         finally:
@@ -235,7 +242,7 @@ class Dialogue:
 
     def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
         self.machine, self.argv = machine, tuple(argv)
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._turn = threading.Lock()
 
     async def ask(self, line: bytes, *, timeout_s: float = COMMAND_S) -> bytes:
@@ -252,7 +259,7 @@ class Dialogue:
             session = self._session
             if session is None or session.channel is None or session.channel.exited():
                 self.close()  # a dead one keeps its slot until then
-                session = self._session = _Session(self.machine, self.argv)
+                session = self._session = Session(self.machine, self.argv)
                 session.start(None)
             session.send(line + b"\n")
             answer = bytearray()
@@ -286,7 +293,7 @@ def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
         ) from None
 
 
-class _Session:
+class Session:
     """One command on one channel. Blocking; each method runs in a worker thread, one at a time except `kill`."""
 
     def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
@@ -341,8 +348,6 @@ class _Session:
     def pour(self, take: Take, stdin: bytes) -> None:
         """Hand all output to `take`, through one buffer that stays in the processor's cache."""
         self.start(stdin)
-        if self._buffer:
-            take(memoryview(self.read()))
         piece = memoryview(bytearray(PIECE_BYTES))
         while count := self.read_into(piece):
             take(piece[:count])
@@ -365,24 +370,24 @@ class _Session:
         if code != 0:
             raise CommandFailed(self.argv, code, bytes(self.err))
 
-    def send(self, data: bytes | memoryview) -> bool:
-        """Send to stdin; False when the command takes no more."""
-        view = memoryview(data)
+    def send(self, data: bytes | bytearray | memoryview, stall_s: float | None = None) -> bool:
+        """Send to stdin; False when the command takes no more. Raises `Unreachable` when none went for `stall_s`."""
+        view, since = memoryview(data), time.monotonic()
         with self._translated() as channel:
             while view and not self._closed:
                 try:
                     view = view[channel.send(view) :]
+                    since = time.monotonic()
                 except TimeoutError:
                     self._drain_stderr(channel)
+                    if stall_s is not None and time.monotonic() - since > stall_s:
+                        raise ConnectionError(f"it took no byte for {stall_s:g} s") from None
                 except BrokenPipeError:
                     return False
         return not self._closed
 
     def read(self) -> bytes:
         """Return the next piece of stdout after the mark; empty at the end."""
-        if self._buffer:
-            first, self._buffer = bytes(self._buffer), bytearray()
-            return first
         return self._recv()
 
     # ------------------------------------------------------------------------------------------------------ pieces
@@ -409,8 +414,8 @@ class _Session:
                 del self._buffer[: end + 1]
             elif not chunk or len(self._buffer) > MAX_NOISE:
                 self._over = not chunk
-                with suppress(Unreachable):  # by then its last words are here
-                    self._code()
+                if not chunk:
+                    self._code()  # by then its last words are here
                 shown = (bytes(self._buffer) + bytes(self.err)).decode("utf-8", "replace").strip()[:300]
                 raise NoShell(self.machine.endpoint, shown, only_files=not chunk and self._speaks_sftp())
 
@@ -439,6 +444,11 @@ class _Session:
 
     def read_into(self, piece: memoryview, wait_s: float | None = None) -> int:
         """Read what stdout has; 0 at its end. After `wait_s` without a byte it raises `TimeoutError`."""
+        if self._buffer and self.pid is not None:
+            count = min(len(piece), len(self._buffer))
+            piece[:count] = self._buffer[:count]
+            del self._buffer[:count]
+            return count
         with self._translated() as channel:
             while not self._closed:
                 self._drain_stderr(channel)
@@ -495,7 +505,7 @@ class _Session:
             time.sleep(0.02)  # another thread is reading it
         if self.pid is None or channel is None or channel.exited() or not (opened and opened.alive):
             return
-        killer = _Session(self.machine, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
+        killer = Session(self.machine, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
         with suppress(Exception):  # the caller sees a lost connection anyway
             killer.channel = opened.open_channel(killer.line)
             killer.drain(MAX_NOISE)
