@@ -31,6 +31,7 @@ from gpuwarden.lifecycle.artifacts.seal_keys import believed, job_key
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.transfer.partial_file import part_name
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
 from sshd import PATH, Sshd, sshd_fixture  # noqa: F401
@@ -318,3 +319,23 @@ async def test_output_that_is_no_text_is_read_with_the_log(backend: SshBackend, 
     handle = await job(backend, tmp_path, r"printf 'a\377\376b\000c\n'; printf '\303\274\n'")
     log = (await backend.logs(handle)).text
     assert log.startswith("a") and log.endswith("ü\n") and "\ufffd" in log
+
+
+# ------------------------------------------------------------------------------------------------------------ holes
+
+
+@pytest.mark.parametrize("begun", [0, 1_000_003])
+async def test_holes_stay_holes_in_a_pull(backend: SshBackend, tmp_path: Path, begun: int) -> None:
+    some = "head -c 70000 /dev/urandom >> o/a"
+    text = f"{some}; truncate -s 9000001 o/a; {some}; truncate -s 19M o/a"
+    handle = await job(backend, tmp_path, text)
+    path = Path(handle.run_dir) / "work/o/a"
+    listed = await roster(backend, handle, ["o"])
+    here = tmp_path / "here"
+    if begun:
+        (here / STAGING).mkdir(parents=True)
+        (here / STAGING / part_name(listed.files[0])).write_bytes(path.read_bytes()[:begun])
+    got = await receive(source(backend, handle), listed, here)
+    assert got.complete and got.bytes_resumed == begun
+    assert (here / "o/a").read_bytes() == path.read_bytes()
+    assert (here / "o/a").stat().st_blocks * 512 < (1 << 20) + begun

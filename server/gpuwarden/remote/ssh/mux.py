@@ -178,7 +178,10 @@ class MuxChannel:
         """Send to stdin what its pipe takes now. Raises `BrokenPipeError` when the command takes no more."""
         with self._gate:
             self._check(self._stdin)
-            self._wait(select.POLLOUT, self._stdin, TICK_S)
+            try:
+                return os.write(self._stdin, data)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, self._stdin, TICK_S)
             return os.write(self._stdin, data)
 
     def end_input(self) -> None:

@@ -34,6 +34,7 @@ Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 BUFFER = 1 << 20
 MAX_LINE = 1 << 24
 CONFIRM_BYTES = 256 << 10
+PIECE = 128 << 10
 FLUSH_BYTES = 32 << 20
 ZEROS = bytes(1 << 16)
 
@@ -74,13 +75,23 @@ class Agent:
             self.low, self.high = 0, len(left)
             if self.high == len(self.data):
                 self.data += bytes(len(self.data))
-        if self.bytes - self.told[1] >= CONFIRM_BYTES or not select.select([0], [], [], 0)[0]:
+        if self.bytes - self.told[1] >= CONFIRM_BYTES:
             self.confirm()
-        with memoryview(self.data) as view:
-            count = os.readv(0, [view[self.high :]])
+        while not self.read():
+            self.confirm()
+            select.select([0], [], [])
+
+    def read(self) -> bool:
+        """Read what is there; False when nothing is."""
+        try:
+            with memoryview(self.data) as view:
+                count = os.readv(0, [view[self.high :]])
+        except BlockingIOError:
+            return False
         if not count:
             sys.exit(0)  # the connection was cut, or nothing more comes
         self.high += count
+        return True
 
     def confirm(self) -> None:
         """Report what was done since the last time."""
@@ -108,6 +119,8 @@ class Agent:
         while count:
             if self.low == self.high:
                 self.fill()
+            while self.high - self.low < min(count, PIECE) and self.high < len(self.data) and self.read():
+                pass
             size = min(count, self.high - self.low)
             with memoryview(self.data) as view, view[self.low : self.low + size] as piece:
                 yield piece
@@ -295,6 +308,7 @@ def write(fd: int, data: Any) -> None:
 def main(root: str) -> None:
     """Answer until stdin closes; a failure is the last line."""
     os.umask(0o077)
+    os.set_blocking(0, False)
     try:
         Agent(root).serve()
     except StillWritten:

@@ -34,6 +34,7 @@ MAX_AHEAD: Final = 8 << 20
 SHARE: Final = 40
 SYNC_S: Final = 600.0
 _PIECE: Final = 1 << 18
+_HEADER: Final = 16
 _GATHER: Final = 128 << 10
 _HOLE: Final = 1 << 28
 _ZEROS: Final = bytes(1 << 20)
@@ -174,7 +175,8 @@ class UploadStream:
 
     def _send_pieces(self, entry: Row, file: BufferedReader, offset: int) -> None:
         """Send a file from `offset`; its holes only by their length."""
-        sha, fd, buffer = hashlib.sha256(), file.fileno(), memoryview(bytearray(_PIECE))
+        sha, fd, room = hashlib.sha256(), file.fileno(), memoryview(bytearray(_HEADER + _PIECE))
+        buffer = room[_HEADER:]
         at = 0
         for end, hole in _extents(fd, entry.size):
             while at < end:
@@ -195,9 +197,9 @@ class UploadStream:
                     raise _changed(entry)
                 sha.update(piece[:count])
                 if at >= offset:
-                    self._write(b"D %d\n" % count)
+                    room[:_HEADER] = b"D %013d\n" % count
                     self._flush()
-                    self.session.send(piece[:count], self.stall_s)
+                    self.session.send(room[: _HEADER + count], self.stall_s)
                     self._count(count)
                 at += count
         self._write(b"E %s\n" % sha.hexdigest().encode())
