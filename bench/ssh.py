@@ -16,6 +16,7 @@ over the connection that is there already. Needs sshd, ssh, scp and rsync; every
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
@@ -35,6 +36,9 @@ from gpuwarden.backends.base import roster, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Handle, Place
+from gpuwarden.remote.host.host_info import HostInfo, probe_host
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.session import Ssh
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd
@@ -68,6 +72,8 @@ def show(what: str, times: dict[str, list[float]], peers: list[str], aim: float,
 class Bench:
     """One server, one backend, and the words for the system's clients."""
 
+    host: HostInfo
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.server = Sshd(folder / "sshd").start()
@@ -99,7 +105,7 @@ class Bench:
         times: dict[str, list[float]] = {name: [] for name in ["ours", "ours, again", *commands]}
         for n in range(rounds):
             for name, argv in commands.items():
-                with self.target(f"{token}-{n}-{len(name)}") as target:
+                with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target:
                     target.mkdir()
                     times[name].append(timed([*argv, f"box:{handle.run_dir}/work/o", str(target)]))
             backend = SshBackend(SystemClock(), config=self.server.config)
@@ -110,22 +116,25 @@ class Bench:
         shutil.rmtree(Path(handle.run_dir))
         self.both(what, times)
 
-    async def push(self, what: str, source: Path, rounds: int) -> None:
+    async def push(self, what: str, text: str, token: str, rounds: int) -> None:
         """A folder by our push, rsync and scp, interleaved."""
+        here = self.folder / token
+        here.mkdir()
+        timed(["sh", "-c", f"cd {here} && {text}"])
+        files = {entry.name: Path(entry.path) for entry in os.scandir(here / "o")}
         commands = self.peers()
-        files = {str(p.relative_to(source)): p for p in source.rglob("*") if p.is_file()}
         times: dict[str, list[float]] = {name: [] for name in ["ours", "ours, again", *commands]}
         for n in range(rounds):
             for name, argv in commands.items():
-                with self.target(f"{source.name}-{n}-{len(name)}") as target:
+                with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target:
                     target.mkdir()
-                    times[name].append(timed([*argv, str(source), f"box:{target}"]))
-            backend = SshBackend(SystemClock(), config=self.server.config)
+                    times[name].append(timed([*argv, str(here / "o"), f"box:{target}"]))
+            machine = Ssh(resolve("box", config=self.server.config), config=self.server.config)
             for name in ("ours", "ours, again"):
-                with self.target(f"{source.name}-{n}-{name}") as target:
-                    times[name].append(await atimed(lambda to=target: self._send(backend, files, to)))  # type: ignore[misc]  # noqa: B023
-            await backend.aclose()
-        shutil.rmtree(source)
+                with self.target(f"{token}-{n}-{name[5:]}") as target:
+                    times[name].append(await atimed(lambda to=target: self._send(machine, files, to)))  # type: ignore[misc]  # noqa: B023
+            await machine.aclose()
+        shutil.rmtree(here)
         self.both(what, times)
 
     def both(self, what: str, times: dict[str, list[float]]) -> None:
@@ -156,10 +165,10 @@ class Bench:
         got = await receive(source(backend, handle), listed, target)
         assert got.complete
 
-    async def _send(self, backend: SshBackend, files: dict[str, Path], target: Path) -> None:
-        machine = await backend._at(self.place)
-        host = await backend._host_info(self.place)
-        await push(machine.ssh, files, str(target), python=host.runner_python)
+    async def _send(self, machine: Ssh, files: dict[str, Path], target: Path) -> None:
+        if target.name.endswith("-"):
+            self.host = await probe_host(machine)
+        await push(machine, files, str(target), python=self.host.runner_python)
 
 
 async def main(gib: float, files: int, rounds: int, only: str, folder: Path) -> None:
@@ -173,10 +182,7 @@ async def main(gib: float, files: int, rounds: int, only: str, folder: Path) -> 
             small = f"mkdir o; for i in $(seq {files}); do echo $i > o/$i; done"
             for word, text in ((f"{gib:g} GiB in one file (s)", large), (f"{files:,} small files (s)", small)):
                 if "push" in only:
-                    folder = Path(name) / f"source-{len(text)}"
-                    folder.mkdir()
-                    subprocess.run(["sh", "-c", f"cd {folder} && {text}"], check=True)
-                    await bench.push(f"push of {word}", folder / "o", rounds)
+                    await bench.push(f"push of {word}", text, f"push-{len(text)}", rounds)
                 if "pull" in only:
                     await bench.pull(f"pull of {word}", text, f"t-{len(text)}", rounds)
         finally:
