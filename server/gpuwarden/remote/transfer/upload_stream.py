@@ -4,7 +4,8 @@ Every byte is read once on each side: this side hashes a file while it sends it,
 file gets its name there when both digests are equal. A file that may be there already is compared first.
 
 Bytes in flight when the connection is cut are lost, so the sender is never further ahead of the agent's confirmations
-than a small share of what the connection has carried.
+than a share of what the connection has carried: an eighth at first, so that a long way is soon filled, and a fortieth
+once a connection was cut.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ASK: Final = 2000
 AHEAD: Final = 64 << 10
 MAX_AHEAD: Final = 8 << 20
 SHARE: Final = 40
+TRUSTING_SHARE: Final = 8
 SYNC_S: Final = 600.0
 _PIECE: Final = 1 << 18
 _HEADER: Final = 16
@@ -207,7 +209,9 @@ class UploadStream:
     @property
     def _ahead(self) -> int:
         """Return how many bytes may be on their way."""
-        return min(max(AHEAD, self._carried // SHARE), MAX_AHEAD)
+        if self.counts.retries:
+            return min(max(AHEAD, self._carried // SHARE), MAX_AHEAD)
+        return min(max(4 * AHEAD, self._carried // TRUSTING_SHARE), MAX_AHEAD)
 
     def _count(self, size: int) -> None:
         """Count what was sent, and wait while too much of it is not confirmed."""
