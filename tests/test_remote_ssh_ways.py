@@ -131,3 +131,14 @@ def test_the_configuration_is_read_with_includes(tmp_path: Path) -> None:
     assert (found.host, found.port, found.user) == ("10.1.2.3", 2200, "alice")
     assert str(resolve("gpu", port=22, user="bob", config=tmp_path / "config")) == "bob@10.1.2.3:22"
     assert found.known_as == "[10.1.2.3]:2200"
+
+
+def test_a_known_hosts_file_whose_path_has_spaces(tmp_path: Path) -> None:
+    """`ssh -G` prints it without the quotes that the configuration has."""
+    folder = tmp_path / "my keys"
+    folder.mkdir()
+    for name in ("first file", "second"):
+        (folder / name).write_text("")
+    (tmp_path / "config").write_text(f'Host gpu\n  UserKnownHostsFile "{folder}/first file" "{folder}/second"\n')
+    found = resolve("gpu", config=tmp_path / "config")
+    assert found.known_hosts[:2] == (f"{folder}/first file", f"{folder}/second")
