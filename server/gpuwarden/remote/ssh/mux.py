@@ -165,6 +165,7 @@ class MuxChannel:
             for end in (self._stdin, self._stdout):
                 _widen(end)
             os.set_blocking(self._stdin, False)
+            os.set_blocking(self._stdout, False)
             self._control = Control(socket_path)
             self._control.open_session(command, theirs)
         except BaseException:
@@ -196,7 +197,11 @@ class MuxChannel:
         with self._gate:
             self._check(self._stdout)
             self._wait(select.POLLIN, self._stdout, wait_s)
-            count = os.readv(self._stdout, [buffer])
+            count = got = os.readv(self._stdout, [buffer])
+            with suppress(BlockingIOError):  # each return costs the caller more than another look
+                while got and count < len(buffer) // 2:
+                    got = os.readv(self._stdout, [buffer[count:]])
+                    count += got
         if not count and not (self.exited() and self._code is not None) and not self._held.alive():
             raise ConnectionError("it ended in the middle of the output")
         return count
