@@ -1,18 +1,22 @@
 """Measure the SSH backend against the system's own tools, on this machine, in one run.
 
-    python bench/ssh.py [--gib 1] [--files 10000] [--rounds 5] [--folder DIR] [--only status,large,small]
+    python bench/ssh.py [--gib 1] [--files 10000] [--rounds 5] [--folder DIR] [--only status,push,pull]
 
 Prints ratios: at most 1.0 for a status check of ten jobs against one `ssh` exec over a ControlMaster, at most 1.1 for
-pulls against the better of `rsync -a` and `scp -r`, which are measured twice: as they are, and with the cipher that
-our own transfers ask for (aes128-gcm). Each ratio is of the fastest runs and of the medians; every round runs all of
-them, one after the other. A pull of ours includes the roster, a sha256 of every file on both sides, and fsync; its
-peers do neither. Both ends share this machine's processors, so hashing on both sides costs here what it would hide
-between two machines. Needs sshd, ssh, scp and rsync; everything listens on loopback.
+pushes and pulls, of one large file and of many small ones, against the better of `rsync -a` and `scp -r`. Those are
+measured twice: as they are, and with the cipher that our own transfers ask for (aes128-gcm).
+
+Every round runs all of them, one after the other, each with a connection of its own. A ratio is the median over the
+rounds of our time to the better peer's in the same round. Ours includes the look at the machine and its Pythons, for a
+pull the roster, a sha256 of every file on both sides, and fsync; its peers do nothing of that. Both ends share this
+machine's processors, so hashing on both sides costs here what it would hide between two machines. "Again" is the same
+over the connection that is there already. Needs sshd, ssh, scp and rsync; everything listens on loopback.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
@@ -32,7 +36,11 @@ from gpuwarden.backends.base import roster, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Handle, Place
+from gpuwarden.remote.host.host_info import HostInfo, probe_host
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.session import Ssh
 from gpuwarden.remote.transfer.receive import receive
+from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd
 
 
@@ -51,17 +59,20 @@ async def atimed(work: Callable[[], Awaitable[object]]) -> float:
 
 
 def show(what: str, times: dict[str, list[float]], peers: list[str], aim: float, unit: float = 1.0) -> None:
-    """One line: ours, and the ratio to the better of some peers, of the fastest runs and of the medians."""
-    told = []
-    for pick in (min, statistics.median):
-        best = min(pick(times[name]) for name in peers)
-        told.append(pick(times["ours"]) / best)
-    figures = ", ".join(f"{name} {min(times[name]) * unit:.2f}" for name in ["ours", *peers])
-    print(f"{what:<32} ratio {told[0]:.2f} fastest, {told[1]:.2f} median (aim {aim:.1f})   {figures}", flush=True)
+    """One line for each of ours: the median of its ratios to the better peer of the same round."""
+    best = [min(round_) for round_ in zip(*(times[name] for name in peers), strict=True)]
+    middles = ", ".join(f"{name} {statistics.median(times[name]) * unit:.2f}" for name in peers)
+    for name in [n for n in times if n.startswith("ours")]:
+        ratios = sorted(mine / other for mine, other in zip(times[name], best, strict=True))
+        ends = f"{statistics.median(ratios):.2f} (aim {aim:.1f}; {ratios[0]:.2f} to {ratios[-1]:.2f})"
+        mine = statistics.median(times[name]) * unit
+        print(f"{what + name.removeprefix('ours'):<52} ratio {ends}   ours {mine:.2f}, {middles}", flush=True)
 
 
 class Bench:
     """One server, one backend, and the words for the system's clients."""
+
+    host: HostInfo
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,27 +101,55 @@ class Bench:
         """One job's output by our pull, rsync and scp, interleaved."""
         handle = await self.backend.submit(shell(text, outputs=["o"], timeout_s=900), self.place, token, secrets={})
         await until(self.backend, handle, lambda o: o.ended_at is not None, 600)
-        commands = self.peers("/".join(("box:" + handle.run_dir, "work", "o")))
-        times: dict[str, list[float]] = {"ours": [], **{name: [] for name in commands}}
+        commands = self.peers()
+        times: dict[str, list[float]] = {name: [] for name in ["ours", "ours, again", *commands]}
         for n in range(rounds):
             for name, argv in commands.items():
-                with self.target(f"{token}-{n}-{len(name)}") as target:
+                with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target:
                     target.mkdir()
-                    times[name].append(timed([*argv, str(target)]))
-            with self.target(f"{token}-{n}-ours") as target:
-                times["ours"].append(await atimed(lambda to=target: self._ours(handle, to)))  # type: ignore[misc]
+                    times[name].append(timed([*argv, f"box:{handle.run_dir}/work/o", str(target)]))
+            backend = SshBackend(SystemClock(), config=self.server.config)
+            for name in ("ours", "ours, again"):
+                with self.target(f"{token}-{n}-{name}") as target:
+                    times[name].append(await atimed(lambda to=target: self._receive(backend, handle, to)))  # type: ignore[misc]  # noqa: B023
+            await backend.aclose()
         shutil.rmtree(Path(handle.run_dir))
-        show(what, times, ["rsync -a", "scp -r"], 1.1)
-        show("  the same, peers with our cipher", times, ["rsync -a, gcm", "scp -r, gcm"], 1.1)
+        self.both(what, times)
 
-    def peers(self, far: str) -> dict[str, list[str]]:
+    async def push(self, what: str, text: str, token: str, rounds: int) -> None:
+        """A folder by our push, rsync and scp, interleaved."""
+        here = self.folder / token
+        here.mkdir()
+        timed(["sh", "-c", f"cd {here} && {text}"])
+        files = {entry.name: Path(entry.path) for entry in os.scandir(here / "o")}
+        commands = self.peers()
+        times: dict[str, list[float]] = {name: [] for name in ["ours", "ours, again", *commands]}
+        for n in range(rounds):
+            for name, argv in commands.items():
+                with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target:
+                    target.mkdir()
+                    times[name].append(timed([*argv, str(here / "o"), f"box:{target}"]))
+            machine = Ssh(resolve("box", config=self.server.config), config=self.server.config)
+            for name in ("ours", "ours, again"):
+                with self.target(f"{token}-{n}-{name[5:]}") as target:
+                    times[name].append(await atimed(lambda to=target: self._send(machine, files, to)))  # type: ignore[misc]  # noqa: B023
+            await machine.aclose()
+        shutil.rmtree(here)
+        self.both(what, times)
+
+    def both(self, what: str, times: dict[str, list[float]]) -> None:
+        """The ratios to the peers as they are, and with our cipher."""
+        show(what, times, ["rsync -a", "scp -r"], 1.1)
+        show("  peers with our cipher", times, ["rsync -a, gcm", "scp -r, gcm"], 1.1)
+
+    def peers(self) -> dict[str, list[str]]:
         """The system's own tools, as they are and with our cipher."""
         rsh, gcm = " ".join(self.ssh), "-c aes128-gcm@openssh.com"
         return {
-            "rsync -a": ["rsync", "-a", "-e", rsh, far],
-            "rsync -a, gcm": ["rsync", "-a", "-e", f"{rsh} {gcm}", far],
-            "scp -r": ["scp", "-q", "-r", *self.ssh[1:], far],
-            "scp -r, gcm": ["scp", "-q", "-r", *gcm.split(), *self.ssh[1:], far],
+            "rsync -a": ["rsync", "-a", "-e", rsh],
+            "rsync -a, gcm": ["rsync", "-a", "-e", f"{rsh} {gcm}"],
+            "scp -r": ["scp", "-q", "-r", *self.ssh[1:]],
+            "scp -r, gcm": ["scp", "-q", "-r", *gcm.split(), *self.ssh[1:]],
         }
 
     @contextmanager
@@ -121,10 +160,15 @@ class Bench:
         for large in target.rglob("large"):
             large.unlink()
 
-    async def _ours(self, handle: Handle, target: Path) -> None:
-        listed = await roster(self.backend, handle, ["o"])
-        got = await receive(source(self.backend, handle), listed, target)
+    async def _receive(self, backend: SshBackend, handle: Handle, target: Path) -> None:
+        listed = await roster(backend, handle, ["o"])
+        got = await receive(source(backend, handle), listed, target)
         assert got.complete
+
+    async def _send(self, machine: Ssh, files: dict[str, Path], target: Path) -> None:
+        if target.name.endswith("-"):
+            self.host = await probe_host(machine)
+        await push(machine, files, str(target), python=self.host.runner_python)
 
 
 async def main(gib: float, files: int, rounds: int, only: str, folder: Path) -> None:
@@ -134,12 +178,13 @@ async def main(gib: float, files: int, rounds: int, only: str, folder: Path) -> 
         try:
             if "status" in only:
                 await bench.status(rounds)
-            if "large" in only:
-                text = f"mkdir o; head -c {int(gib * (1 << 30))} /dev/urandom > o/large"
-                await bench.pull(f"pull of {gib:g} GiB in one file (s)", text, "large", rounds)
-            if "small" in only:
-                text = f"mkdir o; for i in $(seq {files}); do echo $i > o/$i; done"
-                await bench.pull(f"pull of {files:,} small files (s)", text, "small", rounds)
+            large = f"mkdir o; head -c {int(gib * (1 << 30))} /dev/urandom > o/large"
+            small = f"mkdir o; for i in $(seq {files}); do echo $i > o/$i; done"
+            for word, text in ((f"{gib:g} GiB in one file (s)", large), (f"{files:,} small files (s)", small)):
+                if "push" in only:
+                    await bench.push(f"push of {word}", text, f"push-{len(text)}", rounds)
+                if "pull" in only:
+                    await bench.pull(f"pull of {word}", text, f"t-{len(text)}", rounds)
         finally:
             await bench.backend.aclose()
             bench.server.stop()
@@ -150,7 +195,7 @@ if __name__ == "__main__":
     options.add_argument("--gib", type=float, default=1.0)
     options.add_argument("--files", type=int, default=10_000)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--only", default="status,large,small")
+    options.add_argument("--only", default="status,push,pull")
     options.add_argument("--folder", type=Path, help="where to work; a RAM disk measures the tools, not the disk")
     asked = options.parse_args()
     anyio.run(main, asked.gib, asked.files, asked.rounds, asked.only, asked.folder)

@@ -1,22 +1,59 @@
-"""What the tests of SSH share: a connection to the real server."""
+"""What the tests of SSH share: a connection to the real server, by each of the two clients."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from conftest import need
+from gpuwarden.remote.ssh import openssh
 from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.openssh import Master
 from gpuwarden.remote.ssh.session import Ssh
 from sshd import Sshd
+
+CLIENTS = ["openssh", "paramiko"]
 
 
 def machine(server: Sshd, *, pin: str | None = None, host: str = "box") -> Ssh:
     return Ssh(resolve(host, config=server.config), pin=pin, config=server.config)
 
 
+def cut(ssh: Ssh) -> None:
+    """End the connection under a machine, as a network does."""
+    opened = ssh.connection()
+    if isinstance(opened, Master):
+        os.kill(opened.control.pid(), signal.SIGKILL)
+        end = time.monotonic() + 5
+        while opened.alive and time.monotonic() < end:
+            time.sleep(0.005)
+    else:
+        opened.transport.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Folders of masters in a folder for temporary files."""
+    return list(folder.glob("gw-*"))
+
+
+@pytest.fixture(name="client", params=CLIENTS)
+def client_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test by each client."""
+    if request.param == "paramiko":
+        monkeypatch.setattr(openssh, "usable", lambda: None)
+    else:
+        need("an OpenSSH client, 8.5 or newer", openssh.usable() is not None)
+    return str(request.param)
+
+
 @pytest.fixture(name="box")
-async def box_fixture(sshd: Sshd) -> AsyncIterator[Ssh]:
+async def box_fixture(sshd: Sshd, client: str) -> AsyncIterator[Ssh]:
     ssh = machine(sshd)
     yield ssh
     await ssh.aclose()

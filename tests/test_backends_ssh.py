@@ -19,8 +19,8 @@ from gpuwarden.core.models import Artifact, Handle, Place, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Job
 from gpuwarden.remote.host.host_info import parse_host_info
-from gpuwarden.remote.ssh.connect import HostKeyChanged, fingerprint
-from gpuwarden.remote.ssh.session import SESSIONS, _Session
+from gpuwarden.remote.ssh.host_keys import HostKeyChanged, fingerprint
+from gpuwarden.remote.ssh.session import SESSIONS, Session
 from gpuwarden.remote.transfer.receive import receive
 from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
 
@@ -90,13 +90,13 @@ async def test_a_poll_of_many_jobs_is_one_question_to_a_running_runner(
     for handle in handles:
         await ended(backend, handle)
     started: list[object] = []
-    plain = _Session.start
+    plain = Session.start
 
-    def counted(self: _Session, stdin: bytes | None) -> None:
+    def counted(self: Session, stdin: bytes | None) -> None:
         started.append(self.argv)
         plain(self, stdin)
 
-    monkeypatch.setattr(_Session, "start", counted)
+    monkeypatch.setattr(Session, "start", counted)
     for _ in range(3):
         assert len(await backend.poll(handles)) == 5
     assert not started

@@ -22,7 +22,7 @@ from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
-from gpuwarden.remote.ssh.connect import HostKeyChanged, fingerprint
+from gpuwarden.remote.ssh.host_keys import HostKeyChanged, fingerprint
 from lifecycle_kit import open_house
 
 pytestmark = pytest.mark.anyio

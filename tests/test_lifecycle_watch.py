@@ -36,7 +36,7 @@ from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
-from gpuwarden.remote.ssh.connect import HostKeyChanged
+from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, promises, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio

@@ -30,8 +30,8 @@ from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.artifacts.seal_keys import believed, job_key
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.native_ssh_stream import BULK_BYTES, Unusable, bulk_pour
 from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.transfer.partial_file import part_name
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
 from sshd import PATH, Sshd, sshd_fixture  # noqa: F401
@@ -184,7 +184,7 @@ def rewrite(path: Path) -> None:
         file.write(b"other")
 
 
-SMALL, MIDDLE, LARGE = 5000, 3 << 20, BULK_BYTES + 5
+SMALL, MIDDLE, LARGE = 5000, 3 << 20, (32 << 20) + 5
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ async def test_a_file_that_moves_under_a_pull_is_a_problem_and_the_rest_arrives(
 
 @pytest.mark.slow
 async def test_a_file_that_grows_while_it_is_sent_is_a_problem(backend: SshBackend, tmp_path: Path) -> None:
-    handle = await job(backend, tmp_path, f"head -c {2 * BULK_BYTES} /dev/zero > o/a")
+    handle = await job(backend, tmp_path, f"head -c {2 * LARGE} /dev/zero > o/a")
     listed = await roster(backend, handle, ["o"])
     path, done = Path(handle.run_dir) / "work/o/a", []
 
@@ -227,7 +227,7 @@ async def test_a_file_that_grows_while_it_is_sent_is_a_problem(backend: SshBacke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [9, 2 * BULK_BYTES])
+@pytest.mark.parametrize("size", [9, 2 * LARGE])
 @pytest.mark.parametrize("written", [False, True])
 async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when_nobody_wrote_to_it(
     backend: SshBackend, tmp_path: Path, size: int, written: bool
@@ -304,7 +304,7 @@ async def test_a_shell_rc_that_prints_spoils_nothing(tmp_path: Path) -> None:
     try:
         ran = await (await backend._at(Place(platform="ssh", host="box", run_root="/tmp"))).ssh.run(["echo", "hi"])
         need("bash as this user's shell", b"quota" in ran.err)
-        handle = await job(backend, tmp_path, f"head -c {BULK_BYTES + 9} /dev/urandom > o/large; echo s > o/small")
+        handle = await job(backend, tmp_path, f"head -c {LARGE} /dev/urandom > o/large; echo s > o/small")
         listed = await roster(backend, handle, ["o"])
         got = await receive(source(backend, handle), listed, tmp_path / "here")
         assert got.complete and len(got.files) == 2
@@ -313,22 +313,6 @@ async def test_a_shell_rc_that_prints_spoils_nothing(tmp_path: Path) -> None:
     finally:
         await backend.aclose()
         noisy.stop()
-
-
-async def test_no_secret_of_ours_goes_along_with_the_systems_client(
-    box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`SendEnv *` in the user's configuration would send it all."""
-    await box.open()
-    client = tmp_path / "ssh"
-    client.write_text(f"#!/bin/sh\nenv > {tmp_path}/env\nexit 255\n")
-    client.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("RUNPOD_API_KEY", "rpa-not-for-machines")
-    with pytest.raises(Unusable):
-        await bulk_pour(box, ["true"], lambda view: None)
-    sent = (tmp_path / "env").read_text()
-    assert "HOME=" in sent and "not-for-machines" not in sent
 
 
 async def test_a_gigabyte_of_output_is_cut_off(box: Ssh) -> None:
@@ -341,3 +325,23 @@ async def test_output_that_is_no_text_is_read_with_the_log(backend: SshBackend, 
     handle = await job(backend, tmp_path, r"printf 'a\377\376b\000c\n'; printf '\303\274\n'")
     log = (await backend.logs(handle)).text
     assert log.startswith("a") and log.endswith("ü\n") and "\ufffd" in log
+
+
+# ------------------------------------------------------------------------------------------------------------ holes
+
+
+@pytest.mark.parametrize("begun", [0, 1_000_003])
+async def test_holes_stay_holes_in_a_pull(backend: SshBackend, tmp_path: Path, begun: int) -> None:
+    some = "head -c 70000 /dev/urandom >> o/a"
+    text = f"{some}; truncate -s 9000001 o/a; {some}; truncate -s 19M o/a"
+    handle = await job(backend, tmp_path, text)
+    path = Path(handle.run_dir) / "work/o/a"
+    listed = await roster(backend, handle, ["o"])
+    here = tmp_path / "here"
+    if begun:
+        (here / STAGING).mkdir(parents=True)
+        (here / STAGING / part_name(listed.files[0])).write_bytes(path.read_bytes()[:begun])
+    got = await receive(source(backend, handle), listed, here)
+    assert got.complete and got.bytes_resumed == begun
+    assert (here / "o/a").read_bytes() == path.read_bytes()
+    assert (here / "o/a").stat().st_blocks * 512 < (1 << 20) + begun

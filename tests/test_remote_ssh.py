@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.remote.ssh.session import CommandFailed, Ssh
-from ssh_kit import box_fixture  # noqa: F401
+from ssh_kit import box_fixture, client_fixture, cut  # noqa: F401
 from sshd import sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
@@ -37,15 +36,15 @@ async def test_runs_a_command_with_stdin_and_separate_outputs(box: Ssh) -> None:
 
 
 async def test_reuses_one_transport(box: Ssh) -> None:
-    first = box._transport()
+    first = box.connection()
     for _ in range(3):
         await box.run(["true"])
-    assert box._transport() is first
+    assert box.connection() is first
 
 
 async def test_a_dead_transport_is_opened_again(box: Ssh) -> None:
     await box.run(["true"])
-    box._transport().transport.sock.shutdown(socket.SHUT_RDWR)
+    cut(box)
     assert (await box.run(["echo", "back"])).out == b"back\n"
 
 

@@ -9,16 +9,16 @@ import anyio
 import pytest
 
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.remote.ssh.connect import (
+from gpuwarden.remote.ssh.host_keys import (
     HostKeyChanged,
     HostKeyRevoked,
     HostKeyUnproven,
     fingerprint,
 )
-from ssh_kit import machine
+from ssh_kit import client_fixture, machine  # noqa: F401
 from sshd import Sshd, keygen, sshd_fixture  # noqa: F401
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
 
 
 async def test_first_contact_hands_the_key_back_and_holds_to_it(sshd: Sshd, tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ async def test_a_key_that_changes_between_two_calls_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-async def test_the_users_known_hosts_count(sshd: Sshd, hashed: bool) -> None:
+async def test_the_users_known_hosts_count(sshd: Sshd, tmp_path: Path, hashed: bool) -> None:
     known = sshd.folder / "known_hosts"
-    keygen(sshd.folder / f"wrong{hashed}")
-    wrong = " ".join((sshd.folder / f"wrong{hashed}.pub").read_text().split()[:2])
+    keygen(tmp_path / "wrong")
+    wrong = " ".join((tmp_path / "wrong.pub").read_text().split()[:2])
     try:
         for line, good in ((sshd.host_key, True), (wrong, False)):
             known.write_text(f"# comment\n[127.0.0.1]:{sshd.port} {line}\n")
@@ -144,7 +144,7 @@ async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
     line = f"@cert-authority {who.format(port=sshd.port)} {authority}\n"
     try:
         known.write_text(line)
-        with pytest.raises(HostKeyUnproven, match="reads no host certificates") as caught:
+        with pytest.raises(HostKeyUnproven, match=r"leave .* to a @cert-authority") as caught:
             await machine(sshd).open()
         assert caught.value.seen == fingerprint(sshd.host_key)
         wanted = f'"[127.0.0.1]:{sshd.port} $(ssh '

@@ -13,10 +13,10 @@ import pytest
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.session import Ssh
-from ssh_kit import machine
+from ssh_kit import client_fixture, machine  # noqa: F401
 from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
 
 
 async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path) -> No
     config = tmp_path / "config"
     config.write_text(sshd.config.read_text().replace(f"{sshd.folder}/clientkey", str(tmp_path / "stranger")))
     with pytest.raises(AuthFailed, match="none of our keys"):
-        await Ssh(resolve("box", config=config)).open()
+        await Ssh(resolve("box", config=config), config=config).open()
 
 
 async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
 
 async def test_a_closed_port(sshd: Sshd) -> None:
     with pytest.raises(Unreachable, match="can't be reached"):
-        await Ssh(resolve("127.0.0.1", port=free_port(), config=sshd.config)).open()
+        await Ssh(resolve("127.0.0.1", port=free_port(), config=sshd.config), config=sshd.config).open()
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def listener() -> Iterator[Callable[[bytes | None], int]]:
 async def test_a_port_that_answers_something_else(sshd: Sshd, listener: Callable[[bytes | None], int]) -> None:
     port = listener(b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n" + b"<html>\r\n" * 200)
     with pytest.raises((BadReply, Unreachable), match="SSH"):
-        await Ssh(resolve("127.0.0.1", port=port, config=sshd.config)).open()
+        await Ssh(resolve("127.0.0.1", port=port, config=sshd.config), config=sshd.config).open()
 
 
 async def test_a_banner_that_never_comes(
@@ -91,9 +91,10 @@ async def test_a_banner_that_never_comes(
     listener: Callable[[bytes | None], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gpuwarden.remote.ssh.connect.CONNECT_S", 0.5)
+    monkeypatch.setattr("gpuwarden.remote.ssh.paramiko_client.CONNECT_S", 0.5)
+    monkeypatch.setattr("gpuwarden.remote.ssh.openssh.CONNECT_S", 1)
     with pytest.raises(Unreachable, match="handshake"):
-        await Ssh(resolve("127.0.0.1", port=listener(None), config=sshd.config)).open()
+        await Ssh(resolve("127.0.0.1", port=listener(None), config=sshd.config), config=sshd.config).open()
 
 
 # ----------------------------------------------------------------------------------------------------- ways around
@@ -106,7 +107,6 @@ async def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
     )
     ssh = Ssh(resolve("far", config=config), config=config)
     assert (await ssh.run(["echo", "through"])).out == b"through\n"
-    assert ssh._transport().jumps
     await ssh.aclose()
 
 
@@ -131,3 +131,14 @@ def test_the_configuration_is_read_with_includes(tmp_path: Path) -> None:
     assert (found.host, found.port, found.user) == ("10.1.2.3", 2200, "alice")
     assert str(resolve("gpu", port=22, user="bob", config=tmp_path / "config")) == "bob@10.1.2.3:22"
     assert found.known_as == "[10.1.2.3]:2200"
+
+
+def test_a_known_hosts_file_whose_path_has_spaces(tmp_path: Path) -> None:
+    """`ssh -G` prints it without the quotes that the configuration has."""
+    folder = tmp_path / "my keys"
+    folder.mkdir()
+    for name in ("first file", "second"):
+        (folder / name).write_text("")
+    (tmp_path / "config").write_text(f'Host gpu\n  UserKnownHostsFile "{folder}/first file" "{folder}/second"\n')
+    found = resolve("gpu", config=tmp_path / "config")
+    assert found.known_hosts[:2] == (f"{folder}/first file", f"{folder}/second")

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import hashlib
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from conftest import need
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.core.errors import BadReply, BadRequest, WardenError
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.session import Ssh
 from gpuwarden.remote.transfer import upload_agent
-from gpuwarden.remote.transfer.small_file_upload import Row, UploadSession
-from gpuwarden.remote.transfer.upload import push, put
+from gpuwarden.remote.transfer.shell_upload import put
+from gpuwarden.remote.transfer.upload import push
+from gpuwarden.remote.transfer.upload_stream import AHEAD, SMALL_BYTES, Row, UploadStream, row
+from ssh_kit import box_fixture, client_fixture  # noqa: F401
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def box(sshd: Sshd) -> AsyncIterator[Ssh]:
-    ssh = Ssh(resolve("box", config=sshd.config), config=sshd.config)
-    yield ssh
-    await ssh.aclose()
+@pytest.fixture(params=[sys.executable, None], ids=["stream", "shell"])
+def python(request: pytest.FixtureRequest) -> str | None:
+    """Each way that a push can go: a machine with Python, and one without."""
+    return cast("str | None", request.param)
 
 
 def some(folder: Path, **sizes: int) -> dict[str, Path]:
@@ -41,71 +44,71 @@ def some(folder: Path, **sizes: int) -> dict[str, Path]:
 HOSTILE = ["a b", "-rf", "$(touch canary)", "`touch canary`", "quote'\"s", "back\\slash", "*", "~", "ü", "deep/er/x"]
 
 
-async def test_files_arrive_as_they_are_whatever_their_names(box: Ssh, tmp_path: Path) -> None:
+async def test_files_arrive_as_they_are_whatever_their_names(box: Ssh, python: str | None, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=100_000, empty=0)
     roster = {"a": files["a"], "empty": files["empty"], **dict.fromkeys(HOSTILE, files["a"])}
     far = tmp_path / "far folder"
-    got = await push(box, roster, str(far))
+    got = await push(box, roster, str(far), python=python)
     assert got.bytes_sent == 100_000 * (len(HOSTILE) + 1)
     for name, path in roster.items():
         assert (far / name).read_bytes() == path.read_bytes()
     assert not [p for p in far.rglob("*") if p.name.endswith(".part")]
     assert not list(tmp_path.rglob("canary"))
-    again = await push(box, roster, str(far))
+    again = await push(box, roster, str(far), python=python)
     assert (again.bytes_sent, again.bytes_skipped) == (0, got.bytes_sent)
 
 
-async def test_a_changed_file_replaces_the_old_one(box: Ssh, tmp_path: Path) -> None:
+async def test_a_changed_file_replaces_the_old_one(box: Ssh, python: str | None, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=1000)
-    await push(box, files, str(tmp_path / "far"))
+    await push(box, files, str(tmp_path / "far"), python=python)
     files["a"].write_bytes(b"x" * 1000)
-    assert (await push(box, files, str(tmp_path / "far"))).bytes_sent == 1000
+    assert (await push(box, files, str(tmp_path / "far"), python=python)).bytes_sent == 1000
     assert (tmp_path / "far/a").read_bytes() == b"x" * 1000
 
 
 @pytest.mark.parametrize("name", ["../up", "/abs", "a/../../up", "nul\0", "new\nline", ""])
-async def test_a_name_that_leaves_is_refused(box: Ssh, tmp_path: Path, name: str) -> None:
+async def test_a_name_that_leaves_is_refused(box: Ssh, python: str | None, tmp_path: Path, name: str) -> None:
     files = some(tmp_path / "here", a=10)
     with pytest.raises(WardenError):
-        await push(box, {name: files["a"]}, str(tmp_path / "in" / "far"))
+        await push(box, {name: files["a"]}, str(tmp_path / "in" / "far"), python=python)
     assert not (tmp_path / "in").exists()
 
 
-async def test_links_pipes_and_devices_are_never_sent(box: Ssh, tmp_path: Path) -> None:
+async def test_links_pipes_and_devices_are_never_sent(box: Ssh, python: str | None, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "link", tmp_path / "pipe", Path("/dev/zero"), tmp_path, tmp_path / "none"):
         with pytest.raises(BadRequest):
-            await push(box, {"x": path}, str(tmp_path / "far"))
+            await push(box, {"x": path}, str(tmp_path / "far"), python=python)
 
 
-async def test_a_part_that_lies_is_sent_anew(box: Ssh, tmp_path: Path) -> None:
+async def test_a_part_that_lies_is_sent_anew(box: Ssh, python: str | None, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=50_000)
-    await push(box, files, str(tmp_path / "far"))
-    digest = hashlib.sha256(files["a"].read_bytes()).hexdigest()
+    await push(box, files, str(tmp_path / "far"), python=python)
+    key = row("a", files["a"]).key if python else hashlib.sha256(files["a"].read_bytes()).hexdigest()[:16]
     (tmp_path / "far/a").unlink()
-    (tmp_path / f"far/.a.{digest[:16]}.part").write_bytes(b"\0" * 20_000)
-    got = await push(box, files, str(tmp_path / "far"))
+    (tmp_path / f"far/.a.{key}.part").write_bytes(b"\0" * 20_000)
+    got = await push(box, files, str(tmp_path / "far"), python=python)
     assert (tmp_path / "far/a").read_bytes() == files["a"].read_bytes()
     assert got.bytes_sent == 80_000
 
 
-async def test_a_full_folder_is_said(box: Ssh, tmp_path: Path) -> None:
+async def test_a_full_folder_is_said(box: Ssh, python: str | None, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=10)
     with pytest.raises(BadRequest, match="can't be written"):
-        await push(box, files, "/proc/nowhere")
+        await push(box, files, "/proc/nowhere", python=python)
     with pytest.raises(BadRequest, match="can't be written"):
         await put(box, "/proc/nowhere/x", b"x")
 
 
-async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, size: int) -> None:
+async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None, cuts: int, size: int) -> None:
     ssh = Ssh(resolve("127.0.0.1", port=proxy.port, config=sshd.config), config=sshd.config)
     files = some(tmp_path / "here", large=size, small=5000)
     await ssh.run(["true"])
     rng = random.Random(5)
-    points = iter([rng.randrange(20_000, 2 * size // cuts) for _ in range(cuts)])
+    points = iter([rng.randrange(20_000, size // cuts) for _ in range(cuts)])
     proxy.arm(lambda: next(points, None))
-    got = await push(ssh, files, str(tmp_path / "far"), clock=NoWait(), tries=50)
+    got = await push(ssh, files, str(tmp_path / "far"), python=python, clock=NoWait(), tries=50)
     await ssh.aclose()
     for name, path in files.items():
         assert (tmp_path / "far" / name).read_bytes() == path.read_bytes()
@@ -114,13 +117,16 @@ async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, s
     assert got.bytes_sent <= (size + 5000) * 1.05
 
 
-async def test_a_push_goes_on_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
-    await cut_push(sshd, proxy, tmp_path, 4, 20_000_000)
+@pytest.mark.usefixtures("client")
+async def test_a_push_goes_on_after_every_cut(
+    sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None
+) -> None:
+    await cut_push(sshd, proxy, tmp_path, python, 4, 20_000_000)
 
 
 @pytest.mark.prove
-async def test_a_push_cut_a_hundred_times(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
-    await cut_push(sshd, proxy, tmp_path, 100, 200_000_000)
+async def test_a_push_cut_a_hundred_times(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None) -> None:
+    await cut_push(sshd, proxy, tmp_path, python, 100, 200_000_000)
 
 
 # ------------------------------------------------------------------------------------------------------- small files
@@ -145,26 +151,78 @@ def same(files: dict[str, Path], far: Path) -> None:
     assert {str(p.relative_to(far)) for p in far.rglob("*") if p.is_file()} == set(files)
 
 
-async def test_small_files_go_by_the_handful(box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_what_is_not_there_goes_again(box: Ssh, tmp_path: Path) -> None:
     files = many(tmp_path / "here", 700) | some(tmp_path / "large", large=300_000)
-    said: list[int] = []
-    plain = UploadSession.send
-
-    async def counted(self: UploadSession, rows: Sequence[Row]) -> set[str]:
-        said.append(len(rows))
-        return await plain(self, rows)
-
-    monkeypatch.setattr(UploadSession, "send", counted)
     got = await push(box, files, str(tmp_path / "far"), python=sys.executable)
     same(files, tmp_path / "far")
-    assert sum(said) == 700 and len(said) < 30
     assert got.bytes_sent == sum(p.stat().st_size for p in files.values())
     (tmp_path / "far/d0/f 0").write_bytes(b"changed")
+    size = files["d2/f 2"].stat().st_size
+    (tmp_path / "far/d2/f 2").write_bytes(bytes(size))
     (tmp_path / "far/d1/f 1").unlink()
+    (tmp_path / "far/large").unlink()
     again = await push(box, files, str(tmp_path / "far"), python=sys.executable)
     same(files, tmp_path / "far")
-    assert sum(said) == 702
-    assert again.bytes_skipped == got.bytes_sent - files["d1/f 1"].stat().st_size - files["d0/f 0"].stat().st_size
+    missing = [files[name].stat().st_size for name in ("d0/f 0", "d1/f 1", "d2/f 2", "large")]
+    assert again.bytes_sent == sum(missing) and again.bytes_skipped == got.bytes_sent - sum(missing)
+
+
+async def test_a_file_that_changes_while_it_is_sent_gets_no_name(
+    box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets shorter after the look at it: no byte of it is there under its name."""
+    plain = UploadStream._send
+
+    def shorter(self: UploadStream, entry: Row, offset: int) -> None:
+        os.truncate(entry.path, entry.size - 5)
+        plain(self, entry, offset)
+
+    for size in (SMALL_BYTES - 9, 900_000):
+        files = some(tmp_path / f"here{size}", a=size)
+        monkeypatch.setattr(UploadStream, "_send", shorter)
+        with pytest.raises(BadReply, match="changed while it was sent"):
+            await push(box, files, str(tmp_path / f"far{size}"), python=sys.executable)
+        monkeypatch.undo()
+        assert not (tmp_path / f"far{size}/a").exists()
+
+
+@pytest.mark.parametrize("cut", [0, 3 << 20])
+async def test_holes_stay_holes(box: Ssh, tmp_path: Path, cut: int) -> None:
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        for at in (0, 2 << 20, 5 << 20):
+            file.seek(at)
+            file.write(random.Random(at).randbytes(70_000))
+        file.truncate(9 << 20)
+    need("a disk that keeps holes", sparse.stat().st_blocks * 512 < 1 << 20)
+    far = tmp_path / "far"
+    far.mkdir()
+    if cut:
+        (far / f".s.{row('s', sparse).key}.part").write_bytes(sparse.read_bytes()[:cut])
+    got = await push(box, {"s": sparse}, str(far), python=sys.executable)
+    assert (far / "s").read_bytes() == sparse.read_bytes()
+    assert (far / "s").stat().st_blocks * 512 < (1 << 20) + cut
+    assert got.bytes_sent < 300_000 and got.bytes_resumed == cut
+
+
+@pytest.mark.parametrize("size", [9, 300_000])
+async def test_an_earlier_push_that_still_writes_is_waited_for(box: Ssh, tmp_path: Path, size: int) -> None:
+    """Its connection was cut, and its agent has not noticed."""
+    files = some(tmp_path / "here", a=300_000)
+    far = tmp_path / "far"
+    far.mkdir()
+    with (far / f".a.{row('a', files['a']).key}.part").open("wb") as part:
+        part.write(files["a"].read_bytes()[:size])
+        part.flush()
+        fcntl.flock(part, fcntl.LOCK_EX)
+
+        class Waits(NoWait):
+            async def sleep(self, seconds: float) -> None:
+                part.close()
+
+        got = await push(box, files, str(far), python=sys.executable, clock=Waits())
+    assert (far / "a").read_bytes() == files["a"].read_bytes()
+    assert got.retries == 1 and got.bytes_sent <= 300_000 - size + 6 * AHEAD
 
 
 async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: Path) -> None:
@@ -179,14 +237,17 @@ async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("lie", "why"), [('["x"]', "invalid reply"), ("[99]", "not sent"), ("[-1]", "not sent"), ("{", "invalid reply"),
-                      ("[1e999]", "invalid reply"), ("[" * 60_000, "invalid reply")],
+    ("lie", "why"), [('{"done": 99, "bytes": 0, "bad": []}', "not sent"), ('{"synced": true}', "fewer files"),
+                      ('{"done": -1, "bytes": 0, "bad": []}', "not sent"),
+                      ('{"done": 1, "bytes": 0, "bad": ["x"]}', "invalid"), ("{", "invalid reply"), ("[]", "invalid"),
+                      ('{"done": 0, "bytes": 1e999, "bad": []}', "invalid reply"), ("[" * 60_000, "invalid reply"),
+                      ('{"done": 1, "bytes": 1, "bad": [7]}', "not sent")],
 )  # fmt: skip
 async def test_a_machine_that_lies_is_not_believed(box: Ssh, tmp_path: Path, lie: str, why: str) -> None:
     files = many(tmp_path / "here", 20)
     liar = tmp_path / "python"
-    answer = 'case $line in {*) echo \'{"here": ' + lie + "}';; esac"
-    liar.write_text(f"#!/bin/sh\nwhile read -r line; do {answer}; done\n")
+    hello = '{"fresh": true, "free": 99999999999, "inodes": null}'
+    liar.write_text(f"#!/bin/sh\necho '{hello}'\nread -r line\necho '{lie}'\nexec cat > /dev/null\n")
     liar.chmod(0o755)
     with pytest.raises(BadReply, match=why):
         await push(box, files, str(tmp_path / "far"), python=str(liar))
@@ -198,7 +259,7 @@ async def cut_small(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, 
     total = sum(p.stat().st_size for p in files.values())
     await ssh.run(["true"])
     rng = random.Random(6)
-    points = iter([rng.randrange(20_000, 3 * total // cuts) for _ in range(cuts)])
+    points = iter([rng.randrange(20_000, total // cuts) for _ in range(cuts)])
     proxy.arm(lambda: next(points, None))
     got = await push(ssh, files, str(tmp_path / "far"), python=sys.executable, clock=NoWait(), tries=50)
     await ssh.aclose()
@@ -208,5 +269,6 @@ async def cut_small(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, 
     assert got.bytes_sent <= total + proxy.cuts * (64 << 10)
 
 
+@pytest.mark.usefixtures("client")
 async def test_a_push_of_small_files_goes_on_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
     await cut_small(sshd, proxy, tmp_path, 6, 1500)

@@ -12,6 +12,7 @@ from gpuwarden.core.errors import BadReply, NotFound
 from gpuwarden.remote.launch import raise_for
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.session import Ssh
+from ssh_kit import client_fixture  # noqa: F401
 from sshd import Sshd
 
 pytestmark = pytest.mark.anyio
@@ -43,6 +44,7 @@ def test_whole_characters_are_read_however_they_are_spelled() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pid", ["-1", "seven", "9" * 5_000, "1 2"])
+@pytest.mark.usefixtures("client")
 async def test_a_process_that_is_no_number_is_a_bad_reply(tmp_path: Path, pid: str) -> None:
     shell = tmp_path / "shell"
     shell.write_text(SHELL.format(pid=pid))

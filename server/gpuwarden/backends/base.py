@@ -30,7 +30,7 @@ from gpuwarden.core.models import (
 from gpuwarden.core.policy import Local
 from gpuwarden.core.registry import Registry
 from gpuwarden.core.rules import Finding
-from gpuwarden.remote.ssh.connect import HostKey
+from gpuwarden.remote.ssh.host_keys import HostKey
 from gpuwarden.remote.transfer.destination import bare
 from gpuwarden.remote.transfer.receive import Source
 

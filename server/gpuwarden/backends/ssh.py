@@ -11,7 +11,7 @@ import json
 import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
@@ -30,17 +30,11 @@ from gpuwarden.remote import launch
 from gpuwarden.remote.host.host_info import HostInfo, probe_host
 from gpuwarden.remote.host.probe_findings import RENT_ANOTHER, Asked, judge
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.connect import HostKey, HostKeyChanged
-from gpuwarden.remote.ssh.native_ssh_stream import (
-    BULK_BYTES,
-    Take,
-    Unusable,
-    available,
-    bulk_pour,
-)
-from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, Ssh
+from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged
+from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, NoShell, Ssh, Take
+from gpuwarden.remote.transfer.shell_upload import PUT_S, put
 from gpuwarden.remote.transfer.stream_digest import Seal
-from gpuwarden.remote.transfer.upload import PUT_S, push, put
+from gpuwarden.remote.transfer.upload import push
 from gpuwarden.scripts.script import read_header
 
 MAX_REPLY = 256 << 20
@@ -72,7 +66,6 @@ class _Machine:
 
     ssh: Ssh
     host: HostInfo | None = None
-    bulk: bool = field(default_factory=available)
     polls: Dialogue | None = None
 
 
@@ -108,7 +101,7 @@ class SshBackend(RunnerBackend):
             return [_host(Severity.ERROR, f"the machine did not answer within {CHECK_S:.0f} s", RENT_ANOTHER)]
         except HostKeyChanged as changed:
             return [_host(Severity.ERROR, changed.message, changed.next_steps)]
-        except (AuthFailed, NotSupported) as refused:
+        except (AuthFailed, NotSupported, NoShell) as refused:
             return [_host(Severity.ERROR, refused.message, refused.next_steps)]
         except WardenError as error:
             return [_host(Severity.UNKNOWN, error.message, error.next_steps)]
@@ -219,22 +212,19 @@ class SshBackend(RunnerBackend):
         raise _no_runner()
 
     async def pour(self, handle: Handle, artifact: Artifact, offset: int, take: Take) -> str | None:
-        """Hand one file's bytes from `offset` to `take`, much through the system's client.
+        """Hand one file's bytes from `offset` to `take`.
 
         The machine hashes a whole file on its way, unless its digest is known from the save: that one takes precedence.
         """
         request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
         hashed = not offset and artifact.sha256 is None
         request |= {"seal": True, "size": artifact.size} if hashed else {}
-        for _ in range(3):
+        for _ in range(2):
             machine, argv = await self._verb(handle.place, "read", handle.run_dir)
-            bulky = machine.bulk and artifact.size - offset >= BULK_BYTES
             seal = Seal(artifact, take, artifact.size - offset)
             try:
-                await (bulk_pour if bulky else _pour)(machine.ssh, argv, seal, stdin=json.dumps(request).encode())
+                await machine.ssh.pour(argv, seal, stdin=json.dumps(request).encode())
                 return seal.digest() if hashed else None
-            except Unusable:
-                machine.bulk = False
             except CommandFailed as failed:
                 await self._ship_if_missing(handle, failed)
         raise _no_runner()
@@ -358,13 +348,6 @@ async def _bring(machine: Ssh, host: HostInfo, run_dir: str, inputs: Mapping[str
         return
     await push(machine, inputs, f"{run_dir}/work", python=host.runner_python)
     await put(machine, f"{run_dir}/{launch.INPUTS_HERE}", b"whole\n")
-
-
-async def _pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: bytes) -> None:
-    """Stream through the paramiko connection, with the signature of `bulk_pour`."""
-    async with aclosing(machine.stream(argv, stdin=stdin)) as stream:
-        async for chunk in stream:
-            await anyio.to_thread.run_sync(take, memoryview(chunk))
 
 
 def _no_runner() -> BadReply:

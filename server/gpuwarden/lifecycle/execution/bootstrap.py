@@ -15,7 +15,7 @@ from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.ledger.events import HostChecked, HostTrusted
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import LeaseRecord
-from gpuwarden.remote.ssh.connect import HostKey, HostKeyChanged
+from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged
 
 
 class NoContact(Exception):

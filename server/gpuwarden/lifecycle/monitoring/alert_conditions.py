@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job
-from gpuwarden.remote.ssh.connect import HostKeyChanged
+from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
 DAY_S: Final = 86_400.0
 OVERLAP_S: Final = 600.0

@@ -28,6 +28,10 @@ done
 for python in python3 python /opt/conda/bin/python /root/miniconda3/bin/python /venv/main/bin/python \
   /usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8; do
   found=$(command -v "$python" 2>/dev/null) || continue
+  # Names in one folder for one file are one Python; a virtual environment has a folder of its own.
+  real=$(readlink -f "$found" 2>/dev/null) || real=$found
+  case "$seen" in *"|${found%/*}:$real|"*) continue ;; esac
+  seen="$seen|${found%/*}:$real|"
   "$found" -I -c '
 import sys
 try:

@@ -34,6 +34,10 @@ class Endpoint:
     proxy_command: str | None = None
     known_hosts: tuple[str, ...] = ()
     host_key_alias: str | None = None
+    known_hosts_command: str | None = None
+    identity_agent: str | None = None
+    strict: bool = False
+    """Whether the user's configuration lets no unknown host key pass (`StrictHostKeyChecking yes`)."""
 
     @property
     def known_as(self) -> str:
@@ -114,7 +118,7 @@ def _endpoint(alias: str, port: int | None, user: str | None, found: dict[str, l
     port = port or int(one("port") or 22)
     user = user or one("user") or getpass.getuser()
     tokens = {"h": host, "p": str(port), "r": user, "n": alias, "d": str(Path.home()), "u": getpass.getuser(), "%": "%"}
-    files = (one("userknownhostsfile") or "~/.ssh/known_hosts").split() + (one("globalknownhostsfile") or "").split()
+    files = [*_paths(one("userknownhostsfile") or "~/.ssh/known_hosts"), *_paths(one("globalknownhostsfile") or "")]
     command = one("proxycommand")
     return Endpoint(
         alias=alias,
@@ -127,11 +131,23 @@ def _endpoint(alias: str, port: int | None, user: str | None, found: dict[str, l
         proxy_command=_expand(command, tokens) if command else None,
         known_hosts=_existing(files, tokens),
         host_key_alias=one("hostkeyalias"),
+        known_hosts_command=one("knownhostscommand"),
+        identity_agent=one("identityagent"),
+        strict=one("stricthostkeychecking") in {"yes", "true"},
     )
 
 
 def _expand(text: str, tokens: dict[str, str]) -> str:
     return re.sub(r"%(.)", lambda m: tokens.get(m[1], m[0]), text)
+
+
+def _paths(text: str) -> list[str]:
+    """Split a list of paths, from which `ssh -G` has dropped the quotes: one with spaces is known by being there."""
+    words = text.split()
+    for end in range(len(words), 1, -1):
+        if Path(" ".join(words[:end])).expanduser().is_file():
+            return [" ".join(words[:end]), *_paths(" ".join(words[end:]))]
+    return [words[0], *_paths(" ".join(words[1:]))] if words else []
 
 
 def _existing(names: list[str], tokens: dict[str, str]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """One machine over SSH: run a command, stream its output, feed its input, cancel it for good.
 
-paramiko works in worker threads. Each machine has one transport, which is opened when it is first needed, reused,
+Blocking calls run in worker threads. Each machine has one connection, which is opened when it is first needed, reused,
 and opened again when it died. Commands are argument lists; secrets go to stdin. What a login shell's rc file
 prints before the command is cut off at a random mark, so it can't be mistaken for output.
 
@@ -14,18 +14,19 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 from anyio import to_thread
 
 from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.remote.ssh.config import Endpoint
-from gpuwarden.remote.ssh.connect import HostKey, Opened, connect
+from gpuwarden.remote.ssh.connect import Channel, Connection, connect
+from gpuwarden.remote.ssh.host_keys import HostKey
+from gpuwarden.remote.ssh.mux import TICK_S
 from gpuwarden.remote.ssh.shell_quote import command_line
 
 COMMAND_S = 60.0
@@ -35,6 +36,10 @@ MAX_OUTPUT = 4 << 20
 MAX_STDERR = 64 << 10
 MAX_NOISE = 256 << 10
 READ_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
+SFTP_S = 3.0
+_SFTP_INIT = b"\0\0\0\x05\x01\0\0\0\x03"
+_SFTP_VERSION = 2
 # sshd allows ten sessions on one connection by default, and counts those that just ended for a moment longer.
 SESSIONS = 5
 
@@ -46,6 +51,26 @@ while [ "$i" -lt 20 ] && kill -s 0 -- "-$1" 2>/dev/null; do sleep 0.1; i=$((i + 
 kill -s KILL -- "-$1" 2>/dev/null
 exit 0
 """.strip()
+
+
+Take = Callable[[memoryview], object]
+
+
+class NoShell(BadReply):
+    """The account runs no commands: a forced command, a restricted shell, or file transfer only."""
+
+    def __init__(self, endpoint: Endpoint, said: str, *, only_files: bool) -> None:
+        if only_files:
+            super().__init__(
+                f"the account {endpoint} allows file transfer only (SFTP) and starts no command, so no job can run",
+                "Use an account with a shell, or remove `ForceCommand internal-sftp` for this one.",
+            )
+        else:
+            super().__init__(
+                f"{endpoint} did not start the command; its shell said: {said or 'nothing'}",
+                "Is the login shell a real shell? A forced command, a restricted shell (rbash, git-shell, nologin) or "
+                "a printing rc file may be in the way.",
+            )
 
 
 class CommandFailed(BadReply):
@@ -69,19 +94,19 @@ class Ran:
 
 
 class Ssh:
-    """One machine. Safe to use from many tasks; the transport is shared."""
+    """One machine. Safe to use from many tasks; the connection is shared."""
 
     def __init__(self, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> None:
         self.endpoint = endpoint
         self.pin = pin
         self.config = config
-        self._opened: Opened | None = None
+        self.opened: Connection | None = None
         self._opening = threading.Lock()
         self.sessions = threading.BoundedSemaphore(SESSIONS)
 
     async def open(self) -> HostKey:
         """Connect unless connected, and return the host key. From then on only this key is accepted."""
-        return (await to_thread.run_sync(self._transport, abandon_on_cancel=True)).key
+        return (await to_thread.run_sync(self.connection, abandon_on_cancel=True)).key
 
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = COMMAND_S, limit: int = MAX_OUTPUT
@@ -105,6 +130,35 @@ class Ssh:
             while chunk := await to_thread.run_sync(session.read, abandon_on_cancel=True):
                 yield chunk
             await to_thread.run_sync(session.finish, abandon_on_cancel=True)
+
+    async def pour(self, argv: Sequence[str], take: Take, *, stdin: bytes = b"") -> None:
+        """Hand a command's output to `take`, which runs in one worker thread; a view is overwritten after its return.
+
+        Raises as `stream` does, and what `take` raises. `take` is never called after that, nor after a cancel.
+        """
+        await self.converse(argv, lambda session: session.pour(take, stdin))
+
+    async def converse(self, argv: Sequence[str], work: Callable[[Session], None]) -> None:
+        """Let `work` start a command and talk with it, in one worker thread, which has ended when this returns.
+
+        After a cancel the session reads and takes nothing any more.
+        """
+        begun, ended = threading.Event(), threading.Event()
+
+        def run() -> None:
+            begun.set()
+            try:
+                work(session)
+            finally:
+                ended.set()
+
+        try:
+            async with self._session(argv) as session:
+                await to_thread.run_sync(run, abandon_on_cancel=True)
+        finally:
+            if begun.is_set():
+                with anyio.CancelScope(shield=True):
+                    await to_thread.run_sync(ended.wait)
 
     async def feed(
         self,
@@ -132,14 +186,14 @@ class Ssh:
 
     async def aclose(self) -> None:
         """Close the transport; the next call opens a new one."""
-        opened, self._opened = self._opened, None
+        opened, self.opened = self.opened, None
         if opened is not None:
             await to_thread.run_sync(opened.close)
 
     @asynccontextmanager
-    async def _session(self, argv: Sequence[str]) -> AsyncIterator[_Session]:
+    async def _session(self, argv: Sequence[str]) -> AsyncIterator[Session]:
         """A command on the machine that is not left behind: unless it ended, it is killed on the way out."""
-        session = _Session(self, argv)
+        session = Session(self, argv)
         try:
             yield session
         finally:
@@ -148,34 +202,34 @@ class Ssh:
                     await to_thread.run_sync(session.kill, abandon_on_cancel=True)
             session.close()
 
-    def _transport(self) -> Opened:
+    def connection(self) -> Connection:
+        """Return the connection, opened unless it is. Blocking."""
         with self._opening:
-            if self._opened is not None and self._opened.alive:
-                return self._opened
-            if self._opened is not None:
-                self._opened.close()
-                self._opened = None
-            self._opened = connect(self.endpoint, pin=self.pin, config=self.config)
-            self.pin = self._opened.key.line
-            return self._opened
+            if self.opened is not None and self.opened.alive:
+                return self.opened
+            if self.opened is not None:
+                self.opened.close()
+                self.opened = None
+            self.opened = connect(self.endpoint, pin=self.pin, config=self.config)
+            self.pin = self.opened.key.line
+            return self.opened
 
-    def channel(self) -> Any:
-        """Return a fresh channel. Nothing has run yet, so a dead transport is opened again, once.
+    def channel(self, command: bytes, wanted: Callable[[], bool]) -> Channel | None:
+        """Return the channel of a command, None once it is not wanted any more.
 
-        A session that just ended still counts on the far side for a moment, so a refused one is asked for again.
+        Nothing has run yet, so a dead connection is opened again, once. A session that just ended still counts on the
+        far side for a moment, so a refused one is asked for again.
         """
-        import paramiko
-
         end, reopened, wait = time.monotonic() + OPEN_S, False, 0.02
         while True:
-            opened = self._transport()
+            opened = self.connection()
             try:
-                return opened.transport.open_session(timeout=OPEN_S)
-            except (paramiko.SSHException, EOFError, OSError) as problem:
-                # The class proves nothing: of two refusals at once, paramiko reports one as a plain SSHException.
-                if time.monotonic() + wait > end or (reopened and not opened.alive):
+                return opened.open_channel(command) if wanted() else None
+            except OSError as problem:
+                alive = opened.alive
+                if time.monotonic() + wait > end or (reopened and not alive):
                     raise Unreachable(f"{self.endpoint} opens no session: {problem}", "Try again.") from problem
-                reopened = reopened or not opened.alive
+                reopened = reopened or not alive
                 time.sleep(wait)
                 wait = min(2 * wait, 1.0)
 
@@ -188,7 +242,7 @@ class Dialogue:
 
     def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
         self.machine, self.argv = machine, tuple(argv)
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._turn = threading.Lock()
 
     async def ask(self, line: bytes, *, timeout_s: float = COMMAND_S) -> bytes:
@@ -203,9 +257,9 @@ class Dialogue:
     def _ask(self, line: bytes) -> bytes:
         with self._turn:
             session = self._session
-            if session is None or session.channel is None or session.channel.closed:
+            if session is None or session.channel is None or session.channel.exited():
                 self.close()  # a dead one keeps its slot until then
-                session = self._session = _Session(self.machine, self.argv)
+                session = self._session = Session(self.machine, self.argv)
                 session.start(None)
             session.send(line + b"\n")
             answer = bytearray()
@@ -239,17 +293,18 @@ def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
         ) from None
 
 
-class _Session:
+class Session:
     """One command on one channel. Blocking; each method runs in a worker thread, one at a time except `kill`."""
 
     def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
         self.machine, self.argv = machine, argv
         self.mark = secrets.token_hex(12)
         self.line = command_line(argv, self.mark)
-        self.channel: Any = None
+        self.channel: Channel | None = None
         self.pid: int | None = None
         self.err = bytearray()
         self._buffer = bytearray()
+        self._piece: memoryview | None = None
         self._gate = threading.Lock()
         self._holds = self._begun = self._over = self._closed = False
 
@@ -259,21 +314,21 @@ class _Session:
         """Start the command and wait for its pid; None leaves its stdin open for `send`."""
         if not self.machine.sessions.acquire(timeout=OPEN_S):
             raise Unreachable(f"{self.machine.endpoint} is busy with {SESSIONS} other commands", "Try again.")
-        try:
-            channel = self.machine.channel()
-        except BaseException:
-            self.machine.sessions.release()
-            raise
         with self._gate:
-            if self._closed:  # the caller has left meanwhile
-                with suppress(Exception):
-                    channel.close()
-                self.machine.sessions.release()
-                raise Unreachable("canceled before it began")
-            self.channel, self._holds, self._begun = channel, True, True
-        channel.settimeout(0.2)
-        with self._translated():
-            channel.exec_command(self.line)
+            self._begun, left = not self._closed, self._closed
+        channel = None
+        try:
+            channel = None if left else self.machine.channel(self.line, lambda: not self._closed)
+        finally:
+            with self._gate:
+                self.channel, self._holds = channel, not self._closed and channel is not None
+                self._over = channel is None
+                if not self._holds:
+                    self.machine.sessions.release()
+        if not self._holds:
+            if channel is not None:
+                channel.close()
+            raise Unreachable("canceled before it began")
         if stdin is not None:
             self.send(stdin)
             self._end_input()
@@ -286,9 +341,17 @@ class _Session:
             return self._begun and not self._over
 
     def exchange(self, stdin: bytes, limit: int) -> Ran:
-        """Return Run a short command from start to end."""
+        """Run a short command from start to end."""
         self.start(stdin)
         return self.drain(limit, shut=False)
+
+    def pour(self, take: Take, stdin: bytes) -> None:
+        """Hand all output to `take`, through one buffer that stays in the processor's cache."""
+        self.start(stdin)
+        piece = memoryview(bytearray(PIECE_BYTES))
+        while count := self.read_into(piece):
+            take(piece[:count])
+        self.finish()
 
     def drain(self, limit: int, *, shut: bool = True) -> Ran:
         """Close stdin and read to the end."""
@@ -307,34 +370,32 @@ class _Session:
         if code != 0:
             raise CommandFailed(self.argv, code, bytes(self.err))
 
-    def send(self, data: bytes) -> bool:
-        """Send to stdin; False when the command takes no more."""
-        view = memoryview(data)
-        with self._translated():
+    def send(self, data: bytes | bytearray | memoryview, stall_s: float | None = None) -> bool:
+        """Send to stdin; False when the command takes no more. Raises `Unreachable` when none went for `stall_s`."""
+        view, since = memoryview(data), time.monotonic()
+        with self._translated() as channel:
             while view and not self._closed:
                 try:
-                    view = view[self.channel.send(view[: 1 << 18]) :]
+                    view = view[channel.send(view) :]
+                    since = time.monotonic()
                 except TimeoutError:
-                    self._drain_stderr()
-                except OSError:
-                    if self.channel.exit_status_ready():
-                        return False
-                    raise
+                    self._drain_stderr(channel)
+                    if stall_s is not None and time.monotonic() - since > stall_s:
+                        raise ConnectionError(f"it took no byte for {stall_s:g} s") from None
+                except BrokenPipeError:
+                    return False
         return not self._closed
 
     def read(self) -> bytes:
         """Return the next piece of stdout after the mark; empty at the end."""
-        if self._buffer:
-            first, self._buffer = bytes(self._buffer), bytearray()
-            return first
         return self._recv()
 
     # ------------------------------------------------------------------------------------------------------ pieces
 
     def _end_input(self) -> None:
         """Close stdin. Errors are detected and classified when the output is read."""
-        with suppress(OSError, EOFError):
-            self.channel.shutdown_write()
+        with suppress(Unreachable), self._translated() as channel:
+            channel.end_input()
 
     def _skip_noise(self) -> None:
         """Read up to the mark; keep what follows it."""
@@ -353,62 +414,79 @@ class _Session:
                 del self._buffer[: end + 1]
             elif not chunk or len(self._buffer) > MAX_NOISE:
                 self._over = not chunk
+                if not chunk:
+                    self._code()  # by then its last words are here
                 shown = (bytes(self._buffer) + bytes(self.err)).decode("utf-8", "replace").strip()[:300]
-                raise BadReply(
-                    f"{self.machine.endpoint} did not start the command; its shell said: {shown or 'nothing'}",
-                    "Is the login shell a real shell? A forced command or a printing rc file may be in the way.",
-                )
+                raise NoShell(self.machine.endpoint, shown, only_files=not chunk and self._speaks_sftp())
+
+    def _speaks_sftp(self) -> bool:
+        """Return whether any command line starts an SFTP server there, as `ForceCommand internal-sftp` does."""
+        opened, answer = self.machine.opened, memoryview(bytearray(64))
+        try:
+            channel = opened.open_channel(command_line(["true"], self.mark)) if opened else None
+        except OSError:
+            return False
+        if channel is None:
+            return False
+        try:
+            channel.send(memoryview(_SFTP_INIT))
+            return channel.receive_into(answer, wait_s=SFTP_S) >= 5 and answer[4] == _SFTP_VERSION
+        except OSError:
+            return False
+        finally:
+            channel.close()
 
     def _recv(self) -> bytes:
         """Return at least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""
-        with self._translated():
-            while not self._closed:
-                self._drain_stderr()
-                try:
-                    data = bytearray(self.channel.recv(READ_BYTES))
-                except TimeoutError:
-                    continue
-                while data and len(data) < READ_BYTES // 2 and self.channel.recv_ready():
-                    data += self.channel.recv(READ_BYTES)
-                if not data and not self.channel.eof_received and not self.channel.transport.is_active():
-                    raise self._lost(self.channel.transport.get_exception() or "it ended in the middle of the output")
-                return bytes(data)
-        return b""
+        if self._piece is None:
+            self._piece = memoryview(bytearray(READ_BYTES))
+        return bytes(self._piece[: self.read_into(self._piece)])
 
-    def _drain_stderr(self) -> None:
-        while self.channel.recv_stderr_ready():
-            chunk = self.channel.recv_stderr(READ_BYTES)
-            self.err += chunk[: MAX_STDERR - len(self.err)]
+    def read_into(self, piece: memoryview, wait_s: float | None = None) -> int:
+        """Read what stdout has; 0 at its end. After `wait_s` without a byte it raises `TimeoutError`."""
+        if self._buffer and self.pid is not None:
+            count = min(len(piece), len(self._buffer))
+            piece[:count] = self._buffer[:count]
+            del self._buffer[:count]
+            return count
+        with self._translated() as channel:
+            while not self._closed:
+                self._drain_stderr(channel)
+                try:
+                    return channel.receive_into(piece, TICK_S if wait_s is None else wait_s)
+                except TimeoutError:
+                    if wait_s is not None:
+                        raise
+        return 0
+
+    def _drain_stderr(self, channel: Channel) -> None:
+        self.err += channel.errors()[: MAX_STDERR - len(self.err)]
 
     def _code(self) -> int | None:
         """Return the exit code; None for a signal. Raises `Unreachable` when the connection was lost before it came."""
         end = time.monotonic() + OPEN_S
-        while not self.channel.status_event.wait(0.2) and time.monotonic() < end and not self._closed:
-            pass
-        self._drain_stderr()
-        code = self.channel.exit_status
-        if code >= 0:
+        with self._translated() as channel:
+            while True:
+                try:
+                    code = channel.code()
+                    break
+                except TimeoutError:
+                    if self._closed or time.monotonic() > end:
+                        raise ConnectionError("the connection ended before the command did") from None
             self._over = True
-            # The remote side is about to close; until then the session counts against its limit.
-            end = time.monotonic() + 0.5
-            while not self.channel.closed and time.monotonic() < end:
-                time.sleep(0.0005)
-            return int(code)
-        if self.channel.transport.is_active() and self.channel.closed:
-            self._over = True
-            return None
-        raise self._lost("the connection ended before the command did")
+            self._drain_stderr(channel)
+        return code
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn paramiko's errors for a lost connection into `Unreachable`."""
-        import paramiko
-
+    def _translated(self) -> Iterator[Channel]:
+        """Turn the errors of a lost connection into `Unreachable`."""
         try:
-            yield
+            if self.channel is None:
+                raise ConnectionError("it has not begun")
+            yield self.channel
         except TimeoutError:
             raise
-        except (paramiko.SSHException, EOFError, OSError) as lost:
+        except OSError as lost:
             raise self._lost(lost) from lost
 
     def _lost(self, why: object) -> Unreachable:
@@ -421,17 +499,15 @@ class _Session:
 
     def kill(self) -> None:
         """End the remote command by its process group, only before its exit is known, so that the pid is valid."""
-        channel = self.channel
         end = time.monotonic() + KILL_S / 2
-        while self.pid is None and time.monotonic() < end and channel.transport.is_active():
+        channel, opened = self.channel, self.machine.opened
+        while self.pid is None and time.monotonic() < end and opened and opened.alive:
             time.sleep(0.02)  # another thread is reading it
-        if self.pid is None or channel.exit_status_ready() or not channel.transport.is_active():
+        if self.pid is None or channel is None or channel.exited() or not (opened and opened.alive):
             return
-        killer = _Session(self.machine, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
+        killer = Session(self.machine, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
         with suppress(Exception):  # the caller sees a lost connection anyway
-            killer.channel = channel.transport.open_session(timeout=OPEN_S)
-            killer.channel.settimeout(0.2)
-            killer.channel.exec_command(killer.line)
+            killer.channel = opened.open_channel(killer.line)
             killer.drain(MAX_NOISE)
         killer.close()
 

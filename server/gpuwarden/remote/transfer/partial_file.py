@@ -13,12 +13,15 @@ import hashlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpuwarden.core.models import Artifact
 
 CHUNK = 1 << 20
 FLUSH_BYTES = 32 << 20
+HOLE = 32 << 10
+_ZEROS = bytes(HOLE)
 
 
 def part_name(artifact: Artifact) -> str:
@@ -64,8 +67,12 @@ class Part:
         view = memoryview(chunk)[: self.size - self.offset]
         taken = len(view)
         self._hash.update(view)
-        while view:
-            view = view[self._file.write(view) :]
+        for stretch, hole in stretches(view):
+            if hole:
+                self._file.seek(len(stretch), os.SEEK_CUR)
+                self._file.truncate()
+            while stretch and not hole:
+                stretch = stretch[self._file.write(stretch) :]
         self.offset += taken
         if self.offset - self._begun >= FLUSH_BYTES:
             self._begin_flush()
@@ -107,6 +114,20 @@ class Part:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
+    """Split data into stretches to write and stretches of zeros, which a file keeps as holes."""
+    begun = 0
+    for at in range(0, len(view), HOLE):
+        block = view[at : at + HOLE]
+        if len(block) == HOLE and not any(block[:16]) and block.tobytes() == _ZEROS:
+            if begun < at:
+                yield view[begun:at], False
+            yield block, True
+            begun = at + HOLE
+    if begun < len(view):
+        yield view[begun:], False
 
 
 def set_time(path: Path | str | int, mtime_ns: int) -> None:

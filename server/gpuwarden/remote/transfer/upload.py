@@ -1,98 +1,26 @@
-"""Put files on a machine: resumed, compared by digest there, and named only when complete.
-
-It only needs a POSIX shell and `sha256sum` on the remote side, because the runner itself arrives this way. A
-file grows as `.NAME.DIGEST.part` beside its name; a cut continues there, and another version never continues it.
-
-Bytes in flight when the connection is cut are lost, so the machine confirms each piece before the next one goes. Pieces
-grow with what one connection has carried: a cut costs a small share of that, and a stable connection is not kept
-waiting.
-"""
+"""Push files to a machine: resumed, compared by digest there, and named only when complete."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio import to_thread
 
 from gpuwarden.core.clock import Clock, SystemClock
-from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
-from gpuwarden.core.safe_names import local_name
+from gpuwarden.core.errors import BadRequest, Unreachable
 from gpuwarden.core.task_groups import first_error
-from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, Ran, Ssh
-from gpuwarden.remote.transfer.receive import Progress
-from gpuwarden.remote.transfer.safe_open import open_regular
-from gpuwarden.remote.transfer.small_file_upload import SMALL_BYTES, Row, UploadSession, next_batch
+from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.transfer.receive import LOOK_S, Progress
+from gpuwarden.remote.transfer.shell_upload import ShellPush
+from gpuwarden.remote.transfer.upload_stream import Counts, Row, UploadStream, agent_source, row
 
-PUT_S = 60.0
-PARALLEL = 3
 TRIES = 6
-SPARE_KIB = 16 << 10
+SPARE_BYTES = 16 << 20
 SPARE_INODES = 64
-_CHUNK = 1 << 18
-PIECE = 64 << 10
-MAX_PIECE = 2 << 20
-SHARE = 40
-
-# $1 folder, $2 name, $3 size. A file under its final name is complete.
-_PUT = r"""
-umask 077
-[ -f "$1/$2" ] && [ "$(wc -c < "$1/$2")" -eq "$3" ] && exec cat > /dev/null
-mkdir -p -- "$1" || exit 73
-temporary="$1/.$2.$$.tmp"
-trap 'rm -f -- "$temporary"' EXIT
-cat > "$temporary" && [ "$(wc -c < "$temporary")" -eq "$3" ] || exit 74
-sync "$temporary" 2>/dev/null
-mv -f -- "$temporary" "$1/$2"
-""".strip()
-
-# $1 folder: free KiB and inodes of its file system.
-_ROOM = r"""
-umask 077
-mkdir -p -- "$1" || exit 73
-df -Pk -- "$1" | tail -n 1 | awk '{print $4}'
-df -Pi -- "$1" 2>/dev/null | tail -n 1 | awk '{print $4}'
-""".strip()
-
-# $1 file, $2 part, $3 size, $4 digest: `done`, or how many bytes of the part are there.
-_HERE = r"""
-if [ -f "$1" ] && [ ! -L "$1" ] && [ "$(wc -c < "$1")" -eq "$3" ] && [ "$(sha256sum < "$1" | cut -c1-64)" = "$4" ]
-then echo done; exit 0; fi
-umask 077
-mkdir -p -- "${1%/*}" || exit 73
-[ -L "$2" ] && exit 73
-if [ -f "$2" ]; then wc -c < "$2"; else echo 0; fi
-""".strip()
-
-# $1 part, $2 offset: append pieces, unless somebody else wrote meanwhile. Each comes as a line with its size, its
-# bytes and a line end; each is confirmed by a line with the part's size after it.
-_APPEND = r"""
-umask 077
-: >> "$1" || exit 74
-[ "$(wc -c < "$1")" -eq "$2" ] || exit 75
-while read -r size; do
-  head -c "$size" >> "$1" || exit 74
-  read -r end
-  wc -c < "$1" || exit 74
-done
-""".strip()
-
-# $1 part: make it, without a byte.
-_EMPTY = r"""
-umask 077
-: >> "$1" || exit 74
-""".strip()
-
-# $1 file, $2 part, $3 digest: rename it; a wrong part is dropped.
-_FINISH = r"""
-if [ "$(sha256sum < "$2" | cut -c1-64)" != "$3" ]; then rm -f -- "$2"; exit 76; fi
-sync "$2" 2>/dev/null
-mv -f -- "$2" "$1"
-""".strip()
 
 
 @dataclass(frozen=True)
@@ -104,21 +32,6 @@ class Pushed:
     bytes_resumed: int
     bytes_skipped: int
     retries: int
-
-
-async def put(machine: Ssh, path: str, content: bytes) -> None:
-    """Write one small file whose name is made of its content: atomic, private, and left alone when it is there.
-
-    Raises `BadRequest` when the machine has no room for it.
-    """
-    folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        for at in range(0, len(content), _CHUNK):
-            yield content[at : at + _CHUNK]
-
-    argv = ["/bin/sh", "-c", _PUT, "sh", folder, name, str(len(content))]
-    _check(await machine.feed(argv, pieces(), stall_s=PUT_S), path)
 
 
 async def push(
@@ -134,202 +47,95 @@ async def push(
 ) -> Pushed:
     """Copy an explicit roster, name below `folder` -> local file, to a machine and compare digests there.
 
-    Small files go many at a time where the machine has a `python` (3.8 or newer), else one by one.
+    All go as one stream where the machine has a `python` (3.8 or newer), else one by one through its shell.
 
     Raises `BadRequest` for a name or file that can't be sent and when the machine lacks room, `Unreachable` after
     `tries` failures in a row without progress; what arrived stays and the next call continues.
     """
-    entries = await to_thread.run_sync(lambda: [_entry(name, path) for name, path in files.items()])
-    job = _Pusher(machine, folder.rstrip("/"), python, progress, stall_s, tries, clock or SystemClock())
-    return await job.run(entries)
+    entries = await to_thread.run_sync(lambda: [row(name, path) for name, path in files.items()])
+    job = _Push(machine, folder.rstrip("/"), stall_s, tries, clock or SystemClock(), sum(e.size for e in entries))
+    counts = job.counts
+
+    async def watch() -> None:
+        seen = None
+        while True:
+            done = min(counts.sent + counts.resumed + counts.skipped + counts.holes, job.total)
+            now = Progress(counts.name, done, job.total, len(counts.landed), len(entries))
+            if progress is not None and now != seen:
+                seen = now
+                progress(now)
+            await anyio.sleep(LOOK_S)
+
+    with first_error():
+        async with anyio.create_task_group() as group:
+            if progress is not None:
+                group.start_soon(watch)
+            await (job.stream(entries, python) if python else job.shell(entries))
+            group.cancel_scope.cancel()
+    if progress is not None and entries:
+        progress(Progress(counts.name, job.total, job.total, len(entries), len(entries)))
+    return Pushed(len(entries), counts.sent, counts.resumed, counts.skipped, counts.retries)
 
 
-def _entry(name: str, path: Path) -> Row:
-    """Return one hashed file of the roster; never a link, a device or a name that leaves the folder."""
-    if name.startswith("/"):
-        raise BadRequest(f"{name!r} is absolute; a roster has names below the folder", "Make it relative.")
-    local_name(name, windows=False)
-    with open_regular(path) as file:
-        return Row(name, path, os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+@dataclass
+class _Push:
+    machine: Ssh
+    folder: str
+    stall_s: float
+    tries: int
+    clock: Clock
+    total: int
+    counts: Counts = field(default_factory=Counts)
 
+    async def stream(self, entries: Sequence[Row], python: str) -> None:
+        """Send what has not arrived, over one connection after another."""
+        rest, failures = sorted(entries, key=lambda e: e.size), 0
+        first = True
+        while rest or first:
+            stream: UploadStream | None = None
+            waiting, now = rest, first
 
-class _Pusher:
-    def __init__(
-        self,
-        machine: Ssh,
-        folder: str,
-        python: str | None,
-        progress: Callable[[Progress], None] | None,
-        stall_s: float,
-        tries: int,
-        clock: Clock,
-    ) -> None:
-        self.machine, self.folder, self.python, self.progress = machine, folder, python, progress
-        self.stall_s, self.tries, self.clock = stall_s, tries, clock
-        self.sent = self.resumed = self.skipped = self.retries = 0
-        self.total = self.count = self.done = 0
+            def work(session: Any) -> None:
+                nonlocal stream
+                stream = UploadStream(session, self.folder, self.counts, self.stall_s)
+                stream.run(waiting, lambda hello: self._greeted(hello, len(waiting)) if now else None)  # noqa: B023
 
-    async def run(self, entries: list[Row]) -> Pushed:
-        self.total, self.count = sum(e.size for e in entries), len(entries)
-        await self._check_room()
-        small = [e for e in entries if self.python and e.size <= SMALL_BYTES]
-        if len(small) > 1:
-            refused = await self._send_small(small)
-            entries = [e for e in entries if e.size > SMALL_BYTES] + refused
-        queue = iter(sorted(entries, key=lambda e: -e.size))
-        with first_error():
-            async with anyio.create_task_group() as group:
-                for _ in range(min(PARALLEL, len(entries))):
-                    group.start_soon(self._work, queue)
-        return Pushed(self.count, self.sent, self.resumed, self.skipped, self.retries)
-
-    async def _send_small(self, entries: list[Row]) -> list[Row]:
-        """Send small files in batches; return those that did not arrive intact, to be sent alone."""
-        wrong: list[Row] = []
-        rest, failures, asked = entries, 0, False
-        while rest:
-            session, carried = UploadSession(self.machine, self.python or "", self.folder, self.stall_s), 0
+            first = False
             try:
-                here = await session.here(rest)
-                self.skipped += sum(e.size for e in rest if e.name in here) if not asked else 0
-                asked, rest = True, self._arrived(rest, here)
-                while rest:
-                    some = next_batch(rest, min(max(PIECE, carried // SHARE), MAX_PIECE))
-                    size = sum(e.size for e in some)
-                    self.sent += size
-                    here = await session.send(some)
-                    carried, failures = carried + size, 0
-                    wrong += [e for e in some if e.name not in here]
-                    self._arrived(some, here)
-                    rest = rest[len(some) :]
-                await session.sync()
+                await self.machine.converse([python, "-I", "-c", agent_source(), self.folder], work)
+                failures = 0
             except Unreachable as lost:
-                failures = await self._lost(lost, rest[0].name if rest else self.folder, failures)
-            finally:
-                session.close()
-        return wrong
+                failures = 0 if stream is not None and stream.progressed else failures
+                name = next((e.name for e in rest if e.name not in self.counts.landed), self.folder)
+                failures = await self.lost(lost, name, failures)
+            rest = [e for e in rest if e.name not in self.counts.landed]
 
-    def _arrived(self, entries: Sequence[Row], here: set[str]) -> list[Row]:
-        """Count what is there; return the rest."""
-        for entry in entries:
-            if entry.name in here:
-                self._report(entry, 1)
-        return [e for e in entries if e.name not in here]
+    async def shell(self, entries: Sequence[Row]) -> None:
+        """Send files one by one."""
+        push = ShellPush(self.machine, self.folder, self.counts, self.stall_s, self.lost)
+        self._check_room(*await push.room(), files=len(entries))
+        await push.run(entries)
 
-    async def _lost(self, lost: Unreachable, name: str, failures: int) -> int:
+    async def lost(self, lost: Unreachable, name: str, failures: int) -> int:
         """Wait before the next try, or give up."""
-        self.retries += 1
+        self.counts.retries += 1
         if failures + 1 >= self.tries:
             raise Unreachable(f"{name} could not be sent: {lost.message}", "Push again to go on.") from lost
         await self.clock.sleep(min(2.0**failures / 2, 15.0))
         return failures + 1
 
-    async def _check_room(self) -> None:
-        ran = await self._shell(_ROOM, self.folder)
-        numbers = [int(word) if word.isdigit() else None for word in ran.out.decode("ascii", "replace").split()]
-        free, inodes = [*numbers, None, None][:2]
-        if free is not None and free < self.total // 1024 + SPARE_KIB:
+    def _greeted(self, hello: Mapping[str, Any], files: int) -> None:
+        numbers = (n if type(n := hello.get(key)) is int else None for key in ("free", "inodes"))
+        self._check_room(*numbers, files=files)
+
+    def _check_room(self, free: int | None, inodes: int | None, *, files: int) -> None:
+        if free is not None and free < self.total + SPARE_BYTES:
             raise BadRequest(
-                f"{self.folder} on the machine has {free:,} KiB free and the files need {self.total // 1024:,}",
+                f"{self.folder} on the machine has {free // 1024:,} KiB free and the files need {self.total // 1024:,}",
                 "Free some space there, or choose another run root; nothing was sent.",
             )
-        if inodes and inodes < self.count + SPARE_INODES:
+        if inodes and inodes < files + SPARE_INODES:
             raise BadRequest(
-                f"{self.folder} on the machine has {inodes:,} free inodes and the transfer needs {self.count:,}",
+                f"{self.folder} on the machine has {inodes:,} free inodes and the transfer needs {files:,}",
                 "`df -i`: remove caches of many small files there, or choose another run root.",
             )
-
-    async def _work(self, queue: Iterator[Row]) -> None:
-        for entry in queue:
-            await self._send(entry)
-
-    async def _send(self, entry: Row) -> None:
-        """Send one file from where it stopped, until the machine has computed the same digest."""
-        target = f"{self.folder}/{entry.name}"
-        above, _, name = target.rpartition("/")
-        part = f"{above}/.{name[:120]}.{entry.sha256[:16]}.part"
-        failures, reached, wrong = 0, -1, False
-        while True:
-            try:
-                offset = await self._offset(entry, target, part)
-                if offset is None:
-                    self.skipped += entry.size if reached < 0 else 0
-                    self._report(entry, 1)
-                    return
-                failures = 0 if offset > reached else failures
-                if reached < 0:
-                    self.resumed += min(offset, entry.size)
-                reached = offset
-                if await self._append(entry, target, part, offset):
-                    self._report(entry, 1)
-                    return
-                if wrong:
-                    raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
-                wrong = True
-            except Unreachable as lost:
-                failures = await self._lost(lost, entry.name, failures)
-
-    async def _offset(self, entry: Row, target: str, part: str) -> int | None:
-        """Return how many bytes are there; None when the file is complete."""
-        ran = await self._shell(_HERE, target, part, str(entry.size), entry.sha256)
-        word = ran.out.decode("ascii", "replace").strip()
-        if word == "done":
-            return None
-        if not word.isdigit():
-            raise BadReply(f"the machine did not say how much of {entry.name} it has: {word[:80]!r}", "Push again.")
-        return int(word)
-
-    async def _append(self, entry: Row, target: str, part: str, offset: int) -> bool:
-        """Send the rest and rename it; return False when the part turned out wrong and was dropped."""
-        if offset < entry.size:
-            await self._send_pieces(entry, target, part, offset)
-        elif entry.size == 0:
-            await self._shell(_EMPTY, part)
-        ran = await self.machine.run(["/bin/sh", "-c", _FINISH, "sh", target, part, entry.sha256], timeout_s=600)
-        if ran.code == 76:
-            return False
-        _check(ran, target)
-        return True
-
-    async def _send_pieces(self, entry: Row, target: str, part: str, offset: int) -> None:
-        session = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
-        at = offset
-        try:
-            with await to_thread.run_sync(open_regular, entry.path) as file:
-                file.seek(offset)
-                while at < entry.size:
-                    size = min(max(PIECE, (at - offset) // SHARE), MAX_PIECE, entry.size - at)
-                    piece = await to_thread.run_sync(file.read, size)
-                    if len(piece) < size:
-                        raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
-                    self.sent += size
-                    answer = await session.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
-                    at += size
-                    if answer.strip() != b"%d" % at:
-                        raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.")
-                    self._report(entry, 0)
-        except CommandFailed as failed:
-            if failed.exit_code == 75:
-                raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.") from failed
-            _check(Ran(failed.exit_code, b"", failed.err), target)
-        finally:
-            session.close()
-
-    async def _shell(self, script: str, *args: str) -> Ran:
-        ran = await self.machine.run(["/bin/sh", "-c", script, "sh", *args], timeout_s=600)
-        _check(ran, args[0])
-        return ran
-
-    def _report(self, entry: Row, files: int) -> None:
-        self.done += files
-        if self.progress is not None:
-            bytes_done = min(self.sent + self.resumed + self.skipped, self.total)
-            self.progress(Progress(entry.name, bytes_done, self.total, self.done, self.count))
-
-
-def _check(ran: Ran, path: str) -> None:
-    if ran.code != 0:
-        why = ran.err.decode("utf-8", "replace").strip()[-300:] or "no reason given"
-        raise BadRequest(
-            f"{path} can't be written on the machine: {why}", "Check free space, inodes and permissions there."
-        )

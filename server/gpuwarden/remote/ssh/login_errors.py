@@ -1,0 +1,105 @@
+"""Errors for a login that failed, with the cure that fits what this machine has to log in with."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote.ssh.config import Endpoint
+
+# The words of OpenSSH's client, which has no other way to say why it gave up; it has no translations.
+_DENIED = re.compile(r"Permission denied \(([^)]*)\)")
+_NOT_SSH = re.compile(r"banner exchange: .*invalid format|Bad remote protocol|banner line contains invalid characters")
+_NO_ROUTE = re.compile(
+    r"connect to (?:host|address) .* port \d+: (.+)|Could not resolve hostname .*|.*(?:stdio forwarding failed)"
+)
+
+
+def explained(endpoint: Endpoint, said: str, *, greeted: bool) -> WardenError:
+    """Return the error for what `ssh` printed before it gave up. `greeted`: the host had shown its key."""
+    words = line(said.splitlines()[-1] if said else "", 300) or "no reason given"
+    if denied := _DENIED.search(said):
+        return denied_login(endpoint, denied[1].split(","), line(said, 600))
+    if "Too many authentication failures" in said:
+        return AuthFailed(
+            f"{endpoint} refused us after too many keys",
+            "Name the key for it: IdentityFile and IdentitiesOnly yes in ~/.ssh/config.",
+        )
+    if _NOT_SSH.search(said):
+        return BadReply(f"{endpoint.host} port {endpoint.port} answers, but not with SSH: {words}", "Check the port.")
+    if _NO_ROUTE.search(said):
+        return Unreachable(
+            f"{endpoint.host} port {endpoint.port} can't be reached: {words}",
+            "The instance may be booting, stopped, or have another port since its last start.",
+        )
+    if greeted:
+        return Unreachable(f"the connection to {endpoint} ended before the login: {words}", "Try again.")
+    return Unreachable(
+        f"the SSH handshake with {endpoint} failed: {words}",
+        "It may be booting or refusing too many connections; try again.",
+    )
+
+
+def denied_login(endpoint: Endpoint, methods: list[str], said: str = "") -> AuthFailed:
+    """Return the error for a host that took none of the keys, with the cure that fits what is there to log in with."""
+    if "publickey" not in methods:
+        allowed = ", ".join(m for m in methods if m) or "nothing we have"
+        return AuthFailed(
+            f"{endpoint} accepts no public key, only {allowed}",
+            "gpuwarden uses keys and the agent: add your public key there.",
+        )
+    held = agent_keys(endpoint)
+    if not endpoint.identities and not held:
+        agent = "its agent holds none" if held is not None else "there is no agent"
+        return AuthFailed(
+            f"there is no key to log in to {endpoint} with: no identity file exists, and {agent}",
+            "Make one with ssh-keygen and put its public half into the provider's account, or start the agent that "
+            "holds yours (IdentityAgent in ~/.ssh/config, or SSH_AUTH_SOCK).",
+        )
+    locked = [key for key in endpoint.identities if is_locked(key)]
+    if locked and not held:
+        return AuthFailed(f"a key for {endpoint} is encrypted: {', '.join(locked)}", "Add it to the agent: ssh-add.")
+    lost = [key for key in endpoint.identities if key.endswith(".pub") and not Path(key[:-4]).is_file()]
+    if lost and not held:
+        return AuthFailed(
+            f"{', '.join(lost)} is a public key, and no agent holds the private one for {endpoint}",
+            "Start the agent that has it (IdentityAgent in ~/.ssh/config, or SSH_AUTH_SOCK), or unlock it.",
+        )
+    keys = ", ".join(endpoint.identities) or "no key file"
+    agent = f"agent with {held}" if held else "agent without a key" if held == 0 else "no agent"
+    return AuthFailed(
+        f"{endpoint} accepted none of our keys ({keys}; {agent}): {said}",
+        "Is the public key in the instance's authorized_keys, or in the provider's account?",
+    )
+
+
+def agent_keys(endpoint: Endpoint) -> int | None:
+    """Return how many keys the agent for this host holds; None where no agent answers."""
+    agent = endpoint.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
+    tool = shutil.which("ssh-add")
+    if not agent or agent == "none" or tool is None:
+        return None
+    try:
+        env = {**os.environ, "SSH_AUTH_SOCK": agent}
+        ran = subprocess.run([tool, "-l"], capture_output=True, env=env, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return len(ran.stdout.splitlines()) if ran.returncode == 0 else 0 if ran.returncode == 1 else None
+
+
+def is_locked(identity: str) -> bool:
+    """Return whether a private key file has a passphrase."""
+    tool = shutil.which("ssh-keygen")
+    if tool is None or identity.endswith(".pub"):
+        return False
+    try:
+        argv = [tool, "-y", "-P", "", "-f", identity]
+        ran = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ran.returncode != 0

@@ -1,0 +1,254 @@
+"""A connection by the system's own `ssh`, multiplexed: everything that the user's `ssh` can log in with works here.
+
+One master (`ssh -M`) per machine; commands go over its control socket (`mux`). Agents and keys in hardware,
+certificates of users and hosts, jump hosts and whatever else ssh_config(5) has are OpenSSH's own work. What stays ours
+is the policy for host keys: the user's known_hosts are read and never written to, a pin is the only key accepted, and
+the key that the host showed is handed back. `ssh` never prompts, and shares no connection with the user's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gpuwarden.core.errors import BadReply, BadRequest, WardenError
+from gpuwarden.core.sanitize import SECRET_NAME
+from gpuwarden.remote.ssh.config import Endpoint, parse_jump, resolve
+from gpuwarden.remote.ssh.host_keys import HostKey, KnownKeys, known_keys, public_key
+from gpuwarden.remote.ssh.login_errors import explained
+from gpuwarden.remote.ssh.mux import Control, MuxChannel
+
+OLDEST: Final = (8, 5)
+"""The first OpenSSH with `KnownHostsCommand`, by which the key that a host shows is learned."""
+CONNECT_S: Final = 15.0
+LOGIN_S: Final = 60.0
+"""Limit of a whole login, in which an agent may ask a person."""
+MAX_HOPS: Final = 4
+ORPHAN_S: Final = 10
+_SOCKET_CHARS: Final = 80
+"""A socket's path has at most 104 characters on macOS; `ssh` appends 17 to it while it makes one."""
+_ALIAS: Final = "gpuwarden"
+_OPTIONS: Final = {
+    "BatchMode": "yes",
+    "NoHostAuthenticationForLocalhost": "no",
+    "GlobalKnownHostsFile": "/dev/null",
+    "HashKnownHosts": "no",
+    "UpdateHostKeys": "no",
+    "ControlPersist": str(ORPHAN_S),
+    "ClearAllForwardings": "yes",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "Tunnel": "no",
+    "PermitLocalCommand": "no",
+    "RequestTTY": "no",
+    "Compression": "no",
+    "Ciphers": "^aes128-gcm@openssh.com",
+    "LogLevel": "ERROR",
+    "ServerAliveInterval": "15",
+    "ServerAliveCountMax": "3",
+}
+# Appends the key that the host shows to a file, and then asks the command of the user's configuration, if there is one.
+_RECORD: Final = """/bin/sh -c 'printf "%%s\\n" "$1" >> "$0"; shift; [ $# = 0 ] || exec "$@"' {shown} %K"""
+
+
+def usable() -> str | None:
+    """Return the path of a client that this module can use; None where there is none, as on Windows."""
+    found = shutil.which("ssh")
+    if found is None or not hasattr(socket, "send_fds"):
+        return None
+    return found if _version(found) >= OLDEST else None
+
+
+@cache
+def _version(ssh: str) -> tuple[int, ...]:
+    """Return the version of an OpenSSH client; (0,) for something else."""
+    try:
+        ran = subprocess.run([ssh, "-V"], capture_output=True, stdin=subprocess.DEVNULL, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return (0,)
+    found = re.match(rb"OpenSSH\w*?_(\d+)\.(\d+)", ran.stderr)
+    return (int(found[1]), int(found[2])) if found else (0,)
+
+
+@dataclass(frozen=True)
+class Master:
+    """An open connection. `folder` has its control socket."""
+
+    control: Control
+    folder: Path
+    key: HostKey
+
+    @property
+    def alive(self) -> bool:
+        """Return whether commands can be sent."""
+        return self.control.alive()
+
+    def open_channel(self, command: bytes) -> MuxChannel:
+        """Start a command. Raises `SessionRefused` where the machine opens no further session now."""
+        return MuxChannel(self.folder / "s", self.control, command)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.control.terminate()
+        self.control.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Master:
+    """Connect and log in, with what the user's configuration has for this host. Blocking.
+
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` when something else than SSH answers, else `Unreachable`.
+    """
+    known = known_keys(endpoint, pin)
+    folder = Path(tempfile.mkdtemp(prefix="gw-", dir=_short_folder()))
+    try:
+        return _Login(ssh, endpoint, known, config, folder).run()
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _short_folder() -> str:
+    """Return a folder for temporary files with a short enough path for a socket."""
+    chosen = tempfile.gettempdir()
+    return chosen if len(chosen) <= _SOCKET_CHARS - 16 else "/tmp"  # noqa: S108
+
+
+def plain_env() -> dict[str, str]:
+    """Return the environment without its secrets: a `SendEnv` of the user's configuration would take them along."""
+    return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
+
+
+@dataclass(frozen=True)
+class _Login:
+    """One start of a master."""
+
+    ssh: str
+    endpoint: Endpoint
+    known: KnownKeys
+    config: Path | None
+    folder: Path
+    jumps: list[tuple[Endpoint, KnownKeys]] = field(default_factory=list)
+    """The jump hosts, the nearest to the machine first."""
+
+    def run(self) -> Master:
+        socket_path = self.folder / "s"
+        argv = [*self._client(self.endpoint, self.known, "key"), "-f", "-N", "-M", "-S", str(socket_path)]
+        argv += self._route(self.endpoint, 0)
+        code, said = self._start([*argv, "--", self.endpoint.alias])
+        if code != 0:
+            raise self._explained(said)
+        try:
+            control = Control(socket_path)
+        except OSError as lost:
+            raise self._explained(said or str(lost)) from lost
+        shown = self._shown()
+        if shown is None:
+            control.terminate()
+            control.close()
+            raise BadReply(f"ssh did not report the host key of {self.endpoint}", "Is its KnownHostsCommand blocked?")
+        first = not self.known.pinned and (self.folder / "key.new").exists()
+        return Master(control, self.folder, HostKey(shown, first_contact=first))
+
+    def _client(self, endpoint: Endpoint, known: KnownKeys, name: str) -> list[str]:
+        """Return the client's words for one host. The key that it shows is written to a file of that name."""
+        new, shown = self.folder / f"{name}.new", self.folder / name
+        options = dict(_OPTIONS)
+        record = _RECORD.format(shown=_escaped(str(shown)))
+        if known.pinned:
+            new.write_text("".join(f"{m}{_ALIAS} {k}\n" for m, k in known_lines(known)), encoding="ascii")
+            files, options["HostKeyAlias"] = [str(new)], _ALIAS
+        else:
+            files = [str(new), *endpoint.known_hosts]
+            record += f" {endpoint.known_hosts_command}" if endpoint.known_hosts_command else ""
+        strict = bool(known.listed or known.certified or endpoint.strict)
+        options |= {
+            "StrictHostKeyChecking": "yes" if strict else "accept-new",
+            "UserKnownHostsFile": " ".join(f'"{_escaped(f)}"' for f in files),
+            "KnownHostsCommand": record,
+            "ConnectTimeout": str(max(1, int(CONNECT_S))),
+        }
+        words = [self.ssh, *(["-F", str(self.config)] if self.config else [])]
+        words += [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        return [*words, "-p", str(endpoint.port), "-l", endpoint.user]
+
+    def _route(self, endpoint: Endpoint, hops: int) -> list[str]:
+        """Return the options for the jump hosts of an endpoint.
+
+        `ssh` itself would give a jump host none of our options, and an unknown one would make it ask.
+        """
+        if not endpoint.proxy_jump:
+            return []
+        if hops >= MAX_HOPS:
+            raise BadRequest(f"ProxyJump of {endpoint.alias} goes through more than {MAX_HOPS} hosts", "Is it a loop?")
+        *before, last = endpoint.proxy_jump
+        host, port, user = parse_jump(last)
+        hop = resolve(host, port=port, user=user, config=self.config)
+        if before:
+            hop = replace(hop, proxy_jump=tuple(before))
+        known = known_keys(hop, None)
+        self.jumps.append((hop, known))
+        words = [*self._client(hop, known, f"jump{hops}"), *self._route(hop, hops + 1)]
+        words += ["-o", "ControlMaster=no", "-o", "ControlPath=none", "-E", str(self.folder / f"jump{hops}.log")]
+        words = [w.replace("%", "%%") for w in words] + ["-W", "[%h]:%p", "--", hop.alias]
+        return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={shlex.join(words)}"]
+
+    def _start(self, argv: list[str]) -> tuple[int, str]:
+        """Run `ssh` until it is in the background; return its exit code and what it said."""
+        errors = self.folder / "errors"
+        with errors.open("wb") as file:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                env=plain_env(),
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(LOGIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                code = 255
+        return code, errors.read_text("utf-8", "replace").strip()[-2000:]
+
+    def _shown(self, name: str = "key") -> str | None:
+        """Return the key that a host showed last."""
+        try:
+            keys = (self.folder / name).read_text("ascii").split()
+            return public_key(base64.b64decode(next(k for k in reversed(keys) if k != "NONE")))
+        except (OSError, ValueError, StopIteration):
+            return None
+
+    def _explained(self, said: str) -> WardenError:
+        """Return the error of the first host on the way that let nobody through."""
+        for number, (hop, known) in reversed(list(enumerate(self.jumps))):
+            log = self.folder / f"jump{number}.log"
+            reason = log.read_text("utf-8", "replace") if log.exists() else ""
+            shown = self._shown(f"jump{number}")
+            wrong = known.judge(hop, shown) if shown else None
+            if wrong or reason.strip():
+                return wrong or explained(hop, reason.strip(), greeted=shown is not None)
+        shown = self._shown()
+        wrong = self.known.judge(self.endpoint, shown) if shown else None
+        return wrong or explained(self.endpoint, said, greeted=shown is not None)
+
+
+def known_lines(known: KnownKeys) -> list[tuple[str, str]]:
+    """Return marker and key of the lines that let only these keys pass."""
+    return [*(("", key) for key in known.listed), *(("@revoked ", key) for key in sorted(known.revoked))]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")

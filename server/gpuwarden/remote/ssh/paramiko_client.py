@@ -1,0 +1,340 @@
+"""A connection by paramiko, where the system has no `ssh` that can be used (as on Windows). Blocking.
+
+It reads keys and the agent of SSH_AUTH_SOCK; of certificates it knows those of users, beside their key, and none of
+hosts. `openssh` has no such limits.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, Unreachable
+from gpuwarden.remote.ssh.config import Endpoint, parse_jump, resolve
+from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged, KnownKeys, fingerprint, known_keys
+from gpuwarden.remote.ssh.login_errors import denied_login
+from gpuwarden.remote.ssh.mux import TICK_S
+
+if TYPE_CHECKING:
+    import paramiko
+
+CONNECT_S = 15.0
+KEEPALIVE_S = 15
+OPEN_S = 15.0
+MAX_HOPS = 4
+# paramiko deadlocks when a channel closes while it renews keys, which it does every 512 MiB by default.
+# OpenSSH renews AES keys after 64 GiB.
+REKEY_BYTES = 16 << 30
+# paramiko's message alone shows that the connection was lost while a key was tried; the key was not refused.
+_LOST = ("transport shut down", "saw EOF", "timeout")
+_FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open transport, its host key, and its jump host's connection. `client` owns the transport."""
+
+    client: paramiko.SSHClient
+    transport: paramiko.Transport
+    key: HostKey
+    jumps: tuple[Opened, ...] = ()
+    proxy: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Return whether commands can be sent."""
+        return bool(self.transport.is_active())
+
+    def open_channel(self, command: bytes) -> ParamikoChannel:
+        """Start a command. Raises `OSError` where the machine opens no further session now."""
+        import paramiko
+
+        try:
+            # The class proves nothing: of two refusals at once, paramiko reports one as a plain SSHException.
+            channel = self.transport.open_session(timeout=OPEN_S)
+        except (paramiko.SSHException, EOFError) as problem:
+            raise ConnectionError(str(problem)) from problem
+        return ParamikoChannel(channel, command)
+
+    def close(self) -> None:
+        """Close this connection, then the jump host's."""
+        self.client.close()
+        _close(self.jumps, self.proxy)
+
+
+class ParamikoChannel:
+    """One command. Its methods wait at most `TICK_S` and raise `TimeoutError` then."""
+
+    def __init__(self, channel: paramiko.Channel, command: bytes) -> None:
+        self._channel: Any = channel
+        with _translated():
+            channel.exec_command(command)
+
+    def send(self, data: memoryview) -> int:
+        """Send to stdin what it takes now. Raises `BrokenPipeError` when the command takes no more."""
+        self._channel.settimeout(TICK_S)
+        with _translated():
+            try:
+                return int(self._channel.send(data[: 1 << 18]))
+            except TimeoutError:
+                raise
+            except OSError:
+                if self._channel.exit_status_ready():
+                    raise BrokenPipeError from None
+                raise
+
+    def end_input(self) -> None:
+        """Close stdin."""
+        with _translated():
+            self._channel.shutdown_write()
+
+    def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
+        """Read what stdout has; 0 at its end. Raises `ConnectionError` where the end is that of the connection."""
+        self._channel.settimeout(wait_s)
+        with _translated():
+            data = bytearray(self._channel.recv(len(buffer)))
+            while data and len(data) < len(buffer) // 2 and self._channel.recv_ready():
+                data += self._channel.recv(len(buffer) - len(data))
+        if not data and not self._channel.eof_received and not self._channel.transport.is_active():
+            raise ConnectionError(self._channel.transport.get_exception() or "it ended in the middle of the output")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def errors(self) -> bytes:
+        """Return what stderr had since the last call; never waits."""
+        said = bytearray()
+        while self._channel.recv_stderr_ready():
+            said += self._channel.recv_stderr(1 << 16)
+        return bytes(said)
+
+    def exited(self) -> bool:
+        """Return whether the command's end is known."""
+        return bool(self._channel.exit_status_ready())
+
+    def code(self) -> int | None:
+        """Return the exit code; None where a signal ended the command. Raises `ConnectionError` for a lost one."""
+        if not self._channel.status_event.wait(TICK_S):
+            raise TimeoutError
+        if self._channel.exit_status >= 0:
+            # The remote side is about to close; until then the session counts against its limit.
+            end = time.monotonic() + 0.5
+            while not self._channel.closed and time.monotonic() < end:
+                time.sleep(0.0005)
+            return int(self._channel.exit_status)
+        if self._channel.transport.is_active() and self._channel.closed:
+            return None
+        raise ConnectionError("the connection ended before the command did")
+
+    def close(self) -> None:
+        """Leave the command."""
+        with suppress(Exception):
+            self._channel.close()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn paramiko's errors for a lost connection into `ConnectionError`."""
+    import paramiko
+
+    try:
+        yield
+    except (paramiko.SSHException, EOFError) as lost:
+        raise ConnectionError(str(lost) or "no reason given") from lost
+
+
+def _close(jumps: tuple[Opened, ...], proxy: subprocess.Popen[bytes] | None) -> None:
+    for hop in jumps:
+        hop.close()
+    if proxy is not None:
+        proxy.kill()
+        proxy.wait()
+
+
+def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None, hops: int = 0) -> Opened:
+    """Connect and authenticate with keys and agent.
+
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` when something else than SSH answers, else `Unreachable`.
+    """
+    jumps = _open_jumps(endpoint, config, hops)
+    proxy = None
+    try:
+        if jumps:
+            sock = _through_jump(endpoint, jumps[0])
+        elif endpoint.proxy_command:
+            sock, proxy = _through_command(endpoint.proxy_command)
+        else:
+            sock = _direct(endpoint)
+        client, transport, key = _handshake(endpoint, sock, pin)
+    except BaseException:
+        _close(jumps, proxy)
+        raise
+    return Opened(client, transport, key, jumps, proxy)
+
+
+def _open_jumps(endpoint: Endpoint, config: Path | None, hops: int) -> tuple[Opened, ...]:
+    if not endpoint.proxy_jump:
+        return ()
+    if hops >= MAX_HOPS:
+        raise BadRequest(f"ProxyJump of {endpoint.alias} goes through more than {MAX_HOPS} hosts", "Is it a loop?")
+    *before, last = endpoint.proxy_jump
+    host, port, user = parse_jump(last)
+    hop = resolve(host, port=port, user=user, config=config)
+    if before:
+        hop = Endpoint(**{**vars(hop), "proxy_jump": tuple(before)})
+    return (connect(hop, config=config, hops=hops + 1),)
+
+
+def _through_jump(endpoint: Endpoint, jump: Opened) -> Any:
+    try:
+        return jump.transport.open_channel(
+            "direct-tcpip", (endpoint.host, endpoint.port), ("127.0.0.1", 0), timeout=CONNECT_S
+        )
+    except Exception as problem:
+        raise Unreachable(f"the jump host can't reach {endpoint}: {problem}", "Try it with ssh -J.") from problem
+
+
+def _through_command(command: str) -> tuple[Any, subprocess.Popen[bytes] | None]:
+    """Return the user's own ProxyCommand, which ssh_config(5) defines as a line for the shell."""
+    if sys.platform == "win32":
+        import paramiko
+
+        return paramiko.ProxyCommand(command), None
+    ours, theirs = socket.socketpair()
+    with theirs:
+        end = theirs.fileno()
+        argv = ["/bin/sh", "-c", f"exec {command}"]
+        return ours, subprocess.Popen(argv, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def _direct(endpoint: Endpoint) -> socket.socket:
+    try:
+        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_S)
+    except OSError as problem:
+        raise Unreachable(
+            f"{endpoint.host} port {endpoint.port} can't be reached: {problem.strerror or problem}",
+            "The instance may be booting, stopped, or have another port since its last start.",
+        ) from problem
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's delay stalls execs in a row
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # to notice a dead peer
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3 * KEEPALIVE_S * 1000)
+    return sock
+
+
+def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any, HostKey]:
+    import paramiko
+
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors are raised as well; once is enough
+    client = paramiko.SSHClient()
+    known = known_keys(endpoint, pin)
+    _fill(client.get_host_keys(), endpoint, known)
+    policy = _TrustOnce(endpoint, known)
+    client.set_missing_host_key_policy(policy)
+    try:
+        _authenticate(client, endpoint, sock)
+    except BaseException as problem:
+        client.close()
+        sock.close()
+        raise _explain(endpoint, problem) from problem
+    transport = client.get_transport()
+    assert transport is not None
+    transport.set_keepalive(int(KEEPALIVE_S))
+    return client, transport, HostKey(_line(transport.get_remote_server_key()), first_contact=policy.trusted)
+
+
+class _TrustOnce:
+    """paramiko's policy for a host nobody knows: remember that it was new, unless its key is known to be bad."""
+
+    def __init__(self, endpoint: Endpoint, known: KnownKeys) -> None:
+        self.endpoint, self.known = endpoint, known
+        self.trusted = False
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        if wrong := self.known.judge(self.endpoint, _line(key)):
+            raise wrong
+        self.trusted = True
+
+
+def _fill(keys: Any, endpoint: Endpoint, known: KnownKeys) -> None:
+    """Fill paramiko's `keys` with those that this host may show."""
+    import paramiko
+
+    name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
+    for line in reversed(known.listed):  # of one type the first line counts
+        with suppress(Exception):  # a type that paramiko does not know
+            key = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {line}").key
+            if line not in known.revoked:
+                keys.add(name, key.get_name(), key)
+
+
+def _line(key: Any) -> str:
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> None:
+    import paramiko
+
+    def make(sock: Any, **options: Any) -> paramiko.Transport:
+        transport = paramiko.Transport(sock, **options)
+        transport.get_security_options().ciphers = _FAST_FIRST
+        transport.packetizer.REKEY_BYTES = REKEY_BYTES
+        transport.packetizer.REKEY_PACKETS = 1 << 31
+        return transport
+
+    client.connect(
+        endpoint.host,
+        endpoint.port,
+        username=endpoint.user,
+        key_filename=[key for key in endpoint.identities if not key.endswith(".pub")],
+        allow_agent=not endpoint.identities_only,
+        look_for_keys=False,
+        sock=sock,
+        timeout=CONNECT_S,
+        banner_timeout=CONNECT_S,
+        auth_timeout=CONNECT_S,
+        channel_timeout=CONNECT_S,
+        transport_factory=make,
+    )
+
+
+def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
+    """Return the `WardenError` for a connection failure."""
+    import paramiko
+
+    text = str(problem) or type(problem).__name__
+    match problem:
+        case HostKeyChanged():
+            return problem
+        case paramiko.BadHostKeyException():
+            was, now = (fingerprint(_line(k)) for k in (problem.expected_key, problem.key))
+            return HostKeyChanged(endpoint.known_as, was, now)
+        case paramiko.BadAuthenticationType():
+            return denied_login(endpoint, list(problem.allowed_types), text)
+        case paramiko.PasswordRequiredException():
+            return AuthFailed(f"a key for {endpoint} is encrypted", "Add it to the agent: ssh-add.")
+        case paramiko.AuthenticationException() if any(words in text for words in _LOST):
+            return Unreachable(f"the connection to {endpoint} ended before the login: {text[:200]}", "Try again.")
+        case paramiko.AuthenticationException():
+            return denied_login(endpoint, ["publickey"], text)
+        case paramiko.SSHException() if "No authentication methods available" in text:
+            return denied_login(endpoint, ["publickey"], text)
+        case paramiko.SSHException() if "Indecipherable" in text:
+            return BadReply(
+                f"{endpoint.host} port {endpoint.port} answers, but not with SSH: {text[:200]}", "Check the port."
+            )
+        case paramiko.SSHException() | OSError() | EOFError():
+            return Unreachable(
+                f"the SSH handshake with {endpoint} failed: {text[:300]}",
+                "It may be booting or refusing too many connections; try again.",
+            )
+        case Exception():
+            return Unreachable(f"the SSH connection to {endpoint} failed: {type(problem).__name__}: {text[:300]}")
+    return problem

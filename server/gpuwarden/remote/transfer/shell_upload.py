@@ -1,0 +1,214 @@
+"""Put files on a machine that has a POSIX shell and `sha256sum`, and no Python: the runner itself arrives this way.
+
+A file grows as `.NAME.DIGEST.part` beside its name; a cut continues there, and another version never continues it. The
+machine confirms each piece before the next one goes. Pieces grow with what one connection has carried: a cut costs a
+small share of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import anyio
+from anyio import to_thread
+
+from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
+from gpuwarden.core.task_groups import first_error
+from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, Ran, Ssh
+from gpuwarden.remote.transfer.safe_open import open_regular
+from gpuwarden.remote.transfer.upload_stream import SHARE, Counts, Row, digest
+
+PUT_S = 60.0
+PARALLEL = 3
+_CHUNK = 1 << 18
+PIECE = 64 << 10
+MAX_PIECE = 2 << 20
+
+# $1 folder, $2 name, $3 size. A file under its final name is complete.
+_PUT = r"""
+umask 077
+[ -f "$1/$2" ] && [ "$(wc -c < "$1/$2")" -eq "$3" ] && exec cat > /dev/null
+mkdir -p -- "$1" || exit 73
+temporary="$1/.$2.$$.tmp"
+trap 'rm -f -- "$temporary"' EXIT
+cat > "$temporary" && [ "$(wc -c < "$temporary")" -eq "$3" ] || exit 74
+sync "$temporary" 2>/dev/null
+mv -f -- "$temporary" "$1/$2"
+""".strip()
+
+# $1 folder: free KiB and inodes of its file system.
+_ROOM = r"""
+umask 077
+mkdir -p -- "$1" || exit 73
+df -Pk -- "$1" | tail -n 1 | awk '{print $4}'
+df -Pi -- "$1" 2>/dev/null | tail -n 1 | awk '{print $4}'
+""".strip()
+
+# $1 file, $2 part, $3 size, $4 digest: `done`, or how many bytes of the part are there.
+_HERE = r"""
+if [ -f "$1" ] && [ ! -L "$1" ] && [ "$(wc -c < "$1")" -eq "$3" ] && [ "$(sha256sum < "$1" | cut -c1-64)" = "$4" ]
+then echo done; exit 0; fi
+umask 077
+mkdir -p -- "${1%/*}" || exit 73
+[ -L "$2" ] && exit 73
+if [ -f "$2" ]; then wc -c < "$2"; else echo 0; fi
+""".strip()
+
+# $1 part, $2 offset: append pieces, unless somebody else wrote meanwhile. Each comes as a line with its size, its
+# bytes and a line end; each is confirmed by a line with the part's size after it.
+_APPEND = r"""
+umask 077
+: >> "$1" || exit 74
+[ "$(wc -c < "$1")" -eq "$2" ] || exit 75
+while read -r size; do
+  head -c "$size" >> "$1" || exit 74
+  read -r end
+  wc -c < "$1" || exit 74
+done
+""".strip()
+
+# $1 part: make it, without a byte.
+_EMPTY = r"""
+umask 077
+: >> "$1" || exit 74
+""".strip()
+
+# $1 file, $2 part, $3 digest: rename it; a wrong part is dropped.
+_FINISH = r"""
+if [ "$(sha256sum < "$2" | cut -c1-64)" != "$3" ]; then rm -f -- "$2"; exit 76; fi
+sync "$2" 2>/dev/null
+mv -f -- "$2" "$1"
+""".strip()
+
+
+async def put(machine: Ssh, path: str, content: bytes) -> None:
+    """Write one small file whose name is made of its content: atomic, private, and left alone when it is there.
+
+    Raises `BadRequest` when the machine has no room for it.
+    """
+    folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for at in range(0, len(content), _CHUNK):
+            yield content[at : at + _CHUNK]
+
+    argv = ["/bin/sh", "-c", _PUT, "sh", folder, name, str(len(content))]
+    check_ran(await machine.feed(argv, pieces(), stall_s=PUT_S), path)
+
+
+@dataclass
+class ShellPush:
+    """One push: the counters, and the work on one file. `lost` waits before the next try, or gives up."""
+
+    machine: Ssh
+    folder: str
+    counts: Counts
+    stall_s: float
+    lost: Callable[[Unreachable, str, int], Awaitable[int]]
+
+    async def room(self) -> tuple[int | None, int | None]:
+        """Return the free bytes and inodes of the folder's file system, where they are known."""
+        ran = await self._shell(_ROOM, self.folder)
+        numbers = [int(word) if word.isdigit() else None for word in ran.out.decode("ascii", "replace").split()]
+        free, inodes = [*numbers, None, None][:2]
+        return None if free is None else free * 1024, inodes
+
+    async def run(self, entries: Sequence[Row]) -> None:
+        """Send all, several at a time, the largest first."""
+        queue = iter(sorted(entries, key=lambda e: -e.size))
+        with first_error():
+            async with anyio.create_task_group() as group:
+                for _ in range(min(PARALLEL, len(entries))):
+                    group.start_soon(self._work, queue)
+
+    async def _work(self, queue: Iterator[Row]) -> None:
+        for entry in queue:
+            sha256 = await to_thread.run_sync(digest, entry.path)
+            await self._send(entry, sha256)
+            self.counts.landed.add(entry.name)
+
+    async def _send(self, entry: Row, sha256: str) -> None:
+        """Send one file from where it stopped, until the machine has computed the same digest."""
+        target = f"{self.folder}/{entry.name}"
+        above, _, name = target.rpartition("/")
+        part = f"{above}/.{name[:120]}.{sha256[:16]}.part"
+        failures, reached, wrong = 0, -1, False
+        while True:
+            try:
+                offset = await self._offset(entry, sha256, target, part)
+                if offset is None:
+                    self.counts.skipped += entry.size if reached < 0 else 0
+                    return
+                failures = 0 if offset > reached else failures
+                if reached < 0:
+                    self.counts.resumed += min(offset, entry.size)
+                reached = offset
+                if await self._append(entry, sha256, target, part, offset):
+                    return
+                if wrong:
+                    raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
+                wrong = True
+            except Unreachable as lost:
+                failures = await self.lost(lost, entry.name, failures)
+
+    async def _offset(self, entry: Row, sha256: str, target: str, part: str) -> int | None:
+        """Return how many bytes are there; None when the file is complete."""
+        ran = await self._shell(_HERE, target, part, str(entry.size), sha256)
+        word = ran.out.decode("ascii", "replace").strip()
+        if word == "done":
+            return None
+        if not word.isdigit():
+            raise BadReply(f"the machine did not say how much of {entry.name} it has: {word[:80]!r}", "Push again.")
+        return int(word)
+
+    async def _append(self, entry: Row, sha256: str, target: str, part: str, offset: int) -> bool:
+        """Send the rest and rename it; return False when the part turned out wrong and was dropped."""
+        if offset < entry.size:
+            await self._send_pieces(entry, target, part, offset)
+        elif entry.size == 0:
+            await self._shell(_EMPTY, part)
+        ran = await self.machine.run(["/bin/sh", "-c", _FINISH, "sh", target, part, sha256], timeout_s=600)
+        if ran.code == 76:
+            return False
+        check_ran(ran, target)
+        return True
+
+    async def _send_pieces(self, entry: Row, target: str, part: str, offset: int) -> None:
+        session = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
+        at = offset
+        try:
+            with await to_thread.run_sync(open_regular, entry.path) as file:
+                file.seek(offset)
+                while at < entry.size:
+                    size = min(max(PIECE, (at - offset) // SHARE), MAX_PIECE, entry.size - at)
+                    piece = await to_thread.run_sync(file.read, size)
+                    if len(piece) < size:
+                        raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
+                    self.counts.sent += size
+                    self.counts.name = entry.name
+                    answer = await session.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
+                    at += size
+                    if answer.strip() != b"%d" % at:
+                        raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.")
+        except CommandFailed as failed:
+            if failed.exit_code == 75:
+                raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.") from failed
+            check_ran(Ran(failed.exit_code, b"", failed.err), target)
+        finally:
+            session.close()
+
+    async def _shell(self, script: str, *args: str) -> Ran:
+        ran = await self.machine.run(["/bin/sh", "-c", script, "sh", *args], timeout_s=600)
+        check_ran(ran, args[0])
+        return ran
+
+
+def check_ran(ran: Ran, path: str) -> None:
+    """Raise `BadRequest` for a command that could not write there."""
+    if ran.code != 0:
+        why = ran.err.decode("utf-8", "replace").strip()[-300:] or "no reason given"
+        raise BadRequest(
+            f"{path} can't be written on the machine: {why}", "Check free space, inodes and permissions there."
+        )

@@ -1,0 +1,357 @@
+"""Push files as one stream to an agent on the machine (`upload_agent`), which confirms what is there. Blocking.
+
+Every byte is read once on each side: this side hashes a file while it sends it, the agent while it writes it, and a
+file gets its name there when both digests are equal. A file that may be there already is compared first.
+
+Bytes in flight when the connection is cut are lost, so the sender is never further ahead of the agent's confirmations
+than a share of what the connection has carried: an eighth at first, so that a long way is soon filled, and a fortieth
+once a connection was cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Final
+
+from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
+from gpuwarden.core.safe_names import local_name
+from gpuwarden.remote.ssh.session import Session
+from gpuwarden.remote.transfer.safe_open import open_regular
+
+SMALL_BYTES: Final = 64 << 10
+ASK: Final = 2000
+AHEAD: Final = 64 << 10
+MAX_AHEAD: Final = 8 << 20
+SHARE: Final = 40
+TRUSTING_SHARE: Final = 8
+SYNC_S: Final = 600.0
+_PIECE: Final = 1 << 18
+_HEADER: Final = 16
+_GATHER: Final = 128 << 10
+_HOLE: Final = 1 << 28
+_ZEROS: Final = bytes(1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One file to push: its name below the remote folder, its local path, its size and when it was written."""
+
+    name: str
+    path: Path
+    size: int
+    mtime_ns: int
+
+    @property
+    def key(self) -> str:
+        """Return what its part is named by: another version of the file never continues it."""
+        identity = f"{self.name}\0{self.size}\0{self.mtime_ns}".encode("utf-8", "surrogatepass")
+        return hashlib.sha256(identity).hexdigest()[:16]
+
+
+def row(name: str, path: Path) -> Row:
+    """Return one file of a roster; never a link, a device or a name that leaves the folder."""
+    if name.startswith("/"):
+        raise BadRequest(f"{name!r} is absolute; a roster has names below the folder", "Make it relative.")
+    local_name(name, windows=False)
+    try:
+        info = os.lstat(path)
+    except OSError:
+        info = None
+    if info is None or not stat.S_ISREG(info.st_mode):
+        with open_regular(path) as file:  # which says why not
+            info = os.fstat(file.fileno())
+    return Row(name, path, info.st_size, info.st_mtime_ns)
+
+
+@cache
+def agent_source() -> str:
+    """Return the agent's code, which goes along as an argument."""
+    return files("gpuwarden.remote.transfer").joinpath("upload_agent.py").read_text("utf-8")
+
+
+@dataclass
+class Counts:
+    """The progress of a push over all its connections. Another thread may read it."""
+
+    sent: int = 0
+    resumed: int = 0
+    skipped: int = 0
+    holes: int = 0
+    retries: int = 0
+    name: str = ""
+    begun: set[str] = field(default_factory=set)
+    landed: set[str] = field(default_factory=set)
+    wrong: set[str] = field(default_factory=set)
+    """Names of files that arrived with another digest, once."""
+
+
+class UploadStream:
+    """One connection's part of a push."""
+
+    def __init__(self, session: Session, folder: str, counts: Counts, stall_s: float) -> None:
+        self.session, self.folder, self.counts, self.stall_s = session, folder, counts, stall_s
+        self._answer = bytearray()
+        self._buffer = memoryview(bytearray(1 << 16))
+        self._waiting = bytearray()
+        self._rows: list[Row] = []
+        self._carried = self._confirmed = self._bytes = 0
+
+    @property
+    def progressed(self) -> bool:
+        """Return whether the machine has confirmed anything."""
+        return self._confirmed > 0 or self._bytes > 0
+
+    def run(self, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
+        """Send what is not there, and make it durable."""
+        self.session.start(None)
+        hello = self._next("free")
+        fresh = hello.get("fresh") is True
+        check_room(hello)
+        offsets = {} if fresh else self._present(rows)
+        for entry in rows:
+            if entry.name not in self.counts.landed:
+                self._send(entry, offsets.get(entry.name, 0))
+        self._write(b'{"sync": true}\n')
+        self._flush()
+        self._next("synced", SYNC_S)
+        if self._confirmed < len(self._rows):
+            raise BadReply("the machine confirmed fewer files than it was sent", "Push again.")
+
+    # ---------------------------------------------------------------------------------------------- what is there
+
+    def _present(self, rows: Sequence[Row]) -> dict[str, int]:
+        """Note the files that are there already, by their digest; return how much of others is there."""
+        offsets: dict[str, int] = {}
+        same: list[Row] = []
+        for some in _chunks(rows, ASK):
+            answer = self._ask({"ask": [[r.name, r.size, r.key] for r in some]}, "have")["have"]
+            for entry, state in zip(some, _list(answer, len(some)), strict=True):
+                there, part = _list(state, 2)
+                if there is True:
+                    same.append(entry)
+                if isinstance(part, int) and 0 < part <= entry.size and entry.name not in self.counts.wrong:
+                    offsets[entry.name] = part
+        for some in _chunks(same, ASK):
+            ours = [digest(entry.path) for entry in some]
+            theirs = self._ask({"digest": [r.name for r in some]}, "sha256")["sha256"]
+            for entry, here, there in zip(some, ours, _list(theirs, len(some)), strict=True):
+                if here == there:
+                    self.counts.skipped += entry.size if entry.name not in self.counts.begun else 0
+                    self.counts.landed.add(entry.name)
+        return offsets
+
+    def _ask(self, request: dict[str, Any], kind: str) -> dict[str, Any]:
+        self._write(json.dumps(request).encode() + b"\n")
+        self._flush()
+        return self._next(kind)
+
+    # ------------------------------------------------------------------------------------------------------ sending
+
+    def _send(self, entry: Row, offset: int) -> None:
+        self.counts.name = entry.name
+        self._rows.append(entry)
+        if entry.name not in self.counts.begun:
+            self.counts.begun.add(entry.name)
+            self.counts.resumed += offset
+        with open_regular(entry.path) as file:
+            if entry.size <= SMALL_BYTES and not offset:
+                content = file.read(entry.size + 1)
+                if len(content) != entry.size:
+                    raise _changed(entry)
+                header = {"file": [entry.name, entry.size, hashlib.sha256(content).hexdigest()]}
+                self._write(json.dumps(header).encode() + b"\n" + content)
+                self._count(entry.size)
+            else:
+                self._write(json.dumps({"part": [entry.name, entry.size, entry.key, offset]}).encode() + b"\n")
+                self._send_pieces(entry, file, offset)
+
+    def _send_pieces(self, entry: Row, file: BufferedReader, offset: int) -> None:
+        """Send a file from `offset`; its holes only by their length."""
+        sha, fd, room = hashlib.sha256(), file.fileno(), memoryview(bytearray(_HEADER + _PIECE))
+        buffer = room[_HEADER:]
+        at = 0
+        for end, hole in _extents(fd, entry.size):
+            while at < end:
+                most = min(end - at, offset - at if at < offset else end - at)
+                if hole:
+                    count = min(most, _HOLE)
+                    for start in range(0, count, len(_ZEROS)):
+                        sha.update(_ZEROS[: count - start])
+                    if at >= offset:
+                        self._write(b"Z %d\n" % count)
+                        self._flush()
+                        self.counts.holes += count
+                    at += count
+                    continue
+                piece = buffer[: min(most, len(buffer), self._ahead // 2)]
+                count = os.preadv(fd, [piece], at) if hasattr(os, "preadv") else _read_at(file, at, piece)
+                if not count:
+                    raise _changed(entry)
+                sha.update(piece[:count])
+                if at >= offset:
+                    room[:_HEADER] = b"D %013d\n" % count
+                    self._flush()
+                    self.session.send(room[: _HEADER + count], self.stall_s)
+                    self._count(count)
+                at += count
+        self._write(b"E %s\n" % sha.hexdigest().encode())
+
+    @property
+    def _ahead(self) -> int:
+        """Return how many bytes may be on their way."""
+        if self.counts.retries:
+            return min(max(AHEAD, self._carried // SHARE), MAX_AHEAD)
+        return min(max(4 * AHEAD, self._carried // TRUSTING_SHARE), MAX_AHEAD)
+
+    def _count(self, size: int) -> None:
+        """Count what was sent, and wait while too much of it is not confirmed."""
+        self.counts.sent += size
+        self._carried += size
+        if len(self._waiting) >= min(_GATHER, self._ahead):
+            self._flush()
+        if self._carried - self._bytes > self._ahead // 2:
+            self._read_answers(0.0)
+        if self._carried - self._bytes > self._ahead:
+            self._flush()
+            since, seen = time.monotonic(), self._bytes
+            while self._carried - self._bytes > self._ahead:
+                self._read_answers(0.2)
+                if self._bytes != seen:
+                    since, seen = time.monotonic(), self._bytes
+                elif time.monotonic() - since > self.stall_s:
+                    raise self._stalled()
+
+    def _write(self, data: bytes) -> None:
+        self._waiting += data
+
+    def _flush(self) -> None:
+        if self._waiting:
+            data, self._waiting = self._waiting, bytearray()
+            if not self.session.send(data, self.stall_s):
+                self._read_answers(1.0)  # its last words
+
+    def _stalled(self) -> Unreachable:
+        return Unreachable(f"the machine confirmed no byte for {self.stall_s:g} s", "Push again.")
+
+    # ------------------------------------------------------------------------------------------------ confirmations
+
+    def _next(self, kind: str, patience_s: float = 0.0) -> dict[str, Any]:
+        """Return the next answer of a kind; confirmations before it are counted."""
+        end = time.monotonic() + max(self.stall_s, patience_s)
+        while True:
+            lines = self._read_answers(0.2)
+            for answer in lines:
+                if kind in answer:
+                    return answer
+            if lines:
+                end = time.monotonic() + max(self.stall_s, patience_s)
+            elif time.monotonic() > end:
+                raise self._stalled()
+
+    def _read_answers(self, wait_s: float) -> list[dict[str, Any]]:
+        """Read the lines that are there, and count what they confirm."""
+        try:
+            count = self.session.read_into(self._buffer, wait_s)
+        except TimeoutError:
+            return []
+        if not count:
+            self.session.finish()
+            raise BadReply("the agent on the machine ended without an answer", "Push again.")
+        self._answer += self._buffer[:count]
+        *lines, rest = bytes(self._answer).split(b"\n")
+        self._answer = bytearray(rest)
+        if len(rest) > 1 << 22:
+            raise _invalid(rest)
+        return [self._heard(text) for text in lines]
+
+    def _heard(self, text: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(text)
+            if not isinstance(answer, dict):
+                raise _invalid(text)
+            if "error" in answer:
+                raise BadRequest(
+                    f"{self.folder} can't be written on the machine: {str(answer['error'])[:300]}",
+                    "Check free space, inodes and permissions there.",
+                )
+            if "busy" in answer:
+                raise Unreachable(f"an earlier push to {self.folder} was still writing", "Push again.")
+            if "done" in answer:
+                self._confirm(int(answer["done"]), int(answer["bytes"]), [int(n) for n in answer["bad"]])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise _invalid(text) from error
+        return answer
+
+    def _confirm(self, done: int, size: int, bad: Sequence[int]) -> None:
+        if not self._confirmed <= done <= len(self._rows) or not self._bytes <= size <= self._carried:
+            raise BadReply("the machine confirms files that it was not sent", "Push again.")
+        if not all(self._confirmed <= n < done for n in bad):
+            raise BadReply("the machine confirms files that it was not sent", "Push again.")
+        for number in range(self._confirmed, done):
+            entry = self._rows[number]
+            if number not in bad:
+                self.counts.landed.add(entry.name)
+            elif entry.name in self.counts.wrong:
+                raise _changed(entry)
+            else:
+                self.counts.wrong.add(entry.name)
+        self._confirmed, self._bytes = done, size
+
+
+def _invalid(text: bytes) -> BadReply:
+    return BadReply(f"invalid reply to a push: {text[:80]!r}", "Push again.")
+
+
+def _changed(entry: Row) -> BadReply:
+    return BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
+
+
+def _list(value: object, size: int) -> list[Any]:
+    """Return a list of this length. Raises `BadReply` for anything else."""
+    if not isinstance(value, list) or len(value) != size:
+        raise _invalid(str(value)[:80].encode())
+    return value
+
+
+def _chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
+    return (rows[at : at + size] for at in range(0, len(rows), size))
+
+
+def digest(path: Path) -> str:
+    """Return the hex sha256 of a file that may be sent."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_at(file: BufferedReader, at: int, piece: memoryview) -> int:
+    file.seek(at)
+    return file.readinto(piece)
+
+
+def _extents(fd: int, size: int) -> Iterator[tuple[int, bool]]:
+    """Yield the end of each stretch of a file, and whether it is a hole. Holes at its end count as data of zeros."""
+    at = 0
+    if hasattr(os, "SEEK_HOLE") and os.fstat(fd).st_blocks * 512 < size:
+        while at < size:
+            try:
+                data = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError:  # no data from here on
+                break
+            if data > at:
+                yield min(data, size), True
+            at = os.lseek(fd, data, os.SEEK_HOLE)
+            yield min(at, size), False
+        if at < size:
+            yield size, True
+    else:
+        yield size, False
