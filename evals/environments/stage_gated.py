@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,22 @@ class GatedScene:
         """
         project, state, done = self._home.project, os.fsencode(self._home.state), threading.Event()
 
+        def readers() -> Iterator[int]:
+            for process in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    words = process.read_bytes().split(b"\0")
+                    if {b"read", b"bundle"} & set(words) and any(state in w for w in words):
+                        yield int(process.parent.name)
+
         def kill_reader() -> None:
-            while not done.wait(0.002):
-                if any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
-                    for reader in Path("/proc").glob("[0-9]*/cmdline"):
+            while not done.wait(0.001):
+                # Found before the bytes are looked at: on a busy machine a reader is done before it is found.
+                found = list(readers())
+                if found and any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
+                    for reader in found:
                         with contextlib.suppress(OSError):
-                            words = reader.read_bytes().split(b"\0")
-                            if {b"read", b"bundle"} & set(words) and any(state in w for w in words):
-                                os.kill(int(reader.parent.name), signal.SIGKILL)
-                                return
+                            os.kill(reader, signal.SIGKILL)
+                    return
 
         killer = threading.Thread(target=kill_reader)
         killer.start()
