@@ -211,7 +211,8 @@ async def test_a_job_that_somebody_ran_again_is_not_taken_for_ours(
     handle = await backend.submit(job("print(1)"), made.value.place, "j4", secrets={})
     await ended(backend, handle)
     (first,) = server.jobs.jobs.values()
-    again = server.jobs.runs.start(USER, first.user, {**first.request, "command": ["sleep", "60"]}, {"type": "x"})
+    request = {**first.request, "command": ["sleep", "60"]}
+    again = server.jobs.runs.start(USER, first.user, request, {"type": "duplicated-job", "id": first.id})
     assert await backend.find(made.value.place, "j4") == Known(handle)
     assert await backend.submit(job("print(1)"), made.value.place, "j4", secrets={}) == handle
     # It bills under the same lease, and ending that ends it.

@@ -233,7 +233,8 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, m
 async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(house: House) -> None:
     """RunPod tells prices while a Pod runs, and its cost afterwards. The machine stays, with what was saved."""
     parks = TRAIN.replace("def save(step):", PARKS)
-    job = await house.launch(house.spec("wait", script=parks, max_cost_usd=10.0))
+    # Above the cap in time, so that RunPod's own end at the job's limit does not come before it.
+    job = await house.launch(house.spec("wait", script=parks, max_cost_usd=10.0, timeout_s=8 * 3600))
     await house.running(job)
     await house.reached(job, 3)
     house.clock.ahead += 3600

@@ -32,7 +32,7 @@ Send = Callable[..., Awaitable[Any]]
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "ASK_S", 0.2)
-    monkeypatch.setattr("clouds.vastai.PAGE", 1)
+    monkeypatch.setattr("clouds.vastai_instances.PAGE", 1)
 
 
 def house(home: Path, server: Web) -> tuple[Context, Vast, VastCloud]:

@@ -48,7 +48,8 @@ class Disk:
             volume.mkdir(parents=True, exist_ok=True)
             parent = _real_folder(self.root, self.fs, at.parent, self._links())
             link = parent / at.name
-            target = os.path.relpath(volume, parent)
+            # The parent may be another volume: a relative link counts from the folder that it is really in.
+            target = os.path.relpath(os.path.realpath(volume), os.path.realpath(parent))
             if not link.is_symlink() or link.readlink() != Path(target):
                 trash(self.root, link)
                 link.symlink_to(target, target_is_directory=True)

@@ -35,13 +35,13 @@ def route(
 
     async def checked(request: Request) -> Response:
         if odd := sorted(set(request.query_params) - allowed):
-            return _refusal(f"Unrecognized query parameter(s): {', '.join(odd)}")
+            return _refusal(f"Unrecognized query parameters: {', '.join(odd)}")
         if known:
             body = await request.json()
             if not isinstance(body, dict):
                 return _refusal("Expected object")
             if odd := sorted(set(body) - known):
-                return _refusal(f"Unrecognized key(s) in object: {', '.join(odd)}")
+                return _refusal(f"Unrecognized keys in object: {', '.join(odd)}")
         return await endpoint(request)
 
     return Route(path, checked, methods=methods)
