@@ -172,6 +172,7 @@ async def test_other_platforms_have_none(ctx: Context) -> None:
 # ------------------------------------------------------------------------------------------------------- the body
 
 
+@pytest.mark.slow
 async def test_the_hub_gets_what_was_asked(backend: HfJobsBackend, server: HubServer) -> None:
     server.buckets.make(f"{USER}/there")
     options = {"image": "org/image:1", "attempts": 2, "ssh": True, "labels": {"team": "x"}}

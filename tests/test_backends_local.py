@@ -78,6 +78,7 @@ async def test_home_is_expanded_and_hostile_tokens_stay_inside(backend: Backend,
     await ended(backend, handle)
 
 
+@pytest.mark.slow
 async def test_a_stranger_with_the_instances_mark_is_disclosed(backend: Backend, place: Place) -> None:
     handle = await backend.submit(shell("sleep 60"), place, "t-job", secrets={})
     async with await anyio.open_process(["sleep", "61"], env=place.env) as stranger:

@@ -156,6 +156,7 @@ async def test_a_secret_stands_in_no_command_line(backend: SshBackend, place: Pl
     assert (await backend.logs(handle)).text == "0\n"
 
 
+@pytest.mark.slow
 async def test_many_files_come_with_few_commands(backend: SshBackend, place: Place, tmp_path: Path) -> None:
     text = "mkdir o; for i in $(seq 500); do echo $i > o/f$i; done; head -c 3000000 /dev/urandom > o/big"
     text += "; ln -s /etc/passwd o/l"

@@ -382,6 +382,7 @@ def _states() -> Iterator[tuple[str, Any]]:
     yield "model.pt", {"float": np.float64(2.5), "array": np.arange(3), "names": np.array(["a", "b"])}
 
 
+@pytest.mark.slow
 def test_states_of_a_resume_are_never_refuted(tmp_path: Path) -> None:
     there("torch")
     import torch

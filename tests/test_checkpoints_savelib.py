@@ -94,6 +94,7 @@ def killed_run(root: Path, moments: random.Random, kills: int) -> None:
                 save_helper.shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_kill_during_a_save_costs_at_most_that_save(tmp_path: Path) -> None:
     killed_run(tmp_path, random.Random(1), 4)
 

@@ -101,6 +101,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 # ----------------------------------------------------------------------------------------------------- in the runner
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder: Path) -> None:
     start(folder, "save(1); time.sleep(60)")
     rows = until(lambda: seal_log.read(folder / "seals.jsonl"))

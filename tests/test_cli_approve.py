@@ -133,6 +133,7 @@ async def test_the_right_pin_approves(home: Path, ctx: Context, life: Life) -> N
     assert code == 0 and "2468" not in shown and not metering(ctx), shown
 
 
+@pytest.mark.slow
 def test_a_spending_above_the_caps_takes_a_person(home: Path, ctx: Context, run: Cli, train: Path) -> None:
     (home.parent / "policy.toml").write_text("[rehearsal_caps]\nper_job_usd = 0\n")
     code, body = run("submit", str(train), *OPTIONS)

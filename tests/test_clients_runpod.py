@@ -75,6 +75,7 @@ def test_parameters_and_fields_are_those_of_the_description() -> None:
     assert {*create, *container, "entrypoint", "cmd"} == CREATE_FIELDS
 
 
+@pytest.mark.slow
 def test_what_there_is(client: Client) -> None:
     """User, GPUs and Pods; an unknown GPU and a wrong key are the SDK's own errors."""
     user, gpus, gpu, pods = sdk(
@@ -94,6 +95,7 @@ def test_what_there_is(client: Client) -> None:
     assert (missed, refused) == ("ValueError", "AuthenticationError")
 
 
+@pytest.mark.slow
 def test_the_story_of_one_pod(client: Client, cloud: RunPodCloud) -> None:
     with client.session() as ask:
         ask(f"import runpod\nrunpod.api_key = '{KEY}'")
@@ -129,6 +131,7 @@ def one_pod(ask: Callable[[str], Any], cloud: RunPodCloud) -> None:
     assert states(cloud) == [_S.GONE]
 
 
+@pytest.mark.slow
 def test_no_stock_is_an_error(client: Client, cloud: RunPodCloud) -> None:
     cloud.cloud.configure(cloud.cloud.settings.model_copy(update={"capacity": 0}))
     said = sdk(client, f"try: runpod.create_pod('p', 'a/b', '{H100}')\nexcept Exception as e: answer = str(e)")
@@ -268,6 +271,7 @@ def test_dstack_s_client(client: Client, home: str, cloud: RunPodCloud) -> None:
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_skypilot_s_provisioning(client: Client, cloud: RunPodCloud) -> None:
     begin = SKY + f"import runpod\nrunpod.api_key = '{KEY}'\nfrom sky.provision.runpod import utils\n"
     launch = (

@@ -85,6 +85,7 @@ def test_the_filters_are_those_of_the_description() -> None:
     assert fields - {"limit", "type", "order", "allocated_storage"} == FILTERS
 
 
+@pytest.mark.slow
 def test_offers_are_searched_filtered_and_sorted(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     rows = vastai("search", "offers", "num_gpus=2 gpu_name=H100_SXM reliability>0.9 gpu_ram>=80", "--raw")
     assert [(r["gpu_name"], r["num_gpus"]) for r in rows] == [("H100 SXM", 2)]
@@ -97,12 +98,14 @@ def test_offers_are_searched_filtered_and_sorted(vastai: Callable[..., Any], clo
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_an_unknown_filter_or_operator_is_refused(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     vastai("search", "offers", "gpu_brand=nvidia", refused="error 400: Error in query parameters: gpu_brand is not a")
     vastai("show", "instances", "--order-by", "dph_total desc", refused="dph_total is not a valid search key")
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_the_story_of_one_instance(vastai: Callable[..., Any], cloud: VastCloud, tmp_path: Path) -> None:
     env, begin = "-p 8080:8080 -e TZ=UTC", "touch ~/.no_auto_tmux"
     made = vastai(
@@ -124,6 +127,7 @@ def test_the_story_of_one_instance(vastai: Callable[..., Any], cloud: VastCloud,
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_labels_logs_and_keys(vastai: Callable[..., Any], cloud: VastCloud, tmp_path: Path) -> None:
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
     pass_time(cloud)
@@ -140,6 +144,7 @@ def test_labels_logs_and_keys(vastai: Callable[..., Any], cloud: VastCloud, tmp_
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_stop_start_and_destroy(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
     pass_time(cloud)
@@ -158,6 +163,7 @@ def test_stop_start_and_destroy(vastai: Callable[..., Any], cloud: VastCloud) ->
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
     pass_time(cloud, 7200)
@@ -168,6 +174,7 @@ def test_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_a_bid_is_outbid_and_raised(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     """Outbid reads `stopped` three times, as after a stop; the client's `change bid` brings the machine back."""
     vastai("create", "instance", "101", "--image", "a/b:1", "--bid_price", "0.5", refused="error 400: bid too low")
@@ -186,6 +193,7 @@ def test_a_bid_is_outbid_and_raised(vastai: Callable[..., Any], cloud: VastCloud
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_more_than_a_page_of_instances(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     from gpuwarden.core.models import Resources
 
@@ -197,6 +205,7 @@ def test_more_than_a_page_of_instances(vastai: Callable[..., Any], cloud: VastCl
     as_published(cloud)
 
 
+@pytest.mark.slow
 def test_the_sdk(client: Client, cloud: VastCloud) -> None:
     number = client.python(
         "from vastai import VastAI\n"
@@ -247,6 +256,7 @@ def test_dstack_s_client(client: Client, cloud: VastCloud) -> None:
     assert "invalid_price" in refused[0] and refused[1] is None
 
 
+@pytest.mark.slow
 def test_skypilot_s_provisioning(client: Client, cloud: VastCloud) -> None:
     launch = (
         SKY + "from sky.provision.vast import utils\n"

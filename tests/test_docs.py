@@ -56,6 +56,7 @@ def test_every_command_and_option_shown_exists() -> None:
         assert set(re.findall(r"--[a-z-]+", rest)) <= known, rest
 
 
+@pytest.mark.slow
 def test_tools_named_are_the_tools_there_are(tmp_path: Path) -> None:
     named = set(re.findall(r"`([a-z]+_[a-z_]+)`", GUIDE.split("The tools are")[1].split(";")[0]))
     code = "import anyio\nfrom gpuwarden.app import open_context\n"

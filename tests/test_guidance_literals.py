@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import JobSpec
 from gpuwarden.interfaces.cli.main import cli
@@ -50,6 +52,7 @@ def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, text
 
 
+@pytest.mark.slow
 def test_no_sentence_outside_the_interfaces_names_a_tool_a_command_or_an_argument() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{number}: {named[0]!r} in {text!r}"

@@ -81,6 +81,7 @@ def test_half_a_character_is_a_bad_argument_and_no_crash(field: dict[str, object
         build(JobSpec, {"platform": "local", "script": "print(1)", **field})
 
 
+@pytest.mark.slow
 @pytest.mark.attack("files", "pulls one job's files over another job's copies")
 async def test_one_jobs_copies_never_replace_anothers(ctx: Context, tmp_path: Path) -> None:
     first, second = await ended(ctx, job(name="first")), await ended(ctx, job(name="second"))

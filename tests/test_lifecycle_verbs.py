@@ -114,6 +114,7 @@ class TestVerbs:
         assert (view.record.state, house.truth) == (Teardown.VERIFIED_STOPPED, "gone")
         assert (await list_instances(house.ctx)).rows == ()
 
+    @pytest.mark.slow
     async def test_stopped_that_still_bills_is_not_believed(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/vastai", Fault(kind="bills_when_stopped"))
         job = await house.canceled()

@@ -274,6 +274,7 @@ async def test_a_machine_taken_back_is_told_once(house: House) -> None:
     assert [*news, *await house.go(1, times=5)] == ["+preempted"]
 
 
+@pytest.mark.slow
 async def test_a_cap_stops_the_process_once_and_asks_about_the_machine(tmp_path: Path) -> None:
     policy = WEALTHY.model_copy(update={"rehearsal_caps": Caps(per_job_usd=1e3, per_day_usd=2.0, per_instance_usd=1e3)})
     house = House(tmp_path, WEALTHY)

@@ -189,6 +189,7 @@ async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, the
     assert not ctx.ledger.events(kind="approval.granted")
 
 
+@pytest.mark.slow
 @pytest.mark.attack("person", "accepts a policy file with another PIN")
 async def test_accepting_a_file_takes_the_pin_of_the_one_in_force(home: Path, ctx: Context, theirs: Path) -> None:
     says = [("Type yes to put it in force: ", "yes"), ("PIN: ", THEIRS)]

@@ -299,6 +299,7 @@ async def test_no_secret_of_ours_goes_along(
         await ssh.aclose()
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_after_a_close(sshd: Sshd) -> None:
     ssh = machine(sshd)
     await ssh.run(["true"])

@@ -86,6 +86,7 @@ async def test_a_port_that_answers_something_else(sshd: Sshd, listener: Callable
         await Ssh(resolve("127.0.0.1", port=port, config=sshd.config), config=sshd.config).open()
 
 
+@pytest.mark.slow
 async def test_a_banner_that_never_comes(
     sshd: Sshd,
     listener: Callable[[bytes | None], int],

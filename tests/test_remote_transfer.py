@@ -117,6 +117,7 @@ async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str 
     assert got.bytes_sent <= (size + 5000) * 1.05
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("client")
 async def test_a_push_goes_on_after_every_cut(
     sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None
@@ -205,6 +206,7 @@ async def test_holes_stay_holes(box: Ssh, tmp_path: Path, cut: int) -> None:
     assert got.bytes_sent < 300_000 and got.bytes_resumed == cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [9, 300_000])
 async def test_an_earlier_push_that_still_writes_is_waited_for(box: Ssh, tmp_path: Path, size: int) -> None:
     """Its connection was cut, and its agent has not noticed."""
@@ -269,6 +271,7 @@ async def cut_small(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, 
     assert got.bytes_sent <= total + proxy.cuts * (64 << 10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("client")
 async def test_a_push_of_small_files_goes_on_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
     await cut_small(sshd, proxy, tmp_path, 6, 1500)

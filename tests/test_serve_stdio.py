@@ -346,6 +346,7 @@ def test_an_early_answer_to_a_handshake_is_the_servers(one: Context, opening: An
     agree(one, request(1, "initialize", opening), request("b", method, params))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(envelopes, envelopes, lists, lists)
 def test_an_early_answer_to_an_envelope_is_the_servers(one: Context, a: Any, b: Any, first: str, second: str) -> None:
