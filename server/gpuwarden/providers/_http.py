@@ -339,7 +339,7 @@ def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
 def odd_instance(ident: str, token: str, platform: str) -> Instance:
     """Return an instance of whose row only the id and the name could be read: it may run, and it counts as billing."""
     why = f"{platform} lists it, and the rest of its row could not be read"
-    return Instance(id=ident, token=token, state=InstanceState.BOOTING, why=why)
+    return Instance(id=ident, token=token, state=InstanceState.UNCLEAR, why=why)
 
 
 def is_safe_id(ident: str) -> bool:
