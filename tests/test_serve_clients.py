@@ -59,7 +59,7 @@ def with_uvx(tmp_path: Path, env: dict[str, str]) -> dict[str, str]:
 
 def patient(asked: Asked) -> Step:
     """Ask for the machines as soon as the tool is there: Codex begins before a plugin's server has answered."""
-    if (asked.results and asked.results[-1].startswith('{"ok"')) or len(asked.results) > 40:
+    if (asked.results and '"ok":true' in asked.results[-1]) or len(asked.results) > 40:
         return DONE
     there = {"list_instances", "exec"} & {name.rpartition("__")[2] for name in asked.offered}
     return Use("list_instances", {}) if there and len(asked.results) % 2 else Use(SHELL, {"command": "sleep 0.5"})
