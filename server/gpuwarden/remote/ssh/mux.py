@@ -147,6 +147,11 @@ class Control:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
+    def __del__(self) -> None:
+        # A task that was canceled while its thread opened this has nobody who closes it, and the master would live on.
+        if sock := self.__dict__.get("_sock"):
+            sock.close()
+
 
 class MuxChannel:
     """One command. Its methods wait at most `TICK_S` and raise `TimeoutError` then; `close` is safe at any moment."""
@@ -279,6 +284,10 @@ class MuxChannel:
                 if end >= 0:
                     os.close(end)
             self._stdin = self._stdout = self._stderr = -1
+
+    def __del__(self) -> None:
+        if "_err" in self.__dict__:  # its pipes were made
+            self.close()
 
 
 def _widen(pipe: int) -> None:
