@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import anyio
 
@@ -101,13 +101,14 @@ class Bench:
         """One job's output by our pull, rsync and scp, interleaved."""
         handle = await self.backend.submit(shell(text, outputs=["o"], timeout_s=900), self.place, token, secrets={})
         await until(self.backend, handle, lambda o: o.ended_at is not None, 600)
+        made = PurePosixPath(handle.run_dir, "work", "o")
         commands = self.peers()
         times: dict[str, list[float]] = {name: [] for name in ["ours", "ours, again", *commands]}
         for n in range(rounds):
             for name, argv in commands.items():
                 with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target:
                     target.mkdir()
-                    times[name].append(timed([*argv, f"box:{handle.run_dir}/work/o", str(target)]))
+                    times[name].append(timed([*argv, f"box:{made}", str(target)]))
             backend = SshBackend(SystemClock(), config=self.server.config)
             for name in ("ours", "ours, again"):
                 with self.target(f"{token}-{n}-{name}") as target:

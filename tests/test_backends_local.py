@@ -134,7 +134,7 @@ def test_an_unreadable_requirement_is_a_bad_request() -> None:
         ({"state": "absent"}, Job.UNKNOWN, "never launched"),
         ({"state": "unreadable", "why": "torn"}, Job.UNKNOWN, "torn"),
         ({"state": "running", "alive": True, "updated_at": 99}, Job.RUNNING, "alive"),
-        ({"state": "running", "alive": None, "updated_at": 99}, Job.RUNNING, "can't tell"),
+        ({"state": "running", "alive": None, "updated_at": 99}, Job.RUNNING, "can't check"),
         ({"state": "running", "alive": False, "child_alive": True}, Job.RUNNING, "unwatched"),
         ({"state": "running", "alive": False, "child_alive": False}, Job.FAILED, "left no final status"),
         ({"state": "timeout", "why": "the time limit"}, Job.FAILED, "time limit"),

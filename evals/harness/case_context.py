@@ -27,7 +27,7 @@ class CaseContext:
     job: str
     """The fact that names the job which the prompt is about, "" for none."""
     cleans: bool
-    """Whether the request is to end everything that bills."""
+    """True where the request is to end everything that bills."""
 
 
 @cache

@@ -17,7 +17,7 @@ _KEPT_ERRORS = 20_000
 
 
 SHOWS_S = 30.0
-"""How long `wait_for` waits for a condition."""
+"""Seconds that `wait_for` waits for a condition."""
 
 
 class JsonProcessError(Exception):

@@ -19,7 +19,7 @@ from evals.scoring.matching import Env, call_faults, faults, match_call, regex_f
 from evals.transcripts.canonical import Call, Transcript
 
 MAX_WORK: Final = 200_000
-"""How many candidate assignments one check may try: ten thousand equal calls must not hang the scorer."""
+"""Candidate assignments that one check may try: ten thousand equal calls must not hang the scorer."""
 
 
 @dataclass(frozen=True)

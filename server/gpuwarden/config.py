@@ -131,11 +131,11 @@ def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) ->
         origin = origins.get(path.rstrip(".0123456789"), "file")
         where = str(file) if origin == "file" else origin
         if first["type"] == "extra_forbidden":
-            told, hint = f"sets {path}, which is not a setting", "to list every setting"
+            problem, hint = f"sets {path}, which is not a setting", "to list every setting"
         else:
-            told = f"sets {path} wrongly: {in_words(first['type'], first['msg'])}"
+            problem = f"sets {path} wrongly: {in_words(first['type'], first['msg'])}"
             hint = "to list every setting with its default"
-        raise BadRequest(f"{where} {told}", do(Action.DOCTOR, hint)) from error
+        raise BadRequest(f"{where} {problem}", do(Action.DOCTOR, hint)) from error
 
 
 def _read(file: Path, *, required: bool) -> bytes:

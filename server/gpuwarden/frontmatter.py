@@ -74,8 +74,8 @@ def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
         found = []
         for fault in error.errors(include_url=False, include_context=False):
             where = _short(".".join(str(step) for step in fault["loc"]))
-            told = _short(in_words(fault["type"], fault["msg"]))
-            found.append(f"{name}:{parsed.line_of(fault['loc'])}: {where + ': ' if where else ''}{told}")
+            fault_text = _short(in_words(fault["type"], fault["msg"]))
+            found.append(f"{name}:{parsed.line_of(fault['loc'])}: {where + ': ' if where else ''}{fault_text}")
         more = f" (and {len(found) - MAX_SHOWN} more)" if len(found) > MAX_SHOWN else ""
         raise BadRequest("; ".join(found[:MAX_SHOWN]) + more, f"Correct {name}.") from error
 

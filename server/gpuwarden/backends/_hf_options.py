@@ -62,7 +62,7 @@ class Volume(Frozen):
 
 
 class HfJobsOptions(Frozen):
-    """What only Hugging Face Jobs have. Every field can be left out."""
+    """Options that only Hugging Face Jobs have. Every field can be left out."""
 
     image: str | None = Field(default=None, max_length=300)
     space: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")

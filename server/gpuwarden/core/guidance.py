@@ -69,7 +69,7 @@ class NextStep:
 
 
 Hint = Union[str, NextStep, Iterable[Union[str, NextStep]]]  # noqa: UP007
-"""What callers may give: a sentence is one MANUAL step."""
+"""A hint as callers may give it: a sentence is one MANUAL step."""
 
 
 def do(action: Action, purpose: str = "", *, alternative: bool = False, **parameters: Scalar) -> NextStep:

@@ -47,7 +47,7 @@ class WithOptions(Frozen):
     """A model with options of one platform. Without any it is written as it was before there were options."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
-    """What only this platform has; its backend checks them against a model of its own."""
+    """Options that only this platform has; its backend checks them against a model of its own."""
 
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:

@@ -80,7 +80,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.ALIVE: "alive",
     Code.SILENT_SUPERVISOR: "its supervisor is alive but has written nothing for {seconds} s",
     Code.UNWATCHED: "its supervisor died, the job's own process runs on unwatched; cancel it or let it end",
-    Code.LIVENESS_UNKNOWN: "running by its last status; this machine can't tell whether the process is alive",
+    Code.LIVENESS_UNKNOWN: "running by its last status; this machine can't check whether the process is alive",
     Code.ENDING: "its status says {state} while its supervisor is still running",
     Code.VANISHED: "its process is gone and left no final status (killed, or the machine restarted)",
     Code.NO_RUN_FOLDER: "there is no run folder on the machine",

@@ -80,7 +80,7 @@ Match: TypeAlias = tuple[MatchedLine, str]
 
 
 class _Wording(NamedTuple):
-    """How a signature matches a line: the signature's longest fixed text, and the whole match."""
+    """The match of a signature on a line: the signature's longest fixed text, and the whole match."""
 
     fixed: str
     whole: str

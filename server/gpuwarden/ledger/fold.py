@@ -64,7 +64,7 @@ class JobRecord:
     reason: Code | None = None
     """The code of `why`; None in a ledger of an older version."""
     next_steps: tuple[NextStep, ...] = ()
-    """What the error that ended the job said to do next."""
+    """The next steps of the error that ended the job."""
 
     @property
     def subject(self) -> str:

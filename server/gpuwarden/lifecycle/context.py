@@ -35,7 +35,7 @@ SSH = "ssh/"
 STEP_S = 55.0
 """The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
 LOCK_PATIENCE_S = 60.0
-"""How long a caller waits for a job's lock; nobody keeps it for longer without having something to show."""
+"""Seconds that a caller waits for a job's lock; nobody keeps it for longer without having something to show."""
 
 
 class Ended(NamedTuple):

@@ -9,7 +9,7 @@ from gpuwarden.providers._rented import positive_price
 
 
 class Prices(ResponseModel):
-    """What a whole offer costs an hour."""
+    """The price of a whole offer, in dollars an hour."""
 
     onDemand: float | None = None  # noqa: N815
     communityPrice: float | None = None  # noqa: N815
@@ -17,7 +17,7 @@ class Prices(ResponseModel):
 
 
 class Choice(ResponseModel):
-    """How much of a resource an offer lets one choose, and what a unit costs an hour."""
+    """The range of a resource that an offer lets one choose, and the price of a unit, in dollars an hour."""
 
     minCount: int | None = None  # noqa: N815
     defaultCount: int | None = None  # noqa: N815

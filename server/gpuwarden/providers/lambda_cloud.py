@@ -80,7 +80,7 @@ class _Kinds(ResponseModel):
 
 
 class _InstanceId(ResponseModel):
-    """What has to be readable of a row at least: without its name it might carry any token."""
+    """The least that has to be readable of a row: without its name it might carry any token."""
 
     id: Ident
     name: str

@@ -110,7 +110,7 @@ class _Pods(ResponseModel):
 
 
 class _PodName(ResponseModel):
-    """What an odd row must show, so that it hides no Pod."""
+    """The least that an odd row must show, so that it hides no Pod."""
 
     id: Ident
     name: str

@@ -79,7 +79,7 @@ class _Instance(ResponseModel):
 
 
 class _Label(ResponseModel):
-    """What an odd row must show, so that it hides no instance."""
+    """The least that an odd row must show, so that it hides no instance."""
 
     id: Contract
     label: str | None

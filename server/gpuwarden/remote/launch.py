@@ -178,7 +178,7 @@ _STATES: Final = {
 }
 _NO_STATUS: Final = {"missing": Code.NO_RUN_FOLDER, "absent": Code.NO_STATUS}
 _CLAIMS: Final = frozenset({Code.EXITED, Code.KILLED_BY_SIGNAL, Code.NOT_STARTED, Code.RESTARTS_USED})
-"""What a status file may give as the reason of an end. Every other reason follows from what was observed."""
+"""The reasons of an end that a status file may give. Every other reason follows from what was observed."""
 _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preempted": Code.TERMINATED}
 
 

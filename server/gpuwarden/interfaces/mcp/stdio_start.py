@@ -47,7 +47,7 @@ def refuse_all(lines: StdioLines, error: WardenError) -> None:
         lines.close()
     from gpuwarden.interfaces.mcp.wording import in_calls
 
-    told = f"gpuwarden can't start: {error.message}. {in_calls(error.next_steps)}".rstrip()
+    reason = f"gpuwarden can't start: {error.message}. {in_calls(error.next_steps)}".rstrip()
     while (line := lines.next()) is not None:
         try:
             message = json.loads(line.content)
@@ -58,6 +58,6 @@ def refuse_all(lines: StdioLines, error: WardenError) -> None:
             fault = fault_of(line)
             reply = fault.reply if fault and not fault.response else None
         else:
-            reply = None if request_id == REPLAYED else error_line(request_id, INTERNAL_ERROR, told)
+            reply = None if request_id == REPLAYED else error_line(request_id, INTERNAL_ERROR, reason)
         if reply is not None:
             lines.write(reply)

@@ -38,7 +38,7 @@ class CheckReply(WarnedReply):
     step: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     usage: dict[str, float] = Field(default_factory=dict)
-    """What the machine reported last of its GPU, memory and disk, in percent and bytes."""
+    """The machine's last report on its GPU, memory and disk, in percent and bytes."""
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None

@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.context import Context
 SEAL_KEY = "GPUWARDEN_SEAL_KEY"
 """The name that the key has among the secrets on its way to the runner, which takes it out of them."""
 CLOCK_S = 300.0
-"""How far apart the clocks of one machine's files may be, where some are on a network disk."""
+"""Seconds between the clocks of one machine's files, where some are on a network disk."""
 
 
 def job_key(ctx: Context, job_id: str) -> str:

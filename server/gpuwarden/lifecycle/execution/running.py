@@ -45,7 +45,7 @@ CANCEL_GRACE_S: Final = 10.0
 FOLDER_GONE_S: Final = 60.0
 """How long a machine that came back may take to show its volumes."""
 INTERRUPTION_S: Final = 120.0
-"""How long a platform may take to show that it took back a machine whose processes it has ended."""
+"""Seconds that a platform may take to show that it took back a machine whose processes it has ended."""
 SAVE_GRACE_S: Final = 120.0
 """What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
 

@@ -62,7 +62,7 @@ class Expose(Described):
 
 
 class Ssh(Described):
-    """Whether the container is reachable over SSH."""
+    """True where the container is reachable over SSH."""
 
     enabled: bool = False
 

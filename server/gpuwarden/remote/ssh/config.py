@@ -37,7 +37,7 @@ class Endpoint:
     known_hosts_command: str | None = None
     identity_agent: str | None = None
     strict: bool = False
-    """Whether the user's configuration lets no unknown host key pass (`StrictHostKeyChecking yes`)."""
+    """True where the user's configuration lets no unknown host key pass (`StrictHostKeyChecking yes`)."""
 
     @property
     def known_as(self) -> str:
