@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeClock
@@ -503,6 +503,7 @@ def test_no_pieces_of_shell_hold_the_guard_up() -> None:
 
 
 @settings(deadline=None)
+@example({"file_path": "/settings.json", "edits": True}, "MultiEdit")
 @given(VALUES, st.sampled_from(TOOLS))
 def test_no_form_of_a_call_breaks_the_guard(given_to_tool: object, tool: str) -> None:
     judged({"tool_name": tool, "tool_input": given_to_tool, "cwd": "/"}, RULES)

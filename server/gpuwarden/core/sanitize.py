@@ -21,6 +21,7 @@ _LETTERS = re.compile(r"[A-Za-z]+")
 
 # Token shapes that their issuers publish. A match is a secret whatever it is called. A file of a megabyte is searched
 # in one go, so every alternative is linear: it starts only where a run of its characters starts, and never goes back.
+# Only single characters are repeated possessively: Python 3.11 before 3.11.5 matches possessive groups wrongly.
 TOKEN = re.compile(
     r"""(?x)
     (?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?(?:\b|_)eyJ[A-Za-z0-9_-]{10})        # JSON web token
@@ -37,8 +38,8 @@ TOKEN = re.compile(
     | wandb_v1_[A-Za-z0-9_-]{20,}
     )
     | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY-----
-      (?: (?:[^-]|-(?!----))*+ -----END\ [A-Z ]{0,40}PRIVATE\ KEY-----
-        | (?: (?:\s|\\[nr])*+ [A-Za-z0-9+/=]{40,}+ )*+ )                  # one that was cut off, as far as it goes
+      (?: [^-]*+ (?:-(?!----)[^-]*+)* -----END\ [A-Z ]{0,40}PRIVATE\ KEY-----
+        | (?: (?:\s|\\[nr])* [A-Za-z0-9+/=]{40,}+ )* )                    # one that was cut off, as far as it goes
     """
 )
 

@@ -23,7 +23,7 @@ UNREADABLE: Final = (
 RequestId: TypeAlias = int | str
 
 # A string, cut off or not; a run of brackets of one kind; or anything else between them. No part backs up.
-_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]++|[\]}]++|[:,]|[^\s"\[\]{}:,]++', re.DOTALL)
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*"?|[\[{]++|[\]}]++|[:,]|[^\s"\[\]{}:,]++', re.DOTALL)
 _ID_AT_END = re.compile(r'"id"\s*:\s*(-?\d{1,300}|"(?:[^"\\]|\\.){0,300}")\s*\}\s*$')
 
 

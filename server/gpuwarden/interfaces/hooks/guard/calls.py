@@ -96,7 +96,9 @@ def _judged(event: Mapping[str, Any], rules: Rules) -> str | None:
 def _edited(path: str, given: Mapping[str, Any], judge: Judge) -> str | None:
     """Return why an edit of a file is stopped."""
     full = judge.files.path(path.strip())
-    edits = [e for e in (given, *(given.get("edits") or ())) if isinstance(e, Mapping) and "old_string" in e]
+    listed = given.get("edits")
+    candidates = (given, *listed) if isinstance(listed, list) else (given,)
+    edits = [e for e in candidates if isinstance(e, Mapping) and "old_string" in e]
     whole = next((given[n] for n in ("content", "contents", "file_text") if isinstance(given.get(n), str)), None)
     if full not in judge.files.settings and (why := judge.files.change(full)):
         return why
