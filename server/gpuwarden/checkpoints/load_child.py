@@ -100,12 +100,15 @@ def _count(by: str, value: Any) -> dict[str, Any]:
         one = stack.pop()
         if isinstance(one, torch.Tensor):
             parts = _parts(one)
-            if parts is not None and id(one) in seen:
-                continue
-            if parts is not None:
+            again = id(one) in seen
+            if parts is not None and not again:
                 seen.add(id(one))
                 keep.append(one)
-            tensors, elements = tensors + 1, elements + sum(parts or (one.numel(),))
+            if again and not one.is_quantized:
+                continue
+            # A quantized tensor counts where it is, its scales and zero points once.
+            tensors += 1
+            elements += one.numel() if parts is None else parts[0] if again else sum(parts)
         elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
             seen.add(id(one))
             stack += one.values() if isinstance(one, dict) else one

@@ -21,7 +21,9 @@ LOAD = "tensors"
 _LOOKED_INTO = 20
 _SMALL = 1 << 20
 _PLAIN = re.compile(r"(version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/[0-9]+)")
-_SCRIPT = re.compile(r"(constants\.pkl|constants/[0-9]+|code/.*|extra/.*|attributes\.pkl|model\.json|tensors/.*)")
+_SCRIPT = re.compile(
+    r"((constants|traced_inputs)(\.pkl|/[0-9]+)|code/.*|extra/.*|attributes\.pkl|model\.json|tensors/.*)"
+)
 
 
 def claims(name: str, head: bytes) -> bool:

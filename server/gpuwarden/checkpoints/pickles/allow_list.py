@@ -108,6 +108,13 @@ def _bytes(args: tuple[Any, ...]) -> bool:
     return _scalars(args) and not any(isinstance(a, (int, float)) for a in args)
 
 
+def _ratio(args: tuple[Any, ...]) -> bool:
+    """Accept two integers, or text without an exponent, which could make an enormous number."""
+    if len(args) == 1:
+        return type(args[0]) is str and re.fullmatch(r"-?[0-9]{1,1000}(/[0-9]{1,1000})?", args[0]) is not None
+    return len(args) == 2 and all(type(a) is int for a in args)
+
+
 def _literal(args: tuple[Any, ...]) -> bool:
     """Accept one list, tuple or dict of the file: nothing whose attributes would be read, or that never ends."""
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
@@ -202,7 +209,7 @@ _PYTHON_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("pathlib", n): _texts for n in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")},
     **{("datetime", n): _moment for n in ("datetime", "date", "time", "timedelta", "timezone")},
     ("decimal", "Decimal"): _texts,
-    ("fractions", "Fraction"): _texts,
+    ("fractions", "Fraction"): _ratio,
     ("types", "SimpleNamespace"): _nothing,
     ("uuid", "SafeUUID"): _scalars,
 }
