@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,12 +39,14 @@ class Limits:
     containers: int = 2_000_000  # lists and objects in one JSON text; each costs 30 times its two bytes
     pickle: int = 64 << 20
     opcodes: int = 4_000_000
+    names: int = 20_000  # different ones that one pickle imports
     tensors: int = 500_000
     members: int = 300_000
     files: int = 200_000
     depth: int = 32
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
-    inflated: int = 1 << 40
+    inflated: int = 256 << 20  # that much may be unpacked from any archive, and so many times its size
+    inflate_times: int = 16
 
 
 @dataclass(frozen=True)
@@ -147,9 +150,19 @@ class Anatomy(Evidence):
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+
+
 def short(text: object, limit: int = 120) -> str:
-    """Return foreign text as one printable line of bounded length."""
-    line = "".join(c if c.isprintable() else "?" for c in str(text)[: limit + 1])
+    """Return foreign text as one printable line of bounded length.
+
+    A container may contain itself, or one list a billion times: only its outer levels are written.
+    """
+    whole = _BRIEF.repr(text) if isinstance(text, (list, tuple, dict, set, frozenset)) else str(text)
+    line = whole[: limit + 1]
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
