@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpuwarden.checkpoints.file_model import DTYPES, PARTS, Anatomy, Span, Tensor
+from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES, PARTS, Anatomy, Span, Tensor
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums
 
@@ -141,7 +141,7 @@ class _Floats:
 
     @property
     def size(self) -> int:
-        return DTYPES[self.dtype].bits // 8
+        return BLOCK_SCALES[self.dtype][0] if self.dtype in BLOCK_SCALES else DTYPES[self.dtype].bits // 8
 
     @property
     def line(self) -> int:
@@ -187,7 +187,8 @@ def _floats(anatomy: Anatomy) -> list[_Floats]:
     for t in sorted(anatomy.tensors, key=lambda t: (t.start, -t.extent)):
         dtype = PARTS.get(t.dtype, t.dtype)
         kind = DTYPES.get(dtype)
-        if kind is None or (kind.top is None and kind.nan is None) or t.start < 0 or not t.extent:
+        finite = dtype not in BLOCK_SCALES and (kind is None or (kind.top is None and kind.nan is None))
+        if finite or t.start < 0 or not t.extent:
             continue
         last = latest.get(dtype)
         if last and t.start < last.end:

@@ -59,8 +59,8 @@ def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) ->
     """
     numpy = checksums.numpy_or_none()
     dtype = PARTS.get(tensor.dtype, tensor.dtype)
-    kind = DTYPES[dtype]
-    if numpy is None or kind.bits % 8:
+    kind = DTYPES.get(dtype)
+    if numpy is None or kind is None or kind.bits % 8:
         return None
     found = NonFinite()
     for bits in _blocks(source, tensor, numpy, f"{'>' if big_endian else '<'}u{kind.bits // 8}"):
