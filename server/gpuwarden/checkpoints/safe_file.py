@@ -82,8 +82,8 @@ class Source:
         return self.at(0, min(length, self.size))
 
     def beside(self, name: str) -> Source | None:
-        """Open another file of the same folder; None where there is none."""
-        place = self.path.with_name(name)
+        """Open another file of the same folder, or of one below it; None where there is none."""
+        place = self.path.parent / name
         return Source(place) if place.is_file() else None
 
     def changed(self) -> bool:
