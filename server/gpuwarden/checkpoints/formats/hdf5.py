@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, Tensor, short
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values.lookup3 import lookup3
+from gpuwarden.core.evidence import Cause
 
 NAME = "hdf5"
 LOAD = "tensors"
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _NOWHERE = (1 << 64) - 1
-_MESSAGES, _DEPTH = 100_000, 64
+_MESSAGES, _DEPTH, _LOOKED_INTO = 100_000, 64, 32 << 20
 _SPACE, _LINKS, _TYPE, _LINK, _LAYOUT, _FILTERS, _CONTINUED, _TABLE = 0x01, 0x02, 0x03, 0x06, 0x08, 0x0B, 0x10, 0x11
 _FLOATS = {(2, 5): "F16", (2, 8): "BF16", (4, 8): "F32", (8, 11): "F64"}
 
@@ -45,10 +46,24 @@ def read(source: Source, limits: Limits) -> Anatomy:
         found.doubts.append("mixes byte orders, so its values were not scanned")
     found.tensors.sort(key=lambda t: t.start)
     found.proved.append(f"{len(found.tensors):,} datasets are inside the file, which ends where it states")
+    _keras_code(source, found)
     if walk.left_out:
         found.meta["incomplete"] = True
         found.unproved.append(f"{walk.left_out:,} parts of kinds that only the HDF5 library reads")
     return found
+
+
+def _keras_code(source: Source, found: Anatomy) -> None:
+    """Look outside of the datasets for Keras' description of a model with a layer that brings code of its own."""
+    at, budget = 0, _LOOKED_INTO
+    places = [(t.start, t.start + t.extent) for t in found.tensors if t.start >= 0]
+    for start, end in [*places, (source.size, source.size)]:
+        piece = source.at(at, min(start - at, budget)) if start > at and budget else b""
+        budget -= len(piece)
+        if b'"class_name": "Lambda"' in piece or b'"class_name": "__lambda__"' in piece:
+            found.doubt("has a Lambda layer, whose code Keras would run when it loads the model", Cause.NEEDS_CODE)
+            return
+        at = max(at, end)
 
 
 @dataclass

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from gpuwarden.checkpoints import zips
 from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, some
 from gpuwarden.checkpoints.formats import hdf5
 from gpuwarden.checkpoints.formats.json import parse
+from gpuwarden.checkpoints.pickles.code_runners import runs_code
+from gpuwarden.checkpoints.pickles.nodes import Global
 from gpuwarden.checkpoints.safe_file import Source, Window
+from gpuwarden.core.evidence import Cause
 
 NAME = "keras"
 LOAD = "tensors"
@@ -28,8 +32,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
     missing = [name for name in _PARTS if name not in members]
     if missing:
         raise Broken(f"lacks {some(missing)}")
-    for name in _PARTS[:2]:
-        parse(zips.read(source, members[name], limits.json), found)
+    parse(zips.read(source, members["metadata.json"], limits.json), found)
+    _layers(found, parse(zips.read(source, members["config.json"], limits.json), found))
     found.spans = [zips.span(m) for m in members.values() if m.stored]
     weights = members[_WEIGHTS]
     if not weights.stored:
@@ -44,3 +48,21 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if others:
         found.unproved.append(f"the content of {some(others)}")
     return found
+
+
+def _layers(found: Anatomy, config: Any) -> None:
+    """Report layers that bring code of their own, which Keras would run."""
+    stack, named = [config], set()
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            module, own = part.get("module"), part.get("class_name")
+            named.add((str(module or ""), str(own or "")))
+            stack += part.values()
+        elif isinstance(part, list):
+            stack += part
+    evil = [f"{module}.{own}" for module, own in sorted(named) if own and runs_code(Global(module, own))]
+    if evil:
+        found.refute(f"would run code when it is loaded: its config.json names {some(evil)}", Cause.RUNS_CODE)
+    if any(own in ("Lambda", "__lambda__") for _, own in named):
+        found.doubt("has a Lambda layer, whose code would be run when it is loaded", Cause.NEEDS_CODE)

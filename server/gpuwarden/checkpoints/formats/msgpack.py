@@ -19,7 +19,18 @@ _KINDS = {
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16",
     "uint8": "U8", "bool": "BOOL", "complex64": "C64", "complex128": "C128",
 }  # fmt: skip
-_NUMBERS = {0xCA: "f", 0xCB: "d", 0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q", 0xD0: "b", 0xD1: "h", 0xD2: "i", 0xD3: "q"}
+_NUMBERS = {
+    0xCA: "f",
+    0xCB: "d",
+    0xCC: "B",
+    0xCD: "H",
+    0xCE: "I",
+    0xCF: "Q",
+    0xD0: "b",
+    0xD1: "h",
+    0xD2: "i",
+    0xD3: "q",
+}
 _BINARY, _EXTENSION, _TEXT = (0xC4, 0xC5, 0xC6), (0xC7, 0xC8, 0xC9), (0xD9, 0xDA, 0xDB)
 _WIDTHS = {0: "B", 1: "H", 2: "I"}
 
