@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES, PARTS, Anatomy, Span, Tensor
 from gpuwarden.checkpoints.safe_file import Source
-from gpuwarden.checkpoints.values import checksums
+from gpuwarden.checkpoints.values import checksums, pages
 
 CHUNK = 1 << 23  # in the last-level cache still; smaller blocks make threads wait for each other more often
 SEGMENT = 1 << 26  # what one thread takes of a large file at a time
@@ -32,6 +32,7 @@ class Seen:
     bad_spans: list[str] = field(default_factory=list)
     strange: list[Tensor] = field(default_factory=list)
     zero: list[Tensor] = field(default_factory=list)
+    marks: list[pages.PageMarks] = field(default_factory=list)
     spans: int = 0
     scanned: int = 0
 
@@ -54,13 +55,16 @@ def sweep(
     checks = [_Checked(s.start, s.end, s) for s in anatomy.spans]
     cover = _cover(checks, source.size) if checksums.CRC in wanted else []
     more = [c for c in cover if c.span is None]
-    watches: list[_Watch] = sorted([*floats, *checks, *more], key=lambda w: w.start)
+    marks = pages.watch(anatomy)
+    watches: list[_Watch] = sorted([*floats, *checks, *more, *marks], key=lambda w: w.start)
     note = progress or (lambda count: None)
     if threads > 1 and source.size >= 2 * SEGMENT:
         _share_out(source, watches, hashes, note, threads)
     else:
         _read(source, 0, source.size, watches, hashes, note)
-    seen = Seen({name: h.hexdigest() for name, h in hashes.items()}, spans=len(checks), scanned=len(floats))
+    seen = Seen(
+        {name: h.hexdigest() for name, h in hashes.items()}, spans=len(checks), scanned=len(floats), marks=marks
+    )
     seen.bad_spans = [c.span.label for c in checks if c.span and c.crc != c.span.crc]
     if cover:
         whole = _Checked(0, source.size)
