@@ -1,8 +1,8 @@
 """Find what a lost or misdirected write leaves inside dense values: pages of zeros, a zeroed tail, repeated pages.
 
-A preallocated file whose download was cut, a crashed file system and a broken disk leave these, and no format without
-checksums notices. Zeros on purpose fill whole tensors, rows or blocks of them; their edges are edges of a shape. Those of
-damage are edges of pages. The findings are doubts: a digest recorded at save time settles them.
+A download cut after its file was preallocated, a crashed file system and a broken disk leave these, and no format without
+checksums notices. Zeros on purpose fill whole tensors, rows or blocks of them, so their edges are edges of a shape; those of damage
+are edges of pages. The findings are doubts: a digest recorded at save time settles them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Look:
     def lines(self) -> list[str]:
         """Return the findings, but for tensors that mostly have runs with other edges: those are sparse."""
         return [
-            f"{short(name, 80)} {odd[0]}{f', and {len(odd) - 1:,} more' if len(odd) > 1 else ''}: a lost write, it seems"
+            f"{short(name, 80)} {odd[0]}{f' and {len(odd) - 1:,} more' if odd[1:] else ''}: a lost write, it seems"
             for name, odd in self.odd.items()
             if 2 * len(odd) >= self.runs[name]
         ][:5]
@@ -155,7 +155,7 @@ class _Look:
         """Follow pages that are equal to an earlier one to the edges of what is equal."""
         done = 0
         for group in groups:
-            for i, j in zip(group, group[1:]):  # noqa: B905
+            for i, j in zip(group, group[1:]):  # noqa: B905, RUF007
                 first, second = (base + int(i)) * PAGE, (base + int(j)) * PAGE
                 t = self.around(second)
                 if t is None or self.around(first) is None or second < done or self.budget <= 0:
