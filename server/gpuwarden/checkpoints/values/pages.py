@@ -1,8 +1,8 @@
 """Find what a lost or misdirected write leaves inside dense values: pages of zeros, a zeroed tail, repeated pages.
 
-A download cut after its file was preallocated, a crashed file system and a broken disk leave these, and no format without
-checksums notices. Zeros on purpose fill whole tensors, rows or blocks of them, so their edges are edges of a shape; those of damage
-are edges of pages. The findings are doubts: a digest recorded at save time settles them.
+A download cut after its file was preallocated, a crashed file system and a broken disk leave these, and no format
+without checksums notices. Zeros on purpose fill whole tensors, rows or blocks of them, so their edges are edges of a
+shape; those of damage are edges of pages. The findings are doubts: a digest recorded at save time settles them.
 """
 
 from __future__ import annotations
