@@ -42,6 +42,9 @@ class Limits:
     members: int = 300_000
     files: int = 200_000
     depth: int = 32
+    lines: int = 5_000_000  # of JSON
+    unpacked: int = 1 << 30  # decompressed from one file, or
+    unpack_ratio: int = 20  # so many times its size
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
     inflated: int = 1 << 40
 

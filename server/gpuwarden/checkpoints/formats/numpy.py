@@ -21,6 +21,7 @@ from gpuwarden.checkpoints.file_model import (
 )
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums
+from gpuwarden.core.evidence import Cause
 
 NAME = "numpy"
 LOAD = "tensors"
@@ -50,6 +51,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         return found
     orders = set()
     members = zips.members(source, limits)
+    large = _too_large(sum(m.size for m in members.values() if not m.stored), source.size, limits)
     for m in members.values():
         if not m.name.endswith(".npy"):
             raise Doubtful(f"holds {short(m.name, 60)}, which is not an array")
@@ -67,7 +69,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
             start, big = _array(found, name, head[:_HEADER], m.size, 0)
             t = found.tensors.pop()
             found.tensors.append(Tensor(t.name, t.dtype, t.shape, -1, t.extent))
-            found.later.append(_unpack(found, t, source, m, limits, start, big))
+            found.later.append(large or _unpack(found, t, source, m, limits, start, big))
         if DTYPES.get(found.tensors[-1].dtype, DTYPES["U8"]).bits > 8:
             orders.add(big)
     found.big_endian = True in orders
@@ -75,6 +77,18 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Doubtful("mixes byte orders")
     found.proved.append(f"{len(members):,} arrays, each of the size that its header states")
     return found
+
+
+def _too_large(size: int, packed: int, limits: Limits) -> Callable[[], None] | None:
+    """Return work that declines to decompress so much, or None where it is within the limits."""
+    most = max(limits.unpacked, limits.unpack_ratio * packed)
+    if size <= most:
+        return None
+
+    def decline() -> None:
+        raise Doubtful(f"is {size:,} bytes when decompressed; above {most:,} it is not read", Cause.LIMIT)
+
+    return decline
 
 
 def _unpack(
