@@ -26,7 +26,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """Parse every line up to a limit. An incomplete last line is what a killed writer leaves, and a warning only."""
     found = Anatomy(NAME)
     odd: list[str] = []
-    scan = json.JSONDecoder(parse_constant=lambda name: odd.append(name) or 0.0).scan_once  # type: ignore[func-returns-value]
+
+    def constant(name: str) -> float:
+        odd.append(name)
+        return 0.0
+
+    scan = json.JSONDecoder(parse_constant=constant).scan_once  # type: ignore[attr-defined]
     lines, at, rest = 0, 0, b""
     while at < source.size and lines < limits.lines:
         piece = source.at(at, min(1 << 20, source.size - at))
