@@ -65,7 +65,10 @@ def _quickly(data: bytes, scan: Callable[[str, int], tuple[Any, int]], limits: L
     if not modest(data, limits):
         return False
     try:
-        return all(scan(line, 0)[1] == len(line) for line in data.decode("utf-8").split("\n") if line)
+        for line in data.decode("utf-8").split("\n"):
+            if line and scan(line, 0)[1] != len(line):
+                return False
+        return True
     except (StopIteration, ValueError, RecursionError):
         return False
 
