@@ -131,8 +131,10 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
             Cause.LIMIT,
         )
     machine, crc, size, at, pending = zlib.decompressobj(-15), 0, 0, 0, b""
-    while not machine.eof and (at < member.packed or pending):
-        if not pending:
+    out = b""
+    # After its last input, zlib may have more output than one call returns.
+    while not machine.eof and (at < member.packed or pending or out):
+        if not pending and at < member.packed:
             pending = source.at(member.start + at, min(1 << 18, member.packed - at))
             at += len(pending)
         try:
