@@ -48,8 +48,6 @@ class Limits:
     unpacked: int = 1 << 30  # decompressed from one file, or
     unpack_ratio: int = 20  # so many times its size
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
-    inflated: int = 256 << 20  # that much may be unpacked from any archive, and so many times its size
-    inflate_times: int = 16
 
 
 @dataclass(frozen=True)

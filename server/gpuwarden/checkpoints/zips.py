@@ -107,8 +107,8 @@ def read(source: Source, member: Member, cap: int) -> bytes:
 
 
 def allowance(source: Source, limits: Limits) -> int:
-    """Return how many bytes may be unpacked from an archive in all: what weights are compressed to, and some more."""
-    return limits.inflated + limits.inflate_times * source.size
+    """Return how many bytes may be unpacked from an archive in all."""
+    return max(limits.unpacked, limits.unpack_ratio * source.size)
 
 
 def unpackable(source: Source, packed: Iterable[Member], limits: Limits) -> None:
