@@ -6,13 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuwarden.core.evidence import Cause, Evidence
+
 
 class Broken(Exception):
-    """The file is certainly damaged or hostile; the message says how."""
+    """The file is certainly damaged or hostile; the message says how, and `cause` is one that refutes."""
+
+    def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
+        super().__init__(why)
+        self.cause = cause
 
 
 class Doubtful(Exception):
     """The file can't be judged, and why. It never counts as whole."""
+
+    def __init__(self, why: str, cause: Cause = Cause.UNREAD) -> None:
+        super().__init__(why)
+        self.cause = cause
 
 
 class Unread(Doubtful):
@@ -65,6 +75,7 @@ DTYPES: dict[str, DType] = {
     "F6_E3M2": DType(6, "f"),
     "F4": DType(4, "f"),
     # A complex number is a pair of floats, and is scanned as one.
+    "C32": DType(32, "c"),
     "C64": DType(64, "c"),
     "C128": DType(128, "c"),
     "I64": DType(64, "i"),
@@ -77,7 +88,7 @@ DTYPES: dict[str, DType] = {
     "U8": DType(8, "u"),
     "BOOL": DType(8, "b"),
 }
-PARTS = {"C64": "F32", "C128": "F64"}
+PARTS = {"C32": "F16", "C64": "F32", "C128": "F64"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ class Span:
 
 
 @dataclass
-class Anatomy:
+class Anatomy(Evidence):
     """Everything a reader found in one file."""
 
     format: str
@@ -125,6 +136,7 @@ class Anatomy:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
     # What the layouts may want to look at: parsed JSON, the inert tree of a pickle, safetensors' metadata.
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
