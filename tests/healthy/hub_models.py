@@ -181,6 +181,7 @@ MORE: dict[str, dict[str, Any]] = {
     "FOURIERFT": _TARGETS | {"n_frequency": 20}, "VBLORA": _TARGETS | {"num_vectors": 16, "vector_length": 4, "topk": 2},
     "TRAINABLE_TOKENS": {"token_indices": [1, 2], "target_modules": ["embed_tokens"]}, "WAVEFT": _TARGETS | {"n_frequency": 20},
     "RANDLORA": _TARGETS | {"r": 4}, "BOFT": _TARGETS | {"boft_block_size": 4}, "OFT": _TARGETS | {"oft_block_size": 4},
+    "MISS": _TARGETS | {"r": 4}, "PSOFT": _TARGETS | {"r": 4}, "ROAD": _TARGETS | {"group_size": 8}, "SHIRA": _TARGETS | {"r": 4},
     "C3A": _TARGETS | {"block_size": 16}, "OSF": _TARGETS, "CARTRIDGE": _VIRTUAL,
 }  # fmt: skip
 

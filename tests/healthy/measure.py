@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -44,7 +46,7 @@ def write(at: Path, wanted: list[Configuration]) -> tuple[list[Configuration], d
         if not (folder.parent / (folder.name + WRITTEN)).exists():
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                with warnings.catch_warnings():
+                with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
                     warnings.simplefilter("ignore")
                     one.write(folder)
             except Exception as why:  # a library that can't write this here is no fault of the verdict

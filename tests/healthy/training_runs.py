@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +124,13 @@ def _trl(at: Path, name: str, lora: bool) -> None:
     if lora:
         extra["peft_config"] = LoraConfig(task_type=task, r=4, target_modules=["q_proj", "v_proj"])
     made = build("Llama classifier", num_labels=1) if name == "reward" else build("Qwen2")
-    # Trainers read the model's name for the adapter's card.
-    made.config._name_or_path = "tiny"
-    getattr(home, f"{kind}Trainer")(
-        model=made, args=args, train_dataset=Dataset.from_list(data), processing_class=tokenizer(), **extra
-    ).train()
+    with tempfile.TemporaryDirectory() as base:
+        # Trainers load the reference model from where the model's name is.
+        made.save_pretrained(base)
+        made.config._name_or_path = base
+        getattr(home, f"{kind}Trainer")(
+            model=made, args=args, train_dataset=Dataset.from_list(data), processing_class=tokenizer(), **extra
+        ).train()
 
 
 _NEEDS = ("torch", "transformers", "datasets", "accelerate", "peft", "trl")
