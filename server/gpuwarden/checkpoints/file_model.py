@@ -6,13 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuwarden.core.evidence import Cause, Evidence
+
 
 class Broken(Exception):
-    """The file is certainly damaged or hostile; the message says how."""
+    """The file is certainly damaged or hostile; the message says how, and `cause` is one that refutes."""
+
+    def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
+        super().__init__(why)
+        self.cause = cause
 
 
 class Doubtful(Exception):
     """The file can't be judged, and why. It never counts as whole."""
+
+    def __init__(self, why: str, cause: Cause = Cause.UNREAD) -> None:
+        super().__init__(why)
+        self.cause = cause
 
 
 class Unread(Doubtful):
@@ -114,7 +124,7 @@ class Span:
 
 
 @dataclass
-class Anatomy:
+class Anatomy(Evidence):
     """Everything a reader found in one file."""
 
     format: str
@@ -125,6 +135,7 @@ class Anatomy:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
     # What the layouts may want to look at: parsed JSON, the inert tree of a pickle, safetensors' metadata.
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)

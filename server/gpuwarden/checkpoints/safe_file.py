@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gpuwarden.checkpoints.file_model import Broken, Doubtful
+from gpuwarden.core.evidence import Cause
 
 if TYPE_CHECKING:
     from typing import Self
@@ -68,7 +69,7 @@ class Source:
             try:
                 got = os.preadv(self.fd, [view], offset)
             except OSError as why:
-                raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why
+                raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}", Cause.CHANGING) from why
         else:
             data = _pread(self.fd, len(view), offset)
             got = len(data)
@@ -158,4 +159,4 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
         os.lseek(fd, offset, os.SEEK_SET)
         return os.read(fd, length)
     except OSError as why:
-        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why
+        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}", Cause.CHANGING) from why

@@ -9,6 +9,7 @@ from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, 
 from gpuwarden.checkpoints.pickles import allow_list, symbolic, torch_objects
 from gpuwarden.checkpoints.pickles.code_runners import runs_code
 from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.core.evidence import Cause
 
 NAME = "torch zip"
 ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -66,4 +67,6 @@ def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], l
             continue
         evil = [n for n in named if runs_code(n)]
         if evil:
-            found.problems.append(f"member {short(member.name, 60)} would run code when unpickled: {some(evil)}")
+            found.refute(
+                f"member {short(member.name, 60)} would run code when unpickled: {some(evil)}", Cause.RUNS_CODE
+            )

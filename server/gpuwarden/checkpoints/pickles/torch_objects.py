@@ -28,6 +28,7 @@ from gpuwarden.checkpoints.pickles.allow_list import (
 )
 from gpuwarden.checkpoints.pickles.code_runners import runs_code
 from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
+from gpuwarden.core.evidence import Cause
 
 _WITH_ATTRIBUTES = Global("torch._tensor", "_rebuild_from_type_v2")
 _DEPTH = 100
@@ -86,11 +87,12 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
     strangers = [n for n in tree.named if not names.allows(n)]
     evil = [n for n in strangers if runs_code(n)]
     if evil:
-        found.problems.append(f"would run code when unpickled: it names {some(evil)}")
+        found.refute(f"would run code when unpickled: it names {some(evil)}", Cause.RUNS_CODE)
     if len(strangers) > len(evil):
         others = [n for n in strangers if n not in evil]
-        found.doubts.append(f"needs code to be unpickled, so it was not: it names {some(others)}")
-    found.doubts += [f"its pickle {o}" for o in tree.odd]
+        found.doubt(f"needs code to be unpickled, so it was not: it names {some(others)}", Cause.NEEDS_CODE)
+    for odd in tree.odd:
+        found.doubt(f"its pickle {odd}", Cause.NEEDS_CODE)
     extra = [n for n in tree.named if names.beyond_torch(n)]
     if extra:
         found.meta["inert"] = True

@@ -103,7 +103,7 @@ async def verify_job(
             "write such lines too): each counts as not sealed"
         )
         warnings += (not_ours,)
-    return report.model_copy(update={"proved": proved, "warnings": warnings})
+    return report.model_copy(update={"job": job_id, "proved": proved, "warnings": warnings})
 
 
 async def verify_file(
