@@ -76,6 +76,8 @@ class Judgement(Evidence):
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
+    # What was not examined, with what would settle it; it changes no verdict.
+    unproved: list[str] = field(default_factory=list)
 
 
 @dataclass
