@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.build import build
 from gpuwarden.checkpoints.compare import Compared, compare
 from gpuwarden.checkpoints.examine import GAVE_UP, examine
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, short, some
@@ -67,6 +68,7 @@ def verify(
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
         load(found, good, load_limits, budget)
+        build(found, budget)
     if against is not None:
         other = (
             against
