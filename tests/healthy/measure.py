@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import warnings
@@ -11,7 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuwarden.checkpoints.verify import verify
+from gpuwarden.checkpoints.build import build
+from gpuwarden.checkpoints.examine import examine
+from gpuwarden.checkpoints.findings import Ask, Findings
+from gpuwarden.checkpoints.load import load
+from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.models import Level, Report, Verdict
 from healthy import Configuration, configurations
 
@@ -23,7 +28,6 @@ class Tally:
     """The counts of one level, and every line about a verdict that was not expected."""
 
     files: int = 0
-    folders: int = 0
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     # The verdicts on whole configurations, which include those on folders.
     whole: Counter[Verdict] = field(default_factory=Counter)
@@ -62,19 +66,40 @@ def place(at: Path, one: Configuration) -> Path:
     return at / re.sub(r"[^\w.-]+", "_", one.name)
 
 
-def tally(at: Path, written: list[Configuration], level: Level) -> Tally:
-    """Verify every configuration at one level."""
-    found = Tally()
+class _Union(Findings):
+    """The findings on all configurations, so that one process loads all of their files."""
+
+    def place(self, path: str) -> Path:
+        return self.root / path
+
+
+def examine_all(at: Path, written: list[Configuration], level: Level) -> dict[str, Findings]:
+    """Examine every configuration by itself; load the files of all together."""
+    ask = Ask(level is not Level.STRUCTURE)
+    found = {one.name: examine(place(at, one), ask) for one in written}
+    if level in (Level.LOAD, Level.RESUME):
+        entries = [(f, e, e.path) for f in found.values() for e in f.entries.values() if e.verdict == "proven"]
+        for f, entry, path in entries:
+            entry.path = str(f.place(path).relative_to(os.path.realpath(at)))
+        load(_Union(Path(os.path.realpath(at)), {}, None, []), [e for _, e, _ in entries])
+        for _, entry, path in entries:
+            entry.path = path
+        build(list(found.values()))
+    return found
+
+
+def tally(at: Path, written: list[Configuration], found: dict[str, Findings], level: Level) -> Tally:
+    """Count the verdicts on every configuration at one level."""
+    total = Tally()
     for one in written:
         if level is Level.RESUME and one.step is None:
             continue
-        report = verify(place(at, one), level)
-        found.files += len(report.files)
-        found.folders += len(report.checkpoints)
-        found.verdicts.update(f.verdict for f in report.files)
-        found.whole[report.verdict] += 1
-        found.lines += [f"{one.name}: {line}" for line in surprises(one, report, level)]
-    return found
+        made = report(found[one.name], level, str(place(at, one)))
+        total.files += len(made.files)
+        total.verdicts.update(f.verdict for f in made.files)
+        total.whole[made.verdict] += 1
+        total.lines += [f"{one.name}: {line}" for line in surprises(one, made, level)]
+    return total
 
 
 def surprises(one: Configuration, report: Report, level: Level) -> Iterator[str]:
@@ -105,9 +130,12 @@ def main(at: Path, only: str, levels: list[str], seen: bool) -> int:
     for name, why in failed.items():
         print(f"  not written: {name}: {why}")
     bad = 0
+    found: dict[str, Findings] = {}
     for level in map(Level, levels):
+        if level is not Level.RESUME or not found:  # a resume is judged by what loading found
+            found = examine_all(at, written, level)
         for label, part in (("seen", [c for c in written if not c.unseen]), ("unseen", [c for c in written if c.unseen])):
-            got = tally(at, part, level)
+            got = tally(at, part, found, level)
             bad += got.verdicts[Verdict.REFUTED] + got.whole[Verdict.REFUTED]
             print(
                 f"{level:<10} {label:<7} {len(part):>4} configurations {got.files:>5} files: "

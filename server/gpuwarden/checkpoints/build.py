@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from gpuwarden.checkpoints import architectures
@@ -23,12 +24,14 @@ CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.build_child")
 _MEMORY = 16 << 30  # of address space; a model on the meta device takes little of it
 _START_S = 90.0
 _EACH_S = 15.0
-_MOST = 40
+_MOST = 200
 
 
-def build(found: Findings, budget: Budget | None = None) -> None:
+def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
     """Add to each model's judgement whether transformers builds it from these tensors."""
-    tasks = _tasks(found)
+    tasks: dict[str, list[Judgement]] = {}
+    for found in founds:
+        _tasks(found, tasks)
     if not tasks or not (importlib.util.find_spec("transformers") and importlib.util.find_spec("torch")):
         return
     texts = list(tasks)
@@ -43,10 +46,9 @@ def build(found: Findings, budget: Budget | None = None) -> None:
             _settle(judgement, answer)
 
 
-def _tasks(found: Findings) -> dict[str, list[Judgement]]:
-    """Return the child's tasks with the judgements that each is for: checkpoints of one run share theirs."""
+def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
+    """Add the child's tasks with the judgements that each is for: checkpoints of one run share theirs."""
     folders = {f.rel: f for f in found.tree.folders} if found.tree else {}
-    tasks: dict[str, list[Judgement]] = {}
     for judgement in found.judgements:
         folder = folders.get(judgement.path)
         if judgement.layout != model.NAME or judgement.problems or folder is None:
@@ -60,7 +62,6 @@ def _tasks(found: Findings) -> dict[str, list[Judgement]]:
         text = json.dumps({"config": config, "tensors": [[n, t.shape] for n, t in sorted(tensors.items())]})
         if text in tasks or len(tasks) < _MOST:
             tasks.setdefault(text, []).append(judgement)
-    return tasks
 
 
 def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def verify(
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
         load(found, good, load_limits, budget)
-        build(found, budget)
+        build([found], budget)
     if against is not None:
         other = (
             against
