@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,10 @@ def old_bin(at: Path) -> None:
 @configuration("transformers pushed with remote code in its config", "torch", "transformers")
 def remote_code(at: Path) -> None:
     made = build("Llama")
-    made.config.auto_map = {"AutoModelForCausalLM": "modeling_own.OwnModel"}
-    made.config.architectures = ["OwnModel"]
     made.save_pretrained(at)
+    config = json.loads((at / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnModel"}, "architectures": ["OwnModel"]}
+    (at / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
     (at / "modeling_own.py").write_text("class OwnModel:\n    pass\n")
 
 

@@ -213,7 +213,12 @@ def dcp(at: Path) -> None:
     saver.save({"model": state["model"], "optimizer": state["optimizer"], "step": 3}, checkpoint_id=str(at / "dcp"))
 
 
-@family("Lightning", {"one": 1, "with last": 2, "weights only": 3}, "torch", "pytorch_lightning", step=4)
+@configuration("Lightning: weights only", "torch", "pytorch_lightning")
+def lightning_weights(at: Path) -> None:
+    lightning(at, 3)
+
+
+@family("Lightning", {"one": 1, "with last": 2}, "torch", "pytorch_lightning", step=4)
 def lightning(at: Path, kind: int) -> None:
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint

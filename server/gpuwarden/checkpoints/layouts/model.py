@@ -58,11 +58,16 @@ def _bare(folder: Folder, found: Findings, said: Judgement) -> None:
     beside = [n for n in _BESIDE if n in folder.files]
     parent = folder.rel.rpartition("/")[0]
     others = [f for f in found.tree.folders if f.rel.rpartition("/")[0] == parent and f.rel] if found.tree else []
-    have = [f.rel for f in others if f.rel != folder.rel and claims(f) and CONFIG in f.files]
+    have = [f.rel for f in others if f.rel != folder.rel and claims(f) and _described(f, found)]
     if beside:
         said.problems.append(f"has {beside[0]} but no {CONFIG}: nothing can build the model")
     elif have and folder.rel:
         said.problems.append(f"has no {CONFIG}, unlike {some(have)}: nothing can build the model")
+
+
+def _described(folder: Folder, found: Findings) -> bool:
+    config = content(found, folder.join(CONFIG))
+    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
 def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said: Judgement) -> None:
