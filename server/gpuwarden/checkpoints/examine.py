@@ -71,6 +71,9 @@ def examine(path: Path, ask: Ask) -> Findings:
 def examine_tree(tree: Tree, ask: Ask) -> Findings:
     """Examine every file of a tree, then let the layouts judge its folders."""
     found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open)
+    ours = ask.ours(tree)
+    for folder in tree.folders if ours else ():
+        folder.files = {n: size for n, size in folder.files.items() if folder.join(n) not in ours}
     if ask.only is None:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
     else:

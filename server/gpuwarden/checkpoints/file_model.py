@@ -75,6 +75,7 @@ DTYPES: dict[str, DType] = {
     "F6_E3M2": DType(6, "f"),
     "F4": DType(4, "f"),
     # A complex number is a pair of floats, and is scanned as one.
+    "C32": DType(32, "c"),
     "C64": DType(64, "c"),
     "C128": DType(128, "c"),
     "I64": DType(64, "i"),
@@ -87,7 +88,7 @@ DTYPES: dict[str, DType] = {
     "U8": DType(8, "u"),
     "BOOL": DType(8, "b"),
 }
-PARTS = {"C64": "F32", "C128": "F64"}
+PARTS = {"C32": "F16", "C64": "F32", "C128": "F64"}
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,8 @@ class Ask:
     progress: Callable[[int], None] | None = None
     budget: Budget | None = None
     open: Callable[[Path, str], Source] = Source
+    # Files of a folder that gpuwarden itself put there: they are no part of what is judged.
+    ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
 
     def note(self, count: int) -> None:
         """Count bytes that were read. Raises Doubtful when the budget is spent."""

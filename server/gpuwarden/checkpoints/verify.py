@@ -27,6 +27,7 @@ from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, short, so
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
 from gpuwarden.checkpoints.load import LoadLimits, load
 from gpuwarden.checkpoints.sealing import manifest as manifests
+from gpuwarden.checkpoints.tree import Tree
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.evidence import Cause, Evidence, gravest_first
 from gpuwarden.core.evidence import verdict as verdict_of
@@ -36,6 +37,10 @@ from gpuwarden.core.safe_names import LOG_NAME, STAGING
 WHO = (
     "who wrote the manifest beside the files: whoever can write one can write the other, so it shows damage, not malice"
 )
+
+# Longest job id, and what a pull keeps in its staging folder with the most bytes that each can have.
+_LONGEST = 200
+_BESIDE = {"lock": 0, "owner": _LONGEST, LOG_NAME: 1 << 30}
 
 
 def verify(
@@ -63,7 +68,7 @@ def verify(
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
-    ask = replace(ask, expected=expected or {})
+    ask = replace(ask, expected=expected or {}, ours=_left_by_a_pull)
     found, extra = _examine(path, level, manifest, under, ask)
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
@@ -141,6 +146,19 @@ class _Extra(Evidence):
         self.doubts: list[str] = []
         self.causes: list[Cause] = []
         self.not_checked: list[str] = []
+
+
+def _left_by_a_pull(tree: Tree) -> frozenset[str]:
+    """Return the files that a pull leaves beside the artifacts: its lock, its owner's name and the job's log."""
+    found: set[str] = set()
+    for folder in tree.folders:
+        staging = folder.folders.get(STAGING)
+        if staging is None or staging.files.get("owner", _LONGEST + 1) > _LONGEST:
+            continue
+        found.update(staging.join(n) for n, most in _BESIDE.items() if staging.files.get(n, most + 1) <= most)
+        if LOG_NAME in folder.files:
+            found.add(folder.join(LOG_NAME))
+    return frozenset(found)
 
 
 def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, ask: Ask) -> tuple[Findings, _Extra]:
