@@ -149,7 +149,7 @@ def test_a_root_of_its_own_is_a_checkpoint_that_nothing_resumes_from(tmp_path: P
     assert "optimizer.pt, scheduler.pt missing" in checkpoint.resume[0]
 
 
-def test_an_export_without_a_step_is_refuted(tmp_path: Path) -> None:
+def test_an_export_must_say_how_far_it_is(tmp_path: Path) -> None:
     root = exported(tmp_path)
     (root / "trainer_state.json").write_text(json.dumps({"epoch": 1.0}))
     assert verify(root, Level.STRUCTURE).problems == ("trainer_state.json has no global_step",)
