@@ -38,7 +38,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Handle, Place
 from gpuwarden.remote.host.host_info import HostInfo, probe_host
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd

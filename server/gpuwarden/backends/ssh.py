@@ -31,7 +31,9 @@ from gpuwarden.remote.host.host_info import HostInfo, probe_host
 from gpuwarden.remote.host.probe_findings import RENT_ANOTHER, Asked, judge
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged
-from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, NoShell, Ssh, Take
+from gpuwarden.remote.ssh.machine import Dialogue, Ssh
+from gpuwarden.remote.ssh.outcomes import CommandFailed, NoShell
+from gpuwarden.remote.ssh.session import Take
 from gpuwarden.remote.transfer.shell_upload import PUT_S, put
 from gpuwarden.remote.transfer.stream_digest import Seal
 from gpuwarden.remote.transfer.upload import push

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import BadReply, NotSupported
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 
 PROBE_S = 30.0
 OLDEST = (3, 8)

@@ -13,7 +13,7 @@ from anyio import to_thread
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadRequest, Unreachable
 from gpuwarden.core.task_groups import first_error
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import LOOK_S, Progress
 from gpuwarden.remote.transfer.shell_upload import ShellPush
 from gpuwarden.remote.transfer.upload_stream import Counts, Row, UploadStream, agent_source, row
