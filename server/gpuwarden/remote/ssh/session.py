@@ -80,7 +80,7 @@ class Session:
             raise Unreachable("canceled before it began")
         if stdin is not None:
             self.send(stdin)
-            self._end_input()
+            self.end_input()
         self._skip_noise()
 
     def running(self) -> bool:
@@ -105,7 +105,7 @@ class Session:
     def drain(self, limit: int, *, shut: bool = True) -> Ran:
         """Close stdin and read to the end."""
         if shut:
-            self._end_input()
+            self.end_input()
         out = bytearray()
         while chunk := self.read():
             out += chunk
@@ -141,7 +141,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------------ pieces
 
-    def _end_input(self) -> None:
+    def end_input(self) -> None:
         """Close stdin. Errors are detected and classified when the output is read."""
         with suppress(Unreachable), self._translated() as channel:
             channel.end_input()
