@@ -604,6 +604,57 @@ def test_only_a_programs_own_environment_is_shown(tmp_path: Path) -> None:
     assert boxes.interpreters(str(tmp_path / "id_ed25519"), "/bin/sh", str(tmp_path / "none")) == ()
 
 
+def test_a_link_out_of_an_environment_is_not_a_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "share").symlink_to(tmp_path / "keys")
+    (venv / "lib").mkdir()
+    (venv / "lib64").symlink_to("lib")
+    (venv / "pyvenv.cfg").write_text(f"home = {tmp_path}/keys/bin\n")
+    (tmp_path / "keys" / "lib").mkdir()
+    assert boxes.interpreters(str(venv / "bin" / "python")) == tuple(
+        str(venv / n) for n in ("bin", "lib", "lib64", "pyvenv.cfg")
+    ), "and a folder is a Python's only where its library is"
+
+
+LINKS = """
+import os, sys
+os.makedirs("venv/bin")
+open("venv/pyvenv.cfg", "w").write("home = " + sys.argv[1] + "/bin")
+for name in ("lib", "share"):
+    os.symlink(sys.argv[1], "venv/" + name)
+os.symlink("/bin/sh", "venv/bin/python")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.attack("boundary", "makes an environment of links to what it wants to read, and runs its program")
+@pytest.mark.parametrize("program", ["venv/bin/python", "venv/bin/own"])
+async def test_a_program_that_a_job_made_shows_nothing(
+    real: Sandbox, victims: Victims, backend: Backend, place: Place, program: str
+) -> None:
+    assert isinstance(backend, Confining)
+    backend.confine(Local(), [victims.home])
+    makes = (
+        LINKS + "open('venv/bin/own', 'w').write('#!/bin/sh\\nexec /bin/sh \"$@\"'); os.chmod('venv/bin/own', 0o755)"
+    )
+    for number, folder in enumerate((victims.folder / "user", victims.home)):
+        spec = JobSpec(platform="local", script=makes, args=(str(folder),), timeout_s=60)
+        first = await backend.submit(spec, place, f"t-one-{number}", secrets={})
+        assert (await ended(backend, first)).state is Job.SUCCEEDED, (await backend.logs(first)).text
+        reads = f"cat {first.run_dir}/work/venv/*/*; ls {first.run_dir}/work/venv/*"
+        second = JobSpec(platform="local", command=(f"{first.run_dir}/work/{program}", "-c", reads), timeout_s=60)
+        handle = await backend.submit(second, place, f"t-two-{number}", secrets={})
+        await ended(backend, handle)
+        log = (await backend.logs(handle)).text
+        assert KEY not in log and "ledger.db" not in log, log
+
+
+def test_no_private_key_of_this_machine_is_shown() -> None:
+    assert not {p for p in boxes.system().read if p in {"/etc/ssl", "/etc/pki", "/etc/pki/tls"} or "private" in p}
+
+
 # ---------------------------------------------------------------------------------------------------------- Landlock
 
 TRIED = """
