@@ -38,7 +38,7 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.remote.sandbox import boxes, detect
+from gpuwarden.remote.sandbox import boxes, detect, first
 from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, bubblewrap, landlock, seatbelt
 
 pytestmark = pytest.mark.anyio
@@ -649,6 +649,31 @@ async def test_a_program_that_a_job_made_shows_nothing(
         await ended(backend, handle)
         log = (await backend.logs(handle)).text
         assert KEY not in log and "ledger.db" not in log, log
+
+
+CALLS = """
+import ctypes, errno, os, socket
+numbers = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[os.uname().machine]
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(number):
+    ctypes.set_errno(0)
+    return libc.syscall(number, b"user", b"gpuwarden", b"x", 1, -3) == -1 and ctypes.get_errno() == errno.ENOSYS
+print([n for n in (*numbers, 425, *(n + 0x40000000 for n in (*numbers, 39))) if not refused(n)])
+socket.socket(), socket.socketpair(), os.getpid()
+socket.socket(socket.AF_VSOCK)
+"""
+
+
+@pytest.mark.attack("boundary", "reads a login's tickets from the kernel, and calls the hypervisor")
+async def test_what_no_namespace_keeps_apart_is_refused(real: Sandbox, backend: Backend, place: Place) -> None:
+    if os.uname().machine not in first.SYSTEM_CALLS:
+        pytest.skip("the numbers of this machine's calls are not known")
+    spec = JobSpec(platform="local", script=CALLS, timeout_s=60)
+    handle = await backend.submit(spec, place, "t-calls", secrets={})
+    assert (await ended(backend, handle)).state is Job.FAILED
+    log = (await backend.logs(handle)).text
+    assert log.startswith("[]\n") and "in <module>\n    socket.socket(socket.AF_VSOCK)" in log, log
+    assert "Function not implemented" in log
 
 
 def test_no_private_key_of_this_machine_is_shown() -> None:
