@@ -11,10 +11,12 @@ from typing import Final
 
 from gpuwarden.interfaces.hooks.guard.shell import name_of
 
-DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio"})
+DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio",
+                            "remove-item", "ri", "del", "erase", "move-item"})  # fmt: skip
 COPIES: Final = frozenset({"cp", "rsync", "scp", "mv", "install", "ln"})
 WRITES: Final = frozenset({"tee", "dd", "install", "chmod", "chown", "vi", "vim", "nano", "emacs", "ed", "patch", "ln",
-                           "touch", "sqlite3", "sponge", "chattr"})  # fmt: skip
+                           "touch", "sqlite3", "sponge", "chattr", "set-content", "add-content", "clear-content",
+                           "out-file"})  # fmt: skip
 SCRATCH: Final = re.compile(
     r"(?:^|/)(?:tmp|\.cache|__pycache__|node_modules|\.?venv|build|dist|\.git|\.(?:pytest|mypy|ruff)_cache"
     r"|\.ipynb_checkpoints|\.Trash\S*|pip-\S*)(?:/|$)|\.(?:pyc|pyo|lock|pid|tmp|log|egg-info|sock|swp)$"

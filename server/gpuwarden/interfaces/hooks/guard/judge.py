@@ -17,15 +17,20 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     ASSIGNMENT,
     CODE,
     DOERS,
+    ENDING,
+    FLEETS,
     KEYWORDS,
     LATER,
     RUNNERS,
     SHELLS,
     SOURCED,
     SSH_VALUED,
+    WINDOWS,
     WRAPPERS,
     after_c,
+    after_command,
     candidates,
+    for_fleets,
     inside,
     script_of,
 )
@@ -147,6 +152,9 @@ class Judge:
             lines = "\n".join(command.stdin).splitlines()
             lines = [re.sub(r"^\s*(?:@\w+|(?:[\d*/,-]+\s+){4}\S+)\s+", "", line) for line in lines[:200]]
             return self._any(["\n".join(lines)], depth, far) or self.spoken(" ".join([*args, *command.stdin]))
+        if name in WINDOWS:
+            texts = after_command(args)
+            return self._any(texts, depth, far) or self.spoken("\n".join([*texts, *command.stdin]))
         if name == "tmux":
             return self._any([a for a in args if " " in a], depth, far)
         language = re.sub(r"[\d.]+$", "", name)
@@ -171,7 +179,9 @@ class Judge:
     def _elsewhere(self, name: str, args: list[str], command: Command, depth: int) -> str | None:
         """Return why a command on another machine is stopped."""
         rest: list[str] | None = None
-        if name in {"ssh", "autossh", "mosh", "pssh", "parallel-ssh"}:
+        if name in FLEETS and (name != "aws" or "ssm" in args):
+            return self._any(for_fleets(args), depth, far=True)
+        if name in {"ssh", "autossh", "mosh", "plink"}:
             rest = inside(inside(args, SSH_VALUED, name)[1:], SSH_VALUED, name)
         elif name in {"sftp", "lftp"}:
             starts = ("\n".join(text.splitlines()[:200]) for text in command.stdin)
@@ -192,6 +202,8 @@ class Judge:
             parts = [args[i + 1 :] for i in runs if name_of("".join(args[i + 1 : i + 2])) not in {"rm", "mv"}]
         elif name in RUNNERS:
             known = {*SHELLS, *WRAPPERS, *HTTP, "ssh"}
+            if far or _other_docker(args):
+                known, far = known | ENDING, True
 
             def worth_a_look(word: str) -> bool:
                 program = name_of(word)
