@@ -11,7 +11,7 @@ from gpuwarden.interfaces.hooks.guard import settings
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
-from gpuwarden.interfaces.hooks.guard.programs import HTTP, called, spoken
+from gpuwarden.interfaces.hooks.guard.programs import HTTP, called, commands_in_code, removed_by_code, spoken
 from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader, name_of
 from gpuwarden.interfaces.hooks.guard.wrappers import (
     ASSIGNMENT,
@@ -159,17 +159,30 @@ class Judge:
             return self._any([a for a in args if " " in a], depth, far)
         language = re.sub(r"[\d.]+$", "", name)
         if language in CODE:
-            return self._code(CODE[language], args, command.stdin)
+            return self._code(CODE[language], args, command.stdin, depth, far)
         return self.spoken(" ".join([*args, *command.stdin])) if name in DOERS else None
 
-    def _code(self, flag: str, args: list[str], stdin: list[str]) -> str | None:
+    def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
         """Return why an interpreter is stopped, by the code that it is given here."""
         code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
         if not code and script_of(args) not in {"", "-"}:
             code, stdin = self._scripts(args), []
         for text in (*code, *stdin):
-            if why := self.spoken(text) or settings.code_edits(text):
+            if why := self.spoken(text) or settings.code_edits(text) or self._run_by_code(text, depth, far):
                 return why
+            lost = (self.files.lost(path, deep=deep) for path, deep in removed_by_code(text) if far)
+            if why := next((w for w in lost if w), None):
+                return why
+        return None
+
+    def _run_by_code(self, text: str, depth: int, far: bool) -> str | None:
+        """Return why code is stopped by a command among its strings: one that runs or reaches something, or deletes."""
+        for inner, elsewhere in commands_in_code(text):
+            first = name_of((inner.split() or [""])[0])
+            if first in SHELLS or first in WRAPPERS or first in ENDING or first in {"ssh", "scp"}:
+                self.budget.spend(len(inner) // 8)
+                if why := self.shell(inner, depth + 1, far=far or elsewhere):
+                    return why
         return None
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
@@ -224,7 +237,8 @@ class Judge:
     def _outputs(self, command: Command, far: bool) -> str | None:
         """Return why a command is stopped by the files that it writes, and remember what was written where."""
         if far:
-            return None
+            empties = command.name in {"", ":", "true"} or command.words == ["cat", "/dev/null"]
+            return next((w for t in command.targets if empties and (w := self.files.lost(t, deep=False))), None)
         text = "\n".join([command.printed(), *command.stdin, *command.words])
         for target in dict.fromkeys(command.targets):
             self.budget.spend(len(text) // 64)
