@@ -72,7 +72,7 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, end_wh
 @JSON
 @runs_async
 async def keep(job_id: str, as_json: bool) -> int:
-    """Object to a standing order: the machine stays until asked about."""
+    """Object to a standing order: the machine stays."""
     from gpuwarden.interfaces.cli import approval
     from gpuwarden.lifecycle.ending.orders import object_to
 
