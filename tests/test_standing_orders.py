@@ -299,7 +299,7 @@ async def test_an_announcement_without_its_alert_ends_nothing(house: Ordered) ->
     with patch.object(house.ctx.ledger, "alert", return_value=None):
         for _ in range(30):
             house.clock.advance(60)
-            await orders.carry_out_orders(house.ctx)
+            await orders.Orders(house.ctx).round()
     assert house.bills(), "nobody was told, so nobody could object"
 
 

@@ -12,11 +12,13 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from gpuwarden.core.models import Artifact, Frozen, Level, LogChunk, Manifest, Report, Verdict, digest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.safe_names import LOG_NAME
-from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, JobEnded
+from gpuwarden.core.states import Teardown
+from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, JobEnded, TeardownBlocked
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.private import private_folder, write_private
@@ -129,11 +131,19 @@ def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulle
     return last_pull(ctx, job_id)
 
 
+OUTDATED: Final = frozenset({"TD-COPY-001", "TD-COPY-002"})
+"""Rules of the gate that compare the copy with the files on the machine."""
+
+
 def copy_state(ctx: Context, job_id: str) -> Copy:
     """Return the state of the copy that counts, by what the ledger and this disk say. The machine is not asked."""
     pulled, last = copy_for(ctx, job_id), ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     if pulled is None or last is None:
         return Copy.NONE
+    for ticket in ctx.ledger.subjects("teardown", Teardown.BLOCKED, job=job_id):
+        blocked = ctx.ledger.last(ticket, TeardownBlocked)  # the gate looked at the machine since
+        if blocked is not None and blocked.seq > last.seq and OUTDATED & {f.rule for f in blocked.data.findings}:
+            return Copy.STALE
     seen = verified_now(ctx, job_id, pulled)
     if pulled.digest != last.data.digest and seen.verdict is Verdict.PROVEN:
         return Copy.PROVEN

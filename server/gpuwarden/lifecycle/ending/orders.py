@@ -34,6 +34,8 @@ ALERT: Final = "ending_soon"
 """The alert's kind; its mark is the number of the announcement."""
 TRUSTED: Final = frozenset({"terminal"})
 """Channels of a spending approval that may carry an order."""
+FIRST_WAIT_S: Final = 15.0
+MOST_WAIT_S: Final = 600.0
 _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
 
 
@@ -77,48 +79,62 @@ def ordered_jobs(ctx: Context) -> list[JobRecord]:
     return [job for job in found if job.state is Job.SUCCEEDED and standing_order(ctx, job.id) is not None]
 
 
-async def carry_out_orders(ctx: Context, awake_since: float = 0.0) -> dict[str, str]:
-    """Announce what is proven, and end what was announced a grace ago. Return what could not be done, by job.
+class Orders:
+    """Carries out the standing orders of one ledger. What is left to a person is looked at less and less often."""
 
-    `awake_since` is when this process, or the clock, last made a leap: nobody could object during it, so what was
-    announced before is announced again.
-    """
-    trouble = {}
-    for job in ordered_jobs(ctx):
-        await checkpoint()
-        try:
-            await _carry_out(ctx, job, awake_since)
-        except WardenError as error:
-            trouble[job.id] = error.message
-    return trouble
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._misses: dict[str, int] = {}
+        self._next: dict[str, float] = {}
+
+    async def round(self, awake_since: float = 0.0) -> dict[str, str]:
+        """Announce what is proven, and end what was announced a grace ago. Return what could not be done, by job.
+
+        `awake_since` is when this process, or the clock, last made a leap: nobody could object during it, so what was
+        announced before is announced again.
+        """
+        trouble = {}
+        for job in ordered_jobs(self.ctx):
+            await checkpoint()
+            if self.ctx.clock.now() < self._next.get(job.id, 0.0):
+                continue
+            on_its_way = False
+            try:
+                on_its_way = await _carry_out(self.ctx, job, awake_since)
+            except WardenError as error:
+                trouble[job.id] = error.message
+            n = self._misses[job.id] = 0 if on_its_way else self._misses.get(job.id, 0) + 1
+            self._next[job.id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
+        return trouble
 
 
-async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> None:
-    """Take the next step of one order, where everything that it is bound to holds."""
+async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
+    """Take the next step of one order. Return whether everything that it is bound to holds."""
     order = standing_order(ctx, job.id)
     if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
-        return
+        return True  # nothing is asked of the machine until there is a proof
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     present = open_ticket(ctx, lease)
     if present is not None and (present.verb != order.verb or present.state not in _ASKED):
-        return  # a person asked for something else, or it is on its way
+        return True  # a person asked for something else, or it is on its way
     from gpuwarden.lifecycle.ending.teardown import approve_by_order, request, silent
 
     view = await request(ctx, job.id, order.verb)
     seen = view.record.digest
     if view.record.state is not Teardown.AWAITING_HUMAN or seen is None or not silent(view):
-        return
+        return False
     said, now = ctx.ledger.last(job.subject, EndingAnnounced), ctx.clock.now()
     same = said is not None and (said.data.ticket, said.data.digest) == (view.record.id, seen)
     if said is None or not same or said.at < awake_since:
         ends_at = now + order.grace_s
         event = EndingAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=ends_at)
         ctx.ledger.add(job.subject, event)
-        return
+        return True
     raised = ctx.ledger.alert(job.subject, ALERT, str(said.seq))
     if raised is not None and now >= said.data.ends_at and now - raised.at >= order.grace_s:
         await approve_by_order(ctx, view.record.id, seen, order)
+    return True
 
 
 def rented_for(ctx: Context, job: JobRecord) -> bool:

@@ -187,8 +187,9 @@ async def _judge(ctx: Context, record: TeardownRecord) -> TeardownView:
     blocked = any(f.blocks for f in findings)
     seen = facts_digest(record, facts, pulled, findings)
     waiting = record.state is Teardown.AWAITING_HUMAN
-    late = waiting and record.expires_at is not None and ctx.clock.now() > record.expires_at
-    if blocked or not waiting or late or record.digest != seen or record.without_proof:
+    late = record.expires_at is not None and ctx.clock.now() > record.expires_at
+    settled = record.state is (Teardown.BLOCKED if blocked else Teardown.AWAITING_HUMAN)
+    if not settled or late or record.digest != seen or record.without_proof:
         judged = TeardownBlocked if blocked else TeardownAwaitingHuman
         event = judged(digest=seen, findings=findings, expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s)
         with ctx.ledger.transaction():

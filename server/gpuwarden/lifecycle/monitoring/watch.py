@@ -24,7 +24,7 @@ from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised
 from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import carry_out_orders
+from gpuwarden.lifecycle.ending.orders import Orders
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
     OBSERVED,
@@ -78,7 +78,7 @@ class Watcher:
     _leapt_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.keeper = Keeper(self.ctx)
+        self.keeper, self.orders = Keeper(self.ctx), Orders(self.ctx)
         # The file stays: a lock on a file that was removed would let a second watch lead.
         self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
 
@@ -138,7 +138,7 @@ class Watcher:
             if now >= self._next_sweep:
                 self._next_sweep = now + SWEEP_S
                 trouble |= (await sweep(self.ctx))[1]
-            trouble |= self.keeper.trouble | await carry_out_orders(self.ctx, self._awake_since(now))
+            trouble |= self.keeper.trouble | await self.orders.round(self._awake_since(now))
             self._read()
             found = await conditions(self.ctx, self._raised)
             news = self._settle(found, self._held(found))
