@@ -8,8 +8,7 @@ from gpuwarden.core.sanitize import fence, line, named, quoted, redact
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.interfaces.results.base import SHOWN, MeterReply, WarnedReply, meter_of
 from gpuwarden.knowledge import Diagnosis
-from gpuwarden.lifecycle.monitoring.check import Checked, advice
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
+from gpuwarden.lifecycle.monitoring.check import Canceled, Checked
 
 LOG_LIMIT = 16_000
 """Characters of a log in one reply, at most."""
@@ -75,15 +74,16 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     )
 
 
-def canceled(job: JobRecord, lease: LeaseRecord | None) -> CheckReply:
+def canceled(result: Canceled) -> CheckReply:
     """Return the reply to cancel_job."""
+    job = result.job
     return CheckReply(
         job_id=job.id,
         state=job.state,
         why=named(job.why, 300),
         reason=str(job.reason or ""),
-        next=advice(job, lease),
-        meter=meter_of(lease) if lease else None,
+        next=result.next_steps,
+        meter=meter_of(result.lease) if result.lease else None,
     )
 
 
