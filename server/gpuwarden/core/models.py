@@ -372,6 +372,8 @@ class Observation(Frozen):
 
     `reason` is the code of what the state is based on, `why` its sentence, which may quote the job. `stale` is true
     when the last heartbeat is too old.
+    `source` is where the step is from: metrics, output or files; `curve` is the loss by step in a few points, and
+    `eta_at` when the last step is reached at the present pace, in seconds since the epoch.
     `signal` is the one that ended the job, which then has no exit code. `machine` is another text after each start of
     the machine, where the machine reports one; `lost` means that it answered and has nothing of the job's status.
     """
@@ -385,6 +387,10 @@ class Observation(Frozen):
     signal: int | None = None
     attempt: int = 1
     step: int | None = None
+    total_steps: int | None = None
+    eta_at: float | None = None
+    source: str = ""
+    curve: tuple[tuple[int, float], ...] = ()
     metrics: dict[str, float] = Field(default_factory=dict)
     started_at: float | None = None
     ended_at: float | None = None
