@@ -287,3 +287,152 @@ SEEN: tuple[Printed, ...] = (
         1271, None, None, 0.000003, nan=True,
     ),
 )  # fmt: skip
+
+UNSEEN: tuple[Printed, ...] = (
+    Printed(
+        "kohya-ss/sd-scripts#2137",
+        "epoch 1/80\nsteps:   1%|▋         | 41/3280 [00:50<1:06:54,  1.24s/it, avr_loss=nan]\nepoch 2/80\n"
+        "2026-06-29 11:57:32 INFO     epoch is incremented. current_epoch: 1, epoch: 2        train_util.py:779\n"
+        "steps:   2%|█▍        | 82/3280 [01:40<1:05:00,  1.22s/it, avr_loss=nan]\r",
+        82, 3280, nan=True,
+    ),
+    Printed(
+        "facebookresearch/d2go#524",
+        "[04/05 01:30:31 d2.utils.events]:  eta: 0:03:14  iter: 39  total_loss: 1.375  loss_cls: 0.6354  "
+        "loss_box_reg: 0.637  time: 0.3633  data_time: 0.0641  lr: 7.5527e-06  max_mem: 433M\n",
+        39, None, 1.375, 7.5527e-06,
+    ),
+    Printed(
+        "pytorch/torchtitan#2389",
+        "[rank0]:[titan] 2026-02-24 19:46:17,508 - root - INFO - step:  4  loss:  7.62585  grad_norm: 26.6250  "
+        "memory: 66.91GiB(37.51%)  tps: 10,050  tflops: 314.71  mfu: 13.99%\n",
+        4, None, 7.62585,
+    ),
+    Printed(
+        "Lightning-AI/litgpt#1224", "Epoch 1 | iter 46 step 12 | loss train: 3.724, val: n/a | iter time: 45.73 ms\n",
+        12, None, 3.724,
+    ),
+    Printed("Lightning-AI/litgpt#689", "iter 77 step 39: loss 10.8259, iter time: 214.40ms (optimizer.step)\n", 39, None, 10.8259),
+    Printed(
+        "EleutherAI/gpt-neox#947",
+        " samples/sec: 2.721 | iteration        2/   55000 | elapsed time per iteration (ms): 11761.2 | "
+        "learning rate: 2.424E-09 | approx flops per GPU: 9.1TFLOPS | lm_loss: 1.105449E+01 | "
+        "number of skipped iterations:   0 | number of nan iterations:   0 |\n",
+        2, 55000, 11.05449, 2.424e-09,
+    ),
+    Printed("tinygrad/tinygrad#13803", "    3 7.34 s run, 11.8750 loss, 0.000000000002 LR, 1454.57 GB used, 236258.78 GFLOPS\n",
+            3, None, 11.875, 2e-12),
+    Printed(
+        "Alpha-VLLM/LLaMA2-Accessory#48",
+        "[03:23:49.951215] Epoch: [0]  [1480/1504]  lr: 0.000026  closs: 1.0800 (1.1317)  grad_norm: 0.4995 (1.1826)  "
+        "time: 4.5833  data: 0.0002  max mem: 51710\n",
+        1480, None, 1.08, 0.000026,
+    ),
+    Printed(
+        "hill-a/stable-baselines#1204",
+        "| rollout/                |             |\n|    ep_rew_mean          | nan         |\n"
+        "| time/                   |             |\n|    iterations           | 7           |\n"
+        "|    total_timesteps      | 3584        |\n| train/                  |             |\n"
+        "|    learning_rate        | 0.0002      |\n|    loss                 | 20.1        |\n"
+        "|    value_loss           | 36.8        |\n-----------------------------------------\n",
+        3584, None, 20.1, 0.0002,
+    ),
+    Printed("lightgbm-org/LightGBM#742", "[2]\ttraining's binary_logloss: 0.732192\tvalid_1's binary_logloss: 0.731889\n", 2, None, 0.732192),
+    Printed(
+        "lightgbm-org/LightGBM#886",
+        "[LightGBM] [Info] Iteration:2, training auc : 0.642554\n[LightGBM] [Info] Iteration:2, training binary_logloss : 0.499464\n"
+        "[LightGBM] [Info] Iteration:2, valid_1 binary_logloss : 0.52\n",
+        2, None, 0.499464,
+    ),
+    Printed("speechbrain/speechbrain#149", "  3%|█▋                 | 16/462 [00:08<03:44,  1.99it/s, loss=4.93]\r", 16, 462, 4.93),
+    Printed(
+        "ultralytics/yolov5#4963",
+        "     Epoch   gpu_mem       box       obj       cls    labels  img_size\n"
+        "      0/99     2.64G      0.25      0.05      0.5         4       416: 100%|██████████| 7/7 [00:15<00:00,  2.27s/it]\n"
+        "               Class     Images     Labels          P          R     mAP@.5 mAP@.5:.95: 100%|██████████| 1/1 [00:01<00:00,  1.30s/it]\n"
+        "                 all               14          0             0          0            0              0\n"
+        "     Epoch   gpu_mem       box       obj       cls    labels  img_size\n"
+        "      1/99     2.64G       nan       nan       nan         4       416: 100%|██████████| 7/7 [00:15<00:00,  2.27s/it]\n",
+        14, 700, nan=True,
+    ),
+    Printed(
+        "verl-project/verl#7412",
+        "(TaskRunner pid=222265) step:34 - global_seqlen/min:419336 - global_seqlen/max:497506 - actor/entropy:0.2226 - "
+        "actor/pg_loss:0.0423 - actor/kl_loss:0.0013 - actor/loss:0.0425 - actor/grad_norm:0.1296 - actor/lr:2e-06 - "
+        "training/global_step:34 - training/epoch:0 - critic/score/mean:-0.018\n",
+        34, None, 0.0425, 2e-06,
+    ),
+    Printed(
+        "verl-project/verl#2566", "Training Progress:   0%|          | 2/624 [21:47<114:32:27, 662.94s/it]\n(TaskRunner pid=4035927) \n",
+        2, 624,
+    ),
+    Printed(
+        "KellerJordan/modded-nanogpt#65",
+        "step:0/1480 val_loss:7.7109 train_time:0ms step_avg:nanms\nstep:125/1480 val_loss:4.3719 train_time:29736ms step_avg:258.57ms\n",
+        125, 1480,
+    ),
+    Printed("tensorflow/models#2912", "INFO:tensorflow:Recording summary at step 59.\nINFO:tensorflow:global step 60: loss = 7.3837 (2.239 sec/step)\n",
+            60, None, 7.3837),
+    Printed(
+        "armaanpriyadarshan/Training-a-Custom-TensorFlow-2.X-Object-Detector#6",
+        "I0912 11:40:27.956218 139735407601536 model_lib_v2.py:652] Step 100 per-step time 0.813s loss=1.396\n",
+        100, None, 1.396,
+    ),
+    Printed(
+        "fastai/fastai#2512",
+        "epoch     train_loss  valid_loss  error_rate  time    \n0         0.913750    0.541250    0.181250    00:15     \n",
+        loss=0.91375,
+    ),
+    Printed(
+        "PaddlePaddle/PaddleOCR#16562",
+        "[2026/09/24 12:13:19] ppocr INFO: epoch: [3/500], global_step: 500, lr: 0.005000, loss: 0.609742, loss_shrink_maps: 0.29, "
+        "loss_cbn: 0.000000, avg_reader_cost: 1.81036 s, avg_batch_cost: 2.03538 s, avg_samples: 16.0, ips: 7.86095 samples/s, "
+        "eta: 2 days, 20:01:28, max_mem_reserved: 11326 MB\neval model:: 100%|██████████| 205/205 [00:04<00:00, 44.29it/s]\n",
+        500, None, 0.609742, 0.005,
+    ),
+    Printed(
+        "RVC-Project/Retrieval-based-Voice-Conversion-WebUI#702",
+        "INFO:Voice:Train Epoch: 9 [20%]\nINFO:Voice:[4200, 9.99e-05]\n"
+        "INFO:Voice:loss_disc=3.959, loss_gen=3.062, loss_fm=7.881,loss_mel=17.356, loss_kl=1.535\n",
+        4200, None, 3.959, 9.99e-05,
+    ),
+    Printed(
+        "k2-fsa/icefall#314",
+        "2026-04-29 10:31:34,352 INFO [train.py:756] Epoch 0, batch 5, loss[loss=0.5348, simple_loss=1.07, pruned_loss=8.8, "
+        "over 2432.00 frames.], tot_loss[loss=0.5276, simple_loss=1.06, over 14684.0 frames.], batch size: 32, lr: 3.00e-03\n",
+        5, None, 0.5348, 0.003,
+    ),
+    Printed(
+        "graphdeco-inria/gaussian-splatting#17",
+        "Reading camera 1130/1130 [11/07 13:56:39]\nLoading Training Cameras [11/07 13:56:39]\n"
+        "Training progress:  23%|██▎       | 7000/30000 [01:45<04:24, 86.86it/s, Loss=0.2195082]\r\n"
+        "[ITER 7000] Evaluating train: L1 0.2186211347579956 PSNR 12.067031860351562 [11/07 13:58:39]\n",
+        7000, 30000, 0.2195082,
+    ),
+    Printed(
+        "maturk/dn-splatter#110",
+        "Step (% Done)       Train Iter (time)    ETA (time)           Train Rays / Sec                        writer.py:604\n"
+        "-----------------------------------------------------------------------------------                 writer.py:554\n"
+        "4090 (81.78%)       43.140 ms            39 s, 300.687 ms     14.86 M                               writer.py:566\n",
+        4090,
+    ),
+    Printed(
+        "TimZaman/dotaclient#34",
+        "2026-02-03 08:03:24,767 INFO     iteration 9/10000\n2026-02-03 08:03:32,274 INFO      epoch 4/4\n"
+        "2026-02-03 08:03:36,499 INFO     steps_per_s=443.39, avg_weight_age=4.9, reward_per_sec=-0.0046, loss=0.2225, entropy=7.487\n",
+        9, 10000, 0.2225,
+    ),
+    Printed("primepake/wav2lip_288x288#33", "Loss: 0.5212869264862754: : 11it [00:06,  1.59it/s]\r", 11, None, 0.5212869264862754),
+    Printed(
+        "facebookresearch/Detectron#247",
+        'json_stats: {"accuracy_cls": 0.923639, "eta": "1 day, 13:30:44", "iter": 120000, "loss": 0.5625, "loss_bbox": 0.107754, '
+        '"loss_cls": 0.243266, "lr": 0.010000, "mb_qsize": 64, "mem": 6407, "time": 0.562685}\n',
+        120000, None, 0.5625, 0.01,
+    ),
+    Printed(
+        "ericyangyu/PPO-for-Beginners#1",
+        "-------------------- Iteration #50 --------------------\nAverage Episodic Length: 1.0\nAverage Episodic Return: nan\n"
+        "Average Loss: nan\nTimesteps So Far: 50\n",
+        50, nan=True,
+    ),
+)  # fmt: skip
