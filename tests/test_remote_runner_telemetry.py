@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 import time
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from gpuwarden.remote.runner.log_lines import PAIR, read_line
 from gpuwarden.remote.runner.log_reader import BUDGET_S, LogReader
 from gpuwarden.remote.runner.output_metrics import OutputMetrics, read_events, trainer_state
 from gpuwarden.remote.runner.pace import POINTS, Curve, Pace
-from runner_kit import call, ended, folder, sh  # noqa: F401
-from training_logs import SEEN, Printed
+from gpuwarden.remote.runner.status import FINAL
+from runner_kit import call, ended, folder, log, order, sh, until  # noqa: F401
+from training_logs import SEEN, UNSEEN, Printed
 
 Found = tuple[float | None, int | None, float | None, float | None, bool]
 
@@ -35,6 +37,47 @@ def read(text: str) -> Found:
 @pytest.mark.parametrize("printed", SEEN, ids=lambda p: p.where)
 def test_what_trainers_print(printed: Printed) -> None:
     assert read(printed.text) == (printed.step, printed.total, printed.loss, printed.lr, printed.nan)
+
+
+def test_forms_that_were_kept_unseen_until_the_reader_was_done() -> None:
+    answers = {p.where: (read(p.text), (p.step, p.total, p.loss, p.lr, p.nan)) for p in UNSEEN}
+    wrong = {where: a for where, a in answers.items() if any(g not in (None, w) for g, w in zip(*a, strict=True))}
+    assert wrong == {}, "a number may be missing, not wrong"
+    assert sum(got == want for got, want in answers.values()) >= 25 and len(UNSEEN) == 28
+    assert [where for where, (got, want) in answers.items() if got[4] is not want[4]] == []
+
+
+TRAINER = """
+import sys, torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+torch.set_num_threads(1)
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 32
+    def __getitem__(self, n): return dict.fromkeys(("input_ids", "labels"), torch.arange(8))
+class Odd(Trainer):
+    def compute_loss(self, *args, **more):
+        loss = super().compute_loss(*args, **more)
+        return loss * float("nan") if sys.argv[1] == "nan" and not isinstance(loss, tuple) else loss
+tiny = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+args = TrainingArguments("out", max_steps=6, per_device_train_batch_size=4, logging_steps=2, eval_strategy="steps",
+                         eval_steps=4, save_steps=4, use_cpu=True, report_to="none", disable_tqdm=sys.argv[1] == "bare")
+Odd(Qwen2ForCausalLM(Qwen2Config(vocab_size=32, **tiny)), args, train_dataset=Data(), eval_dataset=Data()).train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("kind", ["healthy", "bare", "nan"])
+def test_the_output_of_the_installed_trainer(folder: Path, kind: str) -> None:
+    pytest.importorskip("transformers")
+    (folder / "train.py").write_text(TRAINER)
+    env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    call("start", folder, order([sys.executable, "../train.py", kind], env=env, outputs=["out"]))
+    seen = until(folder, lambda s: s["state"] in FINAL and s["alive"] is False, 240)
+    assert (seen["state"], seen["step"], seen["total_steps"]) == ("succeeded", 6, 6), log(folder)
+    odd = {alert["subject"] for alert in seen["last_alerts"] if alert["kind"] == "nonfinite"}
+    assert odd == ({"grad_norm"} if kind == "nan" else set())
+    assert seen["metrics"]["loss"] == 0.0 if kind == "nan" else 0 < seen["metrics"]["loss"] < 10
 
 
 HOSTILE = [

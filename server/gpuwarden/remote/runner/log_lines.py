@@ -15,7 +15,7 @@ NUMBER = (
 )
 ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 PAIR = re.compile(
-    r"(?<![\w./-])([^\W\d][\w./-]{0,47})(?:\(\w{1,12}\))?[\"'\]]{0,2}\s{0,16}(?:[:=\uff1a]|(?:is|was)\s)?\s{0,16}"
+    r"(?<![\w./-])([^\W\d][\w./-]{0,47})(?:\(\w{1,12}\))?[\"'\]]{0,2}\s{0,16}(?:[:=#\uff1a]|(?:is|was)\s)?\s{0,16}"
     r"[\"'\[(]{0,2}\s{0,8}(?:tensor\(\s{0,2})?(" + NUMBER + r")(?:\s{0,8}(?:/|of\s)\s{0,8}(\d{1,12}))?",
     re.IGNORECASE,
 )
@@ -27,8 +27,10 @@ RICH_BAR = re.compile(r"[━╸╺╶─]{2,200}\s{1,4}(\d{1,12})/(\d{1,12})\s")
 PLACED = re.compile(
     r"[\[(|]\s{0,8}(\d{1,12})\s{0,4}/\s{0,4}(\d{1,12})(?=\s{0,4}[\])(])|\d:?\s{1,8}(\d{1,12}) / (\d{1,12})\s"
 )
-AT_START = re.compile(r"\s{0,12}(\d{1,12})/(\d{1,12})\s{1,4}(?:[\[━╸╺╶─]|- \d)|(\d{1,12})it \[")
-COUNT_FIRST = re.compile(r"\s{0,8}(\d{1,12})\s{0,4}\|\s{0,4}loss")
+AT_START = re.compile(r"\s{0,12}(\d{1,12})/(\d{1,12})\s{1,4}(?:[\[━╸╺╶─]|- \d)")
+BARE_COUNT = re.compile(r"(?<![\d.])(\d{1,12})it \[")
+COUNT_FIRST = re.compile(r"\s{0,8}(\d{1,12})(?:\s{0,4}\|\s{0,4}loss|\s\([\d.]{1,8}%\)\s)|\[(\d{1,9})\]\s")
+CELL = re.compile(r"\|\s{1,12}([a-z_/]{1,40})\s{1,40}\|\s{1,12}(" + NUMBER + r")\s{1,40}\|\s{0,4}$", re.IGNORECASE)
 CONFIG = re.compile(r"(?:Namespace|Config|Args|Arguments|args)\(|\bif loss\b|train_runtime")
 CHECKING = re.compile(
     r"\b(?:val(?:id(?:at(?:ion|ing|e))?)?|eval(?:uat(?:ion|ing|e))?|test(?:ing)?|sanity|predict(?:ing|ion)?|dev)\b"
@@ -59,7 +61,7 @@ NOT_A_STEP = frozenset(
         "skipping",
     }
 )
-RATES = frozenset({"lr", "learning_rate", "learningrate", "lr/pg0"})
+RATES = frozenset({"lr", "learning_rate", "learningrate", "pg0"})
 NORMS = frozenset({"grad_norm", "gnorm", "gradnorm", "grad"})
 CHECKED = frozenset({"val", "valid", "validation", "eval", "evaluation", "test", "dev", "holdout"})
 NO_LOSS = frozenset(
@@ -86,6 +88,8 @@ class Reading(NamedTuple):
     grad_norm: float | None = None
     bar: bool = False
     trains: bool = True
+    whole: bool = False
+    """Whether a bar counts the steps of the run, not those of an epoch."""
 
 
 class Pair(NamedTuple):
@@ -99,8 +103,13 @@ class Pair(NamedTuple):
 
     @property
     def parts(self) -> frozenset[str]:
-        """Return the words of the name, and the one before it."""
-        return frozenset(re.split(r"[_/.-]", self.name)) | {self.before}
+        """Return the words of the name, and those of the one before it."""
+        return frozenset((*re.split(r"[_/.-]", self.name), *self.before.split("_"), self.before))
+
+    @property
+    def last(self) -> str:
+        """Return the name without what is before a slash, such as `actor/`."""
+        return self.name.rpartition("/")[2]
 
 
 def read_line(text: str) -> Reading | None:
@@ -114,22 +123,30 @@ def read_line(text: str) -> Reading | None:
     step = _step(pairs)
     checked, losses = _losses(text, pairs)
     loss = losses[0] if losses else _lonely_loss(text, pairs, checked)
-    placed = at is not None or epoch is not None or step is not None or bar
+    count = None if step or (at is not None and not checked) else _count(text)
+    placed = count is not None or at is not None or epoch is not None or step is not None or bar
     if not placed and loss is None and checked is None:
         return None
     return Reading(
-        step=int(step.value) if step else _count_first(text),
+        step=int(step.value) if step else count,
         total=step.total if step else None,
         at=at,
         epoch=epoch.value if epoch else None,
         epochs=epoch.total if epoch else None,
         loss=loss,
         checked_loss=checked,
-        lr=next((p.value for p in pairs if p.name in RATES or (p.name, p.before) == ("rate", "learning")), None),
-        grad_norm=next((p.value for p in pairs if p.name in NORMS or (p.name, p.before) == ("norm", "grad")), None),
+        lr=next((p.value for p in pairs if p.last in RATES or (p.name, p.before) == ("rate", "learning")), None),
+        grad_norm=next((p.value for p in pairs if p.last in NORMS or (p.name, p.before) == ("norm", "grad")), None),
         bar=bar,
         trains=_is_training(text, label, bar, loss),
+        whole=bar and label.lower().lstrip().startswith("step"),
     )
+
+
+def read_cell(text: str) -> tuple[str, float] | None:
+    """Return name and number of a row such as `|    loss    | 2.5    |`."""
+    found = CELL.match(text)
+    return (found.group(1).lower(), float(found.group(2))) if found is not None else None
 
 
 def _pair(text: str, found: re.Match[str]) -> Pair:
@@ -152,8 +169,7 @@ def _position(text: str) -> tuple[tuple[int, int] | None, bool, str]:
         return (int(found.group(1)), int(found.group(2))), True, text[: found.start()]
     first = AT_START.match(text)
     if first is not None:
-        here = (int(first.group(1)), int(first.group(2))) if first.group(1) else None
-        return here, True, ""
+        return (int(first.group(1)), int(first.group(2))), True, ""
     for placed in PLACED.finditer(text):
         now, end = (int(n) for n in placed.groups() if n is not None)
         if now <= end:
@@ -172,10 +188,10 @@ def _step(pairs: list[Pair]) -> Pair | None:
     return None
 
 
-def _count_first(text: str) -> int | None:
-    """Return the number of a line such as `100 | loss 2.3 | lr 1e-4`."""
-    found = COUNT_FIRST.match(text)
-    return int(found.group(1)) if found else None
+def _count(text: str) -> int | None:
+    """Return the number of a line such as `100 | loss 2.3 | lr 1e-4` or `[100] train-rmse: 0.3`."""
+    found = COUNT_FIRST.match(text) or BARE_COUNT.search(text)
+    return int(next(n for n in found.groups() if n)) if found else None
 
 
 def _losses(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
@@ -188,7 +204,7 @@ def _losses(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
         head = text[: p.start]
         if p.parts & CHECKED or CHECKING.search(p.name) or (CHECKING.search(head[-80:]) and not _trained(head, p)):
             checked = p.value if checked is None else checked
-        elif p.name in MAIN or p.name.endswith(("\uff1aloss", "的loss")) or p.before == "loss":
+        elif p.name in MAIN or p.last == "loss" or p.before == "loss":
             main.append(p.value)
         else:
             others.append(p.value)

@@ -6,10 +6,14 @@ import re
 import time
 from typing import Iterator
 
-from gpuwarden.remote.runner.log_lines import MAX_LINE, Reading, read_line
+from gpuwarden.remote.runner.log_lines import MAX_LINE, Reading, read_cell, read_line
 
 BUDGET_S = 0.02  # of processor time between two calls of `rest`: what a job prints can't slow its own supervision
-WORTH = re.compile(rb"(?i)loss|\d/\s{0,8}\d|\dit \[|epoch|step|iter|\xe8\xae\xad\xe7\xbb\x83")
+WORTH = re.compile(
+    rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d\.\d{1,4}%\)|\xe8\xae\xad\xe7\xbb\x83"
+)
+    rb"(?i)loss|\d\.\d{3,8}\s|learning_rate|total_timesteps|\d\.\d{1,4}%\)|\d/\s{0,8}\d|\dit \[|epoch|step|iter|\xe8\xae\xad\xe7\xbb\x83"
+)
 ANNOUNCED = re.compile(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0,4}(\d[\d,]{0,14})")
 EPOCH_LINE = re.compile(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
 COLUMNS = re.compile(r"\s{0,12}Epoch\s{1,12}GPU_mem\s{1,12}(.{1,300})", re.IGNORECASE)
@@ -52,6 +56,7 @@ class LogReader:
         self.bar: tuple[int, int] = (-1, 0)  # how sure it is that a bar is the training's, and its end
         self.last_at, self.laps = 0, 0
         self.columns: list[str] = []
+        self.epoch_columns = 0
         self.odd_norms = 0
         self.odd_bars = 0
         self.spent = 0.0
@@ -86,8 +91,25 @@ class LogReader:
             self._enter_epoch(float(heading.group(1)), int(heading.group(2)))
             self.heading = self.epoch
             return {}
-        found = self._table_row(text) or read_line(text)
+        cell = read_cell(text)
+        if cell is not None:
+            name = {"total_timesteps": "step", "loss": "loss", "learning_rate": "learning_rate"}.get(cell[0])
+            return {name: cell[1]} if name else {}
+        found = self._table_row(text) or self._epoch_row(text) or read_line(text)
         return self._row(found) if found is not None else {}
+
+    def _epoch_row(self, text: str) -> Reading | None:
+        """Read a row below `epoch  train_loss  valid_loss ...`, as notebooks print one for each epoch."""
+        words = text.split()[:16]
+        if len(words) > 2 and words[0].lower() == "epoch" and words[1].lower() in ("train_loss", "loss"):
+            self.epoch_columns = len(words)
+            return None
+        if len(words) != self.epoch_columns or not words[0].isdigit():
+            return None
+        try:
+            return Reading(epoch=float(words[0]), loss=float(words[1]))
+        except ValueError:
+            return None
 
     def _table_row(self, text: str) -> Reading | None:
         """Read a row below `Epoch GPU_mem box_loss ...`, whose losses add up to the one that is trained on."""
@@ -102,7 +124,9 @@ class LogReader:
             loss: float | None = sum(map(float, losses)) if losses else None
         except ValueError:
             loss = None
-        return found._replace(loss=loss, epoch=float(cells.group(1)), epochs=int(cells.group(2)), trains=True)
+        epoch, last = float(cells.group(1)), int(cells.group(2))
+        count = last + (self.first_epoch == 0 or epoch == 0)  # from 0 to one less than there are, or from 1
+        return found._replace(loss=loss, epoch=epoch, epochs=count, trains=True)
 
     def _row(self, found: Reading) -> dict[str, float]:
         if found.epoch is not None and (found.trains or found.loss is not None):
@@ -151,7 +175,7 @@ class LogReader:
             return None
         if found.loss is None and not found.bar and found.lr is None and found.epoch is None:
             return None
-        epoch = self.heading if found.epoch is None else found.epoch
+        epoch = None if found.whole else self.heading if found.epoch is None else found.epoch
         if epoch is not None and epoch == int(epoch):
             self.total = self._all_epochs(end)
             return int(epoch - self.first_epoch) * end + here
@@ -176,7 +200,7 @@ class LogReader:
             return self.announced
         if self.epochs is None:
             return None
-        return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each
+        return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # it began at 0
 
     def _is_the_bar(self, found: Reading, end: int) -> bool:
         """Return whether a bar is the training's: one with a loss rather than one without, the first of equals."""
