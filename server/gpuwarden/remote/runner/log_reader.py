@@ -10,9 +10,7 @@ from gpuwarden.remote.runner.log_lines import MAX_LINE, Reading, read_cell, read
 
 BUDGET_S = 0.02  # of processor time between two calls of `rest`: what a job prints can't slow its own supervision
 WORTH = re.compile(
-    rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d\.\d{1,4}%\)|\xe8\xae\xad\xe7\xbb\x83"
-)
-    rb"(?i)loss|\d\.\d{3,8}\s|learning_rate|total_timesteps|\d\.\d{1,4}%\)|\d/\s{0,8}\d|\dit \[|epoch|step|iter|\xe8\xae\xad\xe7\xbb\x83"
+    rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d%\)|\xe8\xae\xad\xe7\xbb\x83"
 )
 ANNOUNCED = re.compile(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0,4}(\d[\d,]{0,14})")
 EPOCH_LINE = re.compile(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
