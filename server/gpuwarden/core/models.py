@@ -127,6 +127,14 @@ class JobSpec(WithOptions):
     durable_storage: bool = False
     teardown: Verb = "terminate"
     max_restarts: int = Field(default=3, ge=0, le=100)
+    project: str = ""
+
+    @field_validator("project")
+    @classmethod
+    def _tagged(cls, text: str) -> str:
+        if text and _NAME.fullmatch(text) is None:
+            raise ValueError("a project has up to 63 letters, digits, dots, dashes and underscores")
+        return text
 
     @field_validator("name")
     @classmethod

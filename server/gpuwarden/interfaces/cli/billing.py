@@ -43,7 +43,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
 @JSON
 @runs_async
 async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_json: bool) -> int:
-    """Say yes to a teardown (t...) or to a spending (r...).
+    """Say yes to a teardown (t...) or to a spending (r...). Alone it lists what waits.
 
     It asks a person at a terminal; nothing else counts.
     """
@@ -52,7 +52,10 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_jso
     if set_pin:
         return answer(await approval.choose_pin(open_context()), as_json, "message")
     if not ticket:
-        raise BadRequest("no ticket was named", "gpuwarden teardown and gpuwarden submit print it.")
+        from gpuwarden.interfaces import results
+        from gpuwarden.lifecycle.monitoring.waiting import what_waits
+
+        return answer(results.waits(what_waits(open_context())), as_json, "waits")
     return answer(await approval.on_terminal(open_context(), ticket, without_proof=without_proof), as_json, "message")
 
 

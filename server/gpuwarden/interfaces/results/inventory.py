@@ -100,11 +100,11 @@ def listed(inventory: Inventory) -> InstancesReply:
                 note=quoted(row.note),
                 stopped_usd_per_hour=row.stopped_usd_per_hour,
                 stopped_at=row.stopped_at,
-                clocks=[_clock(c) for c in row.clocks],
+                clocks=[clock_reply(c) for c in row.clocks],
             )
             for row in inventory.rows[:100]
         ],
-        accounts=[_account(funds) for funds in inventory.accounts],
+        accounts=[account_reply(funds) for funds in inventory.accounts],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
     )
@@ -120,7 +120,8 @@ def _billing(rows: Sequence[Row], *, sure: bool) -> str:
     return f"{', and '.join(told).capitalize()}."
 
 
-def _account(funds: Funds) -> AccountReply:
+def account_reply(funds: Funds) -> AccountReply:
+    """Return the money of one account."""
     clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
     if isinstance(funds.balance, Unknown):
         return AccountReply(platform=funds.platform, per_hour=burn, note=quoted(funds.said))
@@ -129,10 +130,11 @@ def _account(funds: Funds) -> AccountReply:
         balance=funds.balance.value.amount,
         currency=named(funds.balance.value.currency, 8),
         per_hour=burn,
-        clock=_clock(clock) if clock else None,
+        clock=clock_reply(clock) if clock else None,
         note="" if funds.whole else "not every price there is known",
     )
 
 
-def _clock(clock: Deadline) -> ClockReply:
+def clock_reply(clock: Deadline) -> ClockReply:
+    """Return one deadline."""
     return ClockReply(at=clock.at, trigger=quoted(clock.trigger), effect=quoted(clock.effect))
