@@ -244,6 +244,16 @@ async def test_a_job_that_has_ended_is_not_waited_for(house: House) -> None:
     assert await wait(house.ctx, "jover", "step", 500) and house.clock.now() == begun
 
 
+@pytest.mark.slow
+def test_the_watch_is_a_live_screen_on_a_terminal(life: Life, home: Path) -> None:
+    ticket = anyio.run(life.waiting)
+    anyio.run(request, life.ctx, life.job_id, "terminate")
+    with pytest.raises(AssertionError) as shown:  # it has no end
+        at_terminal(home, "watch", "--every", "1", says={}, timeout=8.0)
+    text = str(shown.value)
+    assert text.count("Waiting for you") > 1 and f"gpuwarden approve {ticket}" in text and "Spent" in text
+
+
 # ------------------------------------------------------------------------------------------------------------ growth
 
 
@@ -271,6 +281,19 @@ def test_durations_and_curves() -> None:
     ]
     assert sparkline([1.0]) == "" and sparkline([2.0, 2.0]) == BLOCKS[0] * 2
     assert sparkline([float(n) for n in range(100)]) == "".join(BLOCKS[round(n / 23 * 7)] for n in range(24))
+
+
+def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House) -> None:
+    from gpuwarden.interfaces.cli.screen import _billing
+    from gpuwarden.interfaces.results import status_of
+
+    def told(price: float | None, platform: str = "vastai") -> str:
+        reply = status_of(glance(house.ctx, {}))
+        lines = [line.model_copy(update={"price_usd_per_hour": price, "platform": platform}) for line in reply.running]
+        return _billing(reply.model_copy(update={"running": lines}))
+
+    assert told(2.0) == "now $4.00/h" and told(None).endswith("2 machines at an unknown price")
+    assert told(1.0, "rehearsal/vastai") == "only rehearsals bill"
 
 
 def test_a_long_status_fits_one_screen_of_80_columns(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,5 +111,16 @@ async def watch(once: bool, every_s: float, as_json: bool) -> int:
         said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
         console.watched(results.worded(reply, in_commands))
 
-    await watcher.run(tell)
+    if not console.out.is_terminal:
+        await watcher.run(tell)
+        return 0
+    from gpuwarden.interfaces.cli.screen import live_overview
+
+    with live_overview(ctx) as redraw:  # news scroll by above it
+
+        def tell_and_redraw(done: Round) -> None:
+            tell(done)
+            redraw(done.trouble)
+
+        await watcher.run(tell_and_redraw)
     return 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import pairwise
 
@@ -24,6 +26,7 @@ from gpuwarden.interfaces.results.overview import (
     WaitingReply,
     WaitsReply,
 )
+from gpuwarden.lifecycle.context import REHEARSAL, Context
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 24
@@ -70,6 +73,22 @@ def status(reply: StatusReply) -> None:
     console.message(reply)
     if not (reply.running or reply.waiting or reply.ended):
         console.out.print("[dim]next:[/] `gpuwarden demo` shows a job's whole life at no cost; `gpuwarden --help`.")
+
+
+@contextlib.contextmanager
+def live_overview(ctx: Context) -> Iterator[Callable[[dict[str, str]], None]]:
+    """Show the overview in place, and yield a function that draws it again; it takes what could not be looked at."""
+    from rich.live import Live
+
+    from gpuwarden.interfaces.cli.base import without_secrets
+    from gpuwarden.interfaces.results.overview import status_of
+    from gpuwarden.lifecycle.monitoring.overview import glance
+
+    def now(unknown: dict[str, str]) -> Group:
+        return drawn(without_secrets(status_of(glance(ctx, unknown))), console.out.height)
+
+    with Live(now({}), console=console.out, auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda unknown: live.update(now(unknown), refresh=True)
 
 
 def drawn(reply: StatusReply, height: int | None = None) -> Group:
@@ -130,21 +149,31 @@ def _progress(line: JobLineReply) -> str:
 
 
 def _money(reply: StatusReply) -> list[str]:
+    """Return the lines on money and time: spent, billing now, machines of others, accounts that end."""
     spent = reply.spending
-    cap = (
-        f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: every spending is asked about)"
-    )
-    rate = f", now {usd_per_hour(spent.usd_per_hour)}" if spent.usd_per_hour else ", nothing bills"
-    lines = [f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}{rate}"]
+    cap = f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: any spending is asked about)"
+    lines = [f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {_billing(reply)}"]
     if spent.rehearsed_today_usd:
         lines.append(f"[dim]pretend money of rehearsals today: {usd(spent.rehearsed_today_usd)}[/]")
-    for account in reply.accounts:
-        if account.clock:
-            when = local(account.clock.at, "%Y-%m-%d %H:%M")
-            lines.append(
-                f"[yellow]{when}[/] {console.shown(account.clock.trigger)}; {console.shown(account.clock.effect)}"
-            )
+    for other in reply.others:
+        bills = "[yellow]bills[/]" if other.billing else "[magenta]may bill[/]"
+        named = f"{console.shown(other.platform)} {console.shown(other.instance_id or 'id unknown')}"
+        lines.append(f"{bills} {named} {usd_per_hour(other.price_usd_per_hour)} [dim]{console.shown(other.note)}[/]")
+    for clock in (account.clock for account in reply.accounts if account.clock):
+        when = local(clock.at, "%Y-%m-%d %H:%M")
+        lines.append(f"[yellow]{when}[/] {console.shown(clock.trigger)}; {console.shown(clock.effect)}")
     return [*lines, f"[dim]{local(reply.at, '%Y-%m-%d %H:%M:%S')} {zone()}[/]"]
+
+
+def _billing(reply: StatusReply) -> str:
+    """Return what bills now by the hour. A price that is not known is named, never counted as nothing."""
+    billing = [line for line in (*reply.running, *reply.ended) if line.billing]
+    real = [line for line in billing if not line.platform.startswith(REHEARSAL)]
+    if not real:
+        return "only rehearsals bill" if billing else "nothing of ours bills"
+    unknown = sum(line.price_usd_per_hour is None for line in real)
+    more = f" and {counted(unknown, 'machine')} at an unknown price" if unknown else ""
+    return f"now {usd_per_hour(reply.spending.usd_per_hour)}{more}"
 
 
 def _plain_table() -> Table:

@@ -85,28 +85,30 @@ def listed(inventory: Inventory) -> InstancesReply:
         code="ledger_incomplete" if lost else "unknown" if unknown else "ok",
         message=" ".join(filter(None, told)),
         next=steps(trouble.hint if trouble is not None else ""),
-        instances=[
-            InstanceReply(
-                platform=row.platform,
-                instance_id=named(row.instance_id) if row.instance_id else None,
-                ours=row.ours,
-                state=row.state,
-                billing=row.billing,
-                price_usd_per_hour=row.price_usd_per_hour,
-                cost_usd=row.cost_usd,
-                since=row.since,
-                job_id=row.job.id if row.job else None,
-                job_state=row.job.state if row.job else None,
-                note=quoted(row.note),
-                stopped_usd_per_hour=row.stopped_usd_per_hour,
-                stopped_at=row.stopped_at,
-                clocks=[clock_reply(c) for c in row.clocks],
-            )
-            for row in inventory.rows[:100]
-        ],
+        instances=[instance_reply(row) for row in inventory.rows[:100]],
         accounts=[account_reply(funds) for funds in inventory.accounts],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
+    )
+
+
+def instance_reply(row: Row) -> InstanceReply:
+    """Return one machine."""
+    return InstanceReply(
+        platform=row.platform,
+        instance_id=named(row.instance_id) if row.instance_id else None,
+        ours=row.ours,
+        state=row.state,
+        billing=row.billing,
+        price_usd_per_hour=row.price_usd_per_hour,
+        cost_usd=row.cost_usd,
+        since=row.since,
+        job_id=row.job.id if row.job else None,
+        job_state=row.job.state if row.job else None,
+        note=quoted(row.note),
+        stopped_usd_per_hour=row.stopped_usd_per_hour,
+        stopped_at=row.stopped_at,
+        clocks=[clock_reply(c) for c in row.clocks],
     )
 
 

@@ -11,7 +11,14 @@ from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import Guided, Result, WarnedReply
-from gpuwarden.interfaces.results.inventory import AccountReply, ClockReply, account_reply, clock_reply
+from gpuwarden.interfaces.results.inventory import (
+    AccountReply,
+    ClockReply,
+    InstanceReply,
+    account_reply,
+    clock_reply,
+    instance_reply,
+)
 from gpuwarden.lifecycle.monitoring.overview import JobLine, JobPage, Overview
 from gpuwarden.lifecycle.monitoring.spending import Charge, total
 from gpuwarden.lifecycle.monitoring.waiting import Waiting
@@ -72,6 +79,8 @@ class StatusReply(WarnedReply):
     waiting: list[WaitingReply] = Field(default_factory=list)
     ended: list[JobLineReply] = Field(default_factory=list)
     spending: SpendingReply
+    others: list[InstanceReply] = Field(default_factory=list)
+    """Machines that the platforms list and no job here runs on."""
     accounts: list[AccountReply] = Field(default_factory=list)
     alerts: list[str] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
@@ -126,6 +135,7 @@ def status_of(seen: Overview) -> StatusReply:
             per_day_cap_usd=spent.day_cap,
             rehearsed_today_usd=round(spent.pretend_today, 4),
         ),
+        others=[instance_reply(row) for row in seen.others[:SHOWN]],
         accounts=[account_reply(funds) for funds in seen.accounts],
         alerts=[quoted(alert.text, 300) for alert in seen.alerts],
         unknown=unknown,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpuwarden.core.deadlines import Deadline, Funds
@@ -12,7 +12,8 @@ from gpuwarden.ledger.reading import Row
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
-from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, reconcile
+from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
+from gpuwarden.lifecycle.monitoring.inventory import Row as Machine
 from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
@@ -60,12 +61,18 @@ class Overview:
     accounts: tuple[Funds, ...]
     alerts: tuple[Alert, ...]
     unknown: dict[str, str]
+    others: tuple[Machine, ...] = ()
+    """Machines that the platforms list and that no job here runs on."""
 
 
 async def overview(ctx: Context, *, offline: bool = False) -> Overview:
-    """Move every job on, unless `offline`, and return the whole picture from the ledger."""
-    unknown = {} if offline else await reconcile(ctx)
-    return glance(ctx, unknown)
+    """Move every job on and ask every platform in use, unless `offline`, and return the whole picture."""
+    if offline:
+        return glance(ctx, {})
+    found = await list_instances(ctx)
+    doubt = {"ledger": f"{found.ledger.message}. {found.ledger.hint}"} if found.ledger else {}
+    others = tuple(row for row in found.rows if row.job is None and row.billing is not False)
+    return replace(glance(ctx, found.unknown | doubt), others=others)
 
 
 def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
