@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuwarden.checkpoints.budget import ByteCount
 from gpuwarden.checkpoints.file_model import Limits, short
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.evidence import Cause
@@ -147,3 +148,24 @@ def test_an_enormous_value_is_written_briefly() -> None:
     value.append(value)
     assert len(short(value)) <= 120 and len(short({"a": value}, 40)) <= 40
     assert short("a\nb") == "a?b" and short(7) == "7"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_progress_has_a_total_before_the_first_byte_is_counted(tmp_path: Path, alone: bool) -> None:
+    whole = b"\x80\x02" + _FIRST.replace(b"cpuK\x01t", b"cpuJ" + struct.pack("<i", 1 << 14) + b"t") + b"."
+    for i in range(3):
+        zip_file(tmp_path / f"{i}.pt", whole, {"data/0": bytes(1 << 16)})
+    seen: list[tuple[int, int | None]] = []
+    path = tmp_path / "0.pt" if alone else tmp_path
+    verify(path, Level.CONTENT, progress=ByteCount(lambda done, total: seen.append((done, total))))
+    size = sum(p.stat().st_size for p in ([path] if alone else tmp_path.iterdir()))
+    assert seen[0] == (0, size)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] > 0.9 * (1 << 16) and all(total is not None and done <= total for done, total in seen)
+
+
+def test_structure_reads_headers_so_nothing_is_announced(tmp_path: Path) -> None:
+    seen: list[object] = []
+    path = zip_file(tmp_path / "a.pt", b"\x80\x02}.")
+    verify(path, Level.STRUCTURE, progress=ByteCount(lambda done, total: seen.append(total)))
+    assert not seen or set(seen) == {None}

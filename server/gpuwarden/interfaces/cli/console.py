@@ -23,6 +23,7 @@ from gpuwarden.interfaces.results.base import RefusalReply
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.checkpoints.budget import ByteCount
     from gpuwarden.interfaces.cli.knowledge_maintenance import (
         DraftReply,
         IssuesReply,
@@ -453,16 +454,17 @@ def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 
 @contextlib.contextmanager
-def count_bar(quiet: bool, what: str) -> Iterator[Callable[[int], None] | None]:
-    """Show a count of bytes of unknown total, on a terminal only. Several threads may advance it."""
+def count_bar(quiet: bool, what: str) -> Iterator[ByteCount | None]:
+    """Show a count of bytes, of a total once that is known, on a terminal only. Several threads may advance it."""
     if quiet or not err.is_terminal:
         yield None
         return
-    from rich.progress import DownloadColumn, SpinnerColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
-    with Bar(
-        SpinnerColumn(), TextColumn(what), DownloadColumn(), TransferSpeedColumn(), console=err, transient=True
-    ) as bar:
+    from gpuwarden.checkpoints.budget import ByteCount
+
+    columns = (SpinnerColumn(), TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bar(*columns, console=err, transient=True) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda count: bar.advance(task, count)
+        yield ByteCount(lambda done, total: bar.update(task, completed=done, total=total))
