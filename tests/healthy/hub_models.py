@@ -15,7 +15,15 @@ DECODER = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_h
            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 ENCODER = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
            "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
-GPT = {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
+GPT = {
+    "vocab_size": 256,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
           "image_size": 16, "patch_size": 8}  # fmt: skip
 T5 = {"vocab_size": 256, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 0,
@@ -115,7 +123,9 @@ def tokenizer(size: int = 256) -> Any:
 
     made = Tokenizer(models.BPE(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
-    made.train_from_iterator(["the cat sat on the mat"] * 10, trainers.BpeTrainer(vocab_size=size, special_tokens=["<unk>", "<eos>"]))
+    made.train_from_iterator(
+        ["the cat sat on the mat"] * 10, trainers.BpeTrainer(vocab_size=size, special_tokens=["<unk>", "<eos>"])
+    )
     found = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>")
     found.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     return found
@@ -221,14 +231,22 @@ LORA: dict[str, dict[str, Any]] = {
 def lora(at: Path, how: dict[str, Any]) -> None:
     import peft
 
-    peft.get_peft_model(build("Llama"), peft.LoraConfig(**({"task_type": "CAUSAL_LM", "r": 4} | how))).save_pretrained(at)
+    peft.get_peft_model(build("Llama"), peft.LoraConfig(**({"task_type": "CAUSAL_LM", "r": 4} | how))).save_pretrained(
+        at
+    )
 
 
 @family("LoRA on", ("GPT-2", "BERT classifier", "T5", "Mixtral", "ViT"), "torch", "transformers", "peft")
 def lora_on(at: Path, name: str) -> None:
     import peft
 
-    target = {"GPT-2": ["c_attn"], "BERT classifier": ["query", "value"], "T5": ["q", "v"], "Mixtral": ["q_proj"], "ViT": ["q_proj"]}
+    target = {
+        "GPT-2": ["c_attn"],
+        "BERT classifier": ["query", "value"],
+        "T5": ["q", "v"],
+        "Mixtral": ["q_proj"],
+        "ViT": ["q_proj"],
+    }
     kind = {"BERT classifier": "SEQ_CLS", "T5": "SEQ_2_SEQ_LM"}.get(name)
     made = build(name)
     wanted = target[name]
@@ -250,4 +268,6 @@ def two_adapters(at: Path) -> None:
 def merged(at: Path) -> None:
     import peft
 
-    peft.get_peft_model(build("Llama"), peft.LoraConfig(task_type="CAUSAL_LM", **_TARGETS)).merge_and_unload().save_pretrained(at)
+    peft.get_peft_model(
+        build("Llama"), peft.LoraConfig(task_type="CAUSAL_LM", **_TARGETS)
+    ).merge_and_unload().save_pretrained(at)

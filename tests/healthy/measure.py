@@ -134,7 +134,10 @@ def main(at: Path, only: str, levels: list[str], seen: bool) -> int:
     for level in map(Level, levels):
         if level is not Level.RESUME or not found:  # a resume is judged by what loading found
             found = examine_all(at, written, level)
-        for label, part in (("seen", [c for c in written if not c.unseen]), ("unseen", [c for c in written if c.unseen])):
+        for label, part in (
+            ("seen", [c for c in written if not c.unseen]),
+            ("unseen", [c for c in written if c.unseen]),
+        ):
             got = tally(at, part, found, level)
             bad += got.verdicts[Verdict.REFUTED] + got.whole[Verdict.REFUTED]
             print(

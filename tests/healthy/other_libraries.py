@@ -49,7 +49,24 @@ def structured(at: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- GGUF
 
-QUANTS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4", "F64", "I8", "I16", "I32", "I64")
+QUANTS = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "TQ1_0",
+    "TQ2_0",
+    "MXFP4",
+    "F64",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+)
 # No Python writes these; their blocks are bytes with finite scales.
 BLOCKS = ("Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
           "IQ2_S", "IQ4_XS", "IQ1_M", "NVFP4", "Q1_0")  # fmt: skip
@@ -74,7 +91,9 @@ def _gguf(path: Path, kind: str, split: int = 0, splits: int = 0) -> None:
         data = np.full((4, 256 // block * size), 0x11, np.uint8)
         writer.add_tensor(f"blk.{split}.ffn_up.weight", data, raw_dtype=wanted)
     elif kind[0] == "I" or kind == "F64":
-        writer.add_tensor(f"blk.{split}.ffn_up.weight", values.astype(kind.lower().replace("i", "int").replace("f", "float")))
+        writer.add_tensor(
+            f"blk.{split}.ffn_up.weight", values.astype(kind.lower().replace("i", "int").replace("f", "float"))
+        )
     else:
         data = gguf.quants.quantize(values, wanted)
         writer.add_tensor(f"blk.{split}.ffn_up.weight", data, raw_dtype=wanted)
@@ -115,7 +134,14 @@ def gguf_metadata(at: Path) -> None:
     import numpy as np
 
     writer = gguf.GGUFWriter(at / "model.gguf", "llama")
-    for name, value in (("bool", True), ("string", "x"), ("float32", 1.5), ("int32", -3), ("uint64", 5), ("float64", 0.5)):
+    for name, value in (
+        ("bool", True),
+        ("string", "x"),
+        ("float32", 1.5),
+        ("int32", -3),
+        ("uint64", 5),
+        ("float64", 0.5),
+    ):
         getattr(writer, f"add_{name}")(f"own.{name}", value)
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(50)])
     writer.add_array("tokenizer.ggml.scores", [0.5] * 50)
@@ -135,7 +161,11 @@ def _onnx(raw: bool = True) -> Any:
     from onnx import TensorProto, helper, numpy_helper
 
     weight = np.random.default_rng(0).normal(size=(16, 16)).astype("f4")
-    stored = numpy_helper.from_array(weight, "w") if raw else helper.make_tensor("w", TensorProto.FLOAT, (16, 16), weight.ravel())
+    stored = (
+        numpy_helper.from_array(weight, "w")
+        if raw
+        else helper.make_tensor("w", TensorProto.FLOAT, (16, 16), weight.ravel())
+    )
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, 16)) for n in "xy")
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [stored])
     return onnx, helper.make_model(graph)

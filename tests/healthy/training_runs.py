@@ -48,7 +48,9 @@ def trained(at: Path, name: str = "Llama", peft: Any = None, **more: Any) -> Any
     return trainer
 
 
-@family("Trainer", {n: n for n in RUNS if n != "only the model"}, "torch", "transformers", "datasets", "accelerate", step=4)
+@family(
+    "Trainer", {n: n for n in RUNS if n != "only the model"}, "torch", "transformers", "datasets", "accelerate", step=4
+)
 def run(at: Path, name: str) -> None:
     trained(at, **RUNS[name])
 
@@ -58,7 +60,9 @@ def only_model(at: Path) -> None:
     trained(at, **RUNS["only the model"])
 
 
-@configuration("Trainer: save_model and save_state in the root", "torch", "transformers", "datasets", "accelerate", step=4)
+@configuration(
+    "Trainer: save_model and save_state in the root", "torch", "transformers", "datasets", "accelerate", step=4
+)
 def root_state(at: Path) -> None:
     trainer = trained(at)
     trainer.save_model(str(at))
@@ -73,7 +77,15 @@ def root_files(at: Path) -> None:
     trainer.create_model_card(model_name="tiny")
 
 
-@family("Trainer with", ("GPT-2", "T5", "Gemma2", "Mixtral", "Mamba"), "torch", "transformers", "datasets", "accelerate", step=4)
+@family(
+    "Trainer with",
+    ("GPT-2", "T5", "Gemma2", "Mixtral", "Mamba"),
+    "torch",
+    "transformers",
+    "datasets",
+    "accelerate",
+    step=4,
+)
 def run_of(at: Path, name: str) -> None:
     trained(at, name)
 

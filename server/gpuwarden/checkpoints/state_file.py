@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Optional, Tuple  # noqa: UP035  (Python 3.8)
 
+from gpuwarden.checkpoints.file_model import Anatomy, some
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
 from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.values import optimizer
@@ -84,7 +85,12 @@ def _optimizer(
     said.resume += made.resume
     said.warnings += made.warnings
     said.proved += made.proved
+    anatomy = entry.anatomy or Anatomy(entry.format)
     with found.open(found.place(entry.path), entry.path) as source:
-        steps = optimizer.steps(source, entry.anatomy.tensors if entry.anatomy else [], f"{where}.")
+        steps = optimizer.steps(source, anatomy.tensors, f"{where}.")
+        mine = [t for t in anatomy.tensors if t.name.startswith(f"{where}.")]
+        below = optimizer.negative(source, mine, anatomy.big_endian) if found.content else []
+    if below:
+        said.problems.append(f"the optimizer has second moments below zero: {some(below)}")
     if steps is not None and said.step is not None and steps > said.step:
         said.warnings.append(f"the optimizer has made {steps:,} steps, the file says {said.step:,}")

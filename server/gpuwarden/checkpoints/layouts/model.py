@@ -7,7 +7,6 @@ import re
 from gpuwarden.checkpoints import architectures
 from gpuwarden.checkpoints.file_model import Tensor, some
 from gpuwarden.checkpoints.findings import Findings, Judgement, temporary
-from gpuwarden.checkpoints.layouts.stepped import content
 from gpuwarden.checkpoints.tree import Folder
 
 NAME = "model"
@@ -42,7 +41,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if CONFIG not in folder.files:
         _bare(folder, found, said)
     else:
-        config = content(found, folder.join(CONFIG))
+        config = found.parsed(folder.join(CONFIG))
         if isinstance(config, dict) and tensors and config.get("model_type"):
             made = architectures.agree(config, tensors)
             said.proved += made.proved
@@ -66,13 +65,13 @@ def _bare(folder: Folder, found: Findings, said: Judgement) -> None:
 
 
 def _described(folder: Folder, found: Findings) -> bool:
-    config = content(found, folder.join(CONFIG))
+    config = found.parsed(folder.join(CONFIG))
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
 def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said: Judgement) -> None:
     """Check that every token has an embedding."""
-    count = architectures.tokens(content(found, folder.join("tokenizer.json")))
+    count = architectures.tokens(found.parsed(folder.join("tokenizer.json")))
     rows = architectures.embedded(tensors)
     if count is None or rows is None:
         return
