@@ -142,3 +142,11 @@ def test_an_optimizer_that_began_afresh_is_a_doubt(run: Path) -> None:
 def test_zero_with_a_sign_is_not_below_zero(run: Path) -> None:
     optimizer(lambda made: made["state"][0]["exp_avg_sq"].fill_(-0.0))(run)
     assert verify(run, Level.CONTENT).verdict is Verdict.PROVEN
+
+
+def test_an_explicit_comparison_reads_optimizer_and_scheduler_too(run: Path) -> None:
+    now, before = run / "checkpoint-4", run / "checkpoint-2"
+    assert verify(now, Level.STRUCTURE, against=before).verdict is Verdict.PROVEN
+    from_before("optimizer.pt")(run)
+    report = verify(now, Level.STRUCTURE, against=before)
+    assert "compared with checkpoint-2: its optimizer is at 2, like that of checkpoint-2" in seen(report)

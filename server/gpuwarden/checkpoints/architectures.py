@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Tuple  # noqa: UP035  (Python 3.8)
+from typing import Any, Dict, Tuple  # noqa: UP035  (Python 3.8)
 
 from gpuwarden.checkpoints.file_model import Tensor, short, some
 
@@ -178,9 +178,9 @@ def quantized(config: dict[str, Any]) -> bool:
     return any(config.get(key) for key in _QUANTIZED)
 
 
-def _numbers(config: dict[str, Any], family: _Family) -> dict[str, Optional[int]]:
+def _numbers(config: dict[str, Any], family: _Family) -> dict[str, int | None]:
     """Return the symbols' numbers; None for one that the config does not give."""
-    made: dict[str, Optional[int]] = {}
+    made: dict[str, int | None] = {}
     for symbol, keys in _NUMBERS.items():
         given = (config.get(key) for key in keys)
         made[symbol] = next((v for v in given if type(v) is int and 0 < v < 1 << 40), None)
@@ -197,7 +197,7 @@ def _numbers(config: dict[str, Any], family: _Family) -> dict[str, Optional[int]
     return made
 
 
-def _sizes(shape: str, numbers: dict[str, Optional[int]]) -> tuple[int, ...] | None:
+def _sizes(shape: str, numbers: dict[str, int | None]) -> tuple[int, ...] | None:
     """Return the numbers of a shape such as "2*I H"; None where one is not known."""
     made = []
     for part in shape.split():
@@ -210,7 +210,7 @@ def _sizes(shape: str, numbers: dict[str, Optional[int]]) -> tuple[int, ...] | N
 
 
 def _expected(
-    config: dict[str, Any], family: _Family, numbers: dict[str, Optional[int]], said: Agreement
+    config: dict[str, Any], family: _Family, numbers: dict[str, int | None], said: Agreement
 ) -> tuple[_Shapes, _Shapes]:
     """Return the shapes of the tensors that must be there, and of those that may be."""
     layers = numbers["L"]
@@ -229,9 +229,7 @@ def _expected(
     return wanted, may
 
 
-def _layers(
-    tensors: dict[str, Tensor], stem: str, layers: Optional[int], config: dict[str, Any], said: Agreement
-) -> None:
+def _layers(tensors: dict[str, Tensor], stem: str, layers: int | None, config: dict[str, Any], said: Agreement) -> None:
     """Report layers beyond those that the config describes."""
     numbered = re.compile(re.escape(stem) + r"(\d{1,6})\.")
     found = {int(m.group(1)) for m in map(numbered.match, tensors) if m}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple  # noqa: UP035  (Python 3.8)
+from typing import Any, Dict, Tuple  # noqa: UP035  (Python 3.8)
 
 from gpuwarden.checkpoints.file_model import Tensor, some
 from gpuwarden.checkpoints.findings import Findings
@@ -114,7 +114,7 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
         said.doubts.append(f"{line}: frozen, or of another step")
 
 
-def _alike(t: Tensor, other: Optional[Tuple[str, Tensor]]) -> bool:  # noqa: UP006
+def _alike(t: Tensor, other: Tuple[str, Tensor] | None) -> bool:  # noqa: UP006
     return other is not None and (other[1].dtype, other[1].shape, other[1].extent) == (t.dtype, t.shape, t.extent)
 
 

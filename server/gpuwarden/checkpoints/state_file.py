@@ -5,7 +5,7 @@ The step, the optimizer and the scheduler are values inside the file. Standard l
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Optional, Tuple  # noqa: UP035  (Python 3.8)
+from typing import Any, Iterator, Tuple  # noqa: UP035  (Python 3.8)
 
 from gpuwarden.checkpoints.file_model import Anatomy, some
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
@@ -39,7 +39,7 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     states = list(_optimizers(root))
     name = entry.path.rsplit("/", 1)[-1]
     given = (root.get(k) for k in _STEP)
-    inside: Optional[int] = next((v for v in given if type(v) is int and 0 <= v < 1 << 60), None)
+    inside: int | None = next((v for v in given if type(v) is int and 0 <= v < 1 << 60), None)
     step = named if inside is None else inside
     if key is None or step is None or (not states and inside is None):
         return None

@@ -56,7 +56,7 @@ def _log(history: Any, said: Judgement) -> None:
     """Check that the steps of the log go forward and end where the checkpoint is."""
     rows = history if isinstance(history, list) else []
     steps = [r["step"] for r in rows if isinstance(r, dict) and type(r.get("step")) is int]
-    back = next((f"{a} to {b}" for a, b in zip(steps, steps[1:]) if b < a), "")  # noqa: B905
+    back = next((f"{a} to {b}" for a, b in zip(steps, steps[1:]) if b < a), "")  # noqa: B905, RUF007
     if back:
         said.problems.append(f"the steps of the log in trainer_state.json run backwards, from {back}")
     elif steps and said.step is not None and steps[-1] > said.step:
