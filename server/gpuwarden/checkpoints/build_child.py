@@ -50,17 +50,18 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     import transformers
 
     sys.addaudithook(_forbid)
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.logging.set_verbosity_error()
     name = (config.get("architectures") or [""])[0]
     made = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
         return {"unable": f"transformers {transformers.__version__} has no architecture {str(name)[:60]!r}"}
     settings = transformers.AutoConfig.for_model(**{k: v for k, v in config.items() if k not in _LEFT_OUT})
     state = {n: torch.empty(shape, dtype=torch.float32, device="meta") for n, shape in tensors}
-    built, info = made.from_pretrained(
+    loaded: Any = made.from_pretrained(
         None, config=settings, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True,
         device_map="meta", attn_implementation="eager", dtype=torch.float32,
     )  # fmt: skip
+    built, info = loaded
     wrong = [f"{n} {list(ours)}, not {list(theirs)}" for n, ours, theirs in info["mismatched_keys"]]
     unexpected = set(info["unexpected_keys"])
     # The loader renames tensors before it looks for their place.
