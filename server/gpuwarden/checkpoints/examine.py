@@ -29,7 +29,7 @@ from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.tree import Tree, walk
-from gpuwarden.checkpoints.values import checksums, content_scan, heuristics, nonfinite
+from gpuwarden.checkpoints.values import checksums, content_scan, heuristics, nonfinite, pages
 from gpuwarden.core.evidence import Cause
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
@@ -257,6 +257,9 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
         entry.doubt("the manifest has no digest of it that can be computed here", Cause.UNSEALED)
     elif not seen.spans:
         entry.unproved.append(NO_SEAL)
+    for marks in seen.marks if not entry.sealed else ():
+        for line in pages.suspicions(source, anatomy, marks, seen.zero):
+            entry.doubt(line, Cause.UNSEALED)
     if seen.scanned:
         _values(source, entry, anatomy, seen)
 

@@ -42,6 +42,9 @@ class Limits:
     members: int = 300_000
     files: int = 200_000
     depth: int = 32
+    lines: int = 5_000_000  # of JSON
+    unpacked: int = 1 << 30  # decompressed from one file, or
+    unpack_ratio: int = 20  # so many times its size
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
     inflated: int = 1 << 40
 
@@ -89,6 +92,17 @@ DTYPES: dict[str, DType] = {
     "BOOL": DType(8, "b"),
 }
 PARTS = {"C32": "F16", "C64": "F32", "C128": "F64"}
+# ggml's quantised types: bytes per block, the type of its scales, and their offsets in the block.
+BLOCK_SCALES: dict[str, tuple[int, str, tuple[int, ...]]] = {
+    "Q1_0": (18, "F16", (0,)), "Q4_0": (18, "F16", (0,)), "Q4_1": (20, "F16", (0, 2)), "Q5_0": (22, "F16", (0,)),
+    "Q5_1": (24, "F16", (0, 2)), "Q8_0": (34, "F16", (0,)), "Q2_K": (84, "F16", (80, 82)), "Q3_K": (110, "F16", (108,)),
+    "Q4_K": (144, "F16", (0, 2)), "Q5_K": (176, "F16", (0, 2)), "Q6_K": (210, "F16", (208,)),
+    "Q8_K": (292, "F32", (0,)),
+    "IQ2_XXS": (66, "F16", (0,)), "IQ2_XS": (74, "F16", (0,)), "IQ2_S": (82, "F16", (0,)), "IQ3_XXS": (98, "F16", (0,)),
+    "IQ3_S": (110, "F16", (0,)), "IQ1_S": (50, "F16", (0,)), "IQ4_NL": (18, "F16", (0,)), "IQ4_XS": (136, "F16", (0,)),
+    "TQ1_0": (54, "F16", (52,)), "TQ2_0": (66, "F16", (64,)), "MXFP4": (17, "F8_E8M0", (0,)),
+    "NVFP4": (36, "F8_E4M3", (0, 1, 2, 3)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

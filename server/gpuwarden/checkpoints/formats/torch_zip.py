@@ -16,7 +16,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.core.evidence import Cause
 
 NAME = "torch zip"
-ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pth.tar", ".pt.tar", ".ckpt.tar")
 LOAD = "tensors"
 _LOOKED_INTO = 20
 _SMALL = 1 << 20
