@@ -8,6 +8,7 @@ a network or of another program.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from typing import Any
@@ -46,6 +47,8 @@ def _forbid(event: str, _: Any) -> None:
 
 def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     """Return which tensors the architecture lacks, does not know, or has in other shapes."""
+    # The working folder is empty, so no cache of this machine is read.
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=os.getcwd(), TORCH_HOME=os.getcwd())
     import torch
     import transformers
 
@@ -55,7 +58,7 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     made = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
         return {"unable": f"transformers {transformers.__version__} has no architecture {str(name)[:60]!r}"}
-    settings = transformers.AutoConfig.for_model(**{k: v for k, v in config.items() if k not in _LEFT_OUT})
+    settings = transformers.AutoConfig.for_model(**_harmless(config))
     state = {n: torch.empty(shape, dtype=torch.float32, device="meta") for n, shape in tensors}
     loaded: Any = made.from_pretrained(
         None, config=settings, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True,
@@ -76,6 +79,13 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
         **{what: [n[:200] for n in names[:_SHOWN]] for what, names in lists.items()},
         **{f"{what}_count": len(names) for what, names in lists.items()},
     }
+
+
+def _harmless(value: Any) -> Any:
+    """Return a config without what chooses code, at any depth."""
+    if isinstance(value, dict):
+        return {k: _harmless(v) for k, v in value.items() if k not in _LEFT_OUT}
+    return [_harmless(v) for v in value] if isinstance(value, list) else value
 
 
 def _role(name: str) -> str:

@@ -96,7 +96,9 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
     """Report weights that are the same at two steps: all of them, or all of one shard."""
     shards: dict[str, list[str]] = {}
     for name, (path, t) in mine.items():
-        if t.numel >= _MOVES and t.start >= 0 and _alike(t, earlier.get(name)):
+        other = earlier[name][1] if name in earlier else None
+        alike = other and (other.dtype, other.shape, other.extent) == (t.dtype, t.shape, t.extent)
+        if t.numel >= _MOVES and other and alike and min(t.start, other.start) >= 0:
             shards.setdefault(path, []).append(name)
     still = [path for path, names in shards.items() if _same(path, names, mine, earlier, found)]
     if not still:
@@ -112,10 +114,6 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
         said.problems.append(f"{line}, though its optimizer has trained them")
     else:
         said.doubts.append(f"{line}: frozen, or of another step")
-
-
-def _alike(t: Tensor, other: Tuple[str, Tensor] | None) -> bool:  # noqa: UP006
-    return other is not None and (other[1].dtype, other[1].shape, other[1].extent) == (t.dtype, t.shape, t.extent)
 
 
 def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Findings) -> bool:

@@ -35,13 +35,14 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     root = entry.anatomy.content if entry.anatomy and entry.verdict == "proven" and not entry.temporary else None
     if not isinstance(root, dict):
         return None
-    key = next((k for k in _MODEL if _mapping(root.get(k))), None)
+    models = [list(map(tensor, root[k].values())) for k in _MODEL if isinstance(root.get(k), dict)]
+    shapes = next(filter(None, ([ref.shape for ref in refs if ref is not None] for refs in models)), None)
     states = list(_optimizers(root))
     name = entry.path.rsplit("/", 1)[-1]
     given = (root.get(k) for k in _STEP)
     inside: int | None = next((v for v in given if type(v) is int and 0 <= v < 1 << 60), None)
     step = named if inside is None else inside
-    if key is None or step is None or (not states and inside is None):
+    if shapes is None or step is None or (not states and inside is None):
         return None
     said = Judgement(NAME, entry.path, step=step, checkpoint=True)
     said.proved.append(f"is at step {step:,}")
@@ -50,15 +51,10 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     if not states:
         said.resume.append("has no optimizer: a resume would start it afresh")
     for where, state in states:
-        _optimizer(entry, found, where, state, _shapes(root[key]), said)
+        _optimizer(entry, found, where, state, shapes, said)
     if states and not any(root.get(k) for k in _SCHEDULER):
         said.warnings.append("has no scheduler: a resume needs another source for the learning rate")
     return said
-
-
-def _mapping(value: Any) -> bool:
-    """Return true for a dict with tensors."""
-    return isinstance(value, dict) and any(tensor(v) is not None for v in value.values())
 
 
 def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
@@ -70,11 +66,6 @@ def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
             yield key, value
         else:
             yield from ((f"{key}.{k}", v) for k, v in several.items() if isinstance(v, dict) and "param_groups" in v)
-
-
-def _shapes(weights: dict[Any, Any]) -> list[tuple[int, ...]]:
-    refs = (tensor(v) for v in weights.values())
-    return [ref.shape for ref in refs if ref is not None]
 
 
 def _optimizer(

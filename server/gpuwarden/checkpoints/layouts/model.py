@@ -57,16 +57,12 @@ def _bare(folder: Folder, found: Findings, said: Judgement) -> None:
     beside = [n for n in _BESIDE if n in folder.files]
     parent = folder.rel.rpartition("/")[0]
     others = [f for f in found.tree.folders if f.rel.rpartition("/")[0] == parent and f.rel] if found.tree else []
-    have = [f.rel for f in others if f.rel != folder.rel and claims(f) and _described(f, found)]
+    configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if f.rel != folder.rel and claims(f)}
+    have = [rel for rel, config in configs.items() if isinstance(config, dict) and config.get("model_type")]
     if beside:
         said.problems.append(f"has {beside[0]} but no {CONFIG}: nothing can build the model")
     elif have and folder.rel:
         said.problems.append(f"has no {CONFIG}, unlike {some(have)}: nothing can build the model")
-
-
-def _described(folder: Folder, found: Findings) -> bool:
-    config = found.parsed(folder.join(CONFIG))
-    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
 def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said: Judgement) -> None:

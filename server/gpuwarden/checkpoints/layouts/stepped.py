@@ -43,7 +43,8 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         said.problems.append("the folder is empty: a save that never happened, and resume=True would stop at it")
         return said
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
-    if _is_export(folder):
+    below = any(step_of(name) is not None for name in folder.folders)
+    if below and said.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
         # save_model and save_state after the training: the end's weights and log, beside the checkpoints.
         said.checkpoint = False
         _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
@@ -65,12 +66,6 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     else:
         _stateless(folder, inside, found, said)
     return said
-
-
-def _is_export(folder: Folder) -> bool:
-    """Return true for a folder of checkpoints that has a trainer's state itself, and nothing to resume from."""
-    below = any(step_of(name) is not None for name in folder.folders)
-    return below and step_of(folder.path.name) is None and _STATE in folder.files and _OPTIMIZER not in folder.files
 
 
 def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
