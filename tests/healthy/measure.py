@@ -18,7 +18,7 @@ from gpuwarden.checkpoints.findings import Ask, Findings
 from gpuwarden.checkpoints.load import load
 from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.models import Level, Report, Verdict
-from healthy import Configuration, configurations
+from healthy import Configuration, Unreadable, configurations
 
 WRITTEN = ".written"
 
@@ -53,6 +53,9 @@ def write(at: Path, wanted: list[Configuration]) -> tuple[list[Configuration], d
                 with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
                     warnings.simplefilter("ignore")
                     one.write(folder)
+            except Unreadable as why:
+                failed[one.name] = str(why)[:160]
+                continue
             except Exception as why:  # a library that can't write this here is no fault of the verdict
                 failed[one.name] = f"{type(why).__name__}: {str(why)[:160]}"
                 continue

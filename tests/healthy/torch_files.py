@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from healthy import configuration, family
+from healthy import Unreadable, configuration, family
 
 PLAIN = (
     "float64",
@@ -66,7 +66,17 @@ def zip_dtype(at: Path, dtype: str) -> None:
 
 @family("torch legacy dtype", PLAIN, "torch")
 def legacy_dtype(at: Path, dtype: str) -> None:
-    torch().save({"weight": tensor(dtype)}, at / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    save_legacy({"weight": tensor(dtype)}, at / "pytorch_model.bin")
+
+
+def save_legacy(made: Any, path: Path) -> None:
+    """Save in the old format. Raises Unreadable for what torch writes there and can't read back."""
+    torch().save(made, path, _use_new_zipfile_serialization=False)
+    try:
+        torch().load(path, weights_only=True)
+    except Exception as why:
+        path.unlink()
+        raise Unreadable(f"torch can't read it back: {why}") from why
 
 
 @family("safetensors dtype", SAFE, "torch", "safetensors")
@@ -153,7 +163,7 @@ def zip_layout(at: Path, kind: str) -> None:
 
 @family("torch legacy layout", [k for k in LAYOUTS if k != "nested jagged"], "torch")
 def legacy_layout(at: Path, kind: str) -> None:
-    torch().save({"a": layout(kind)}, at / "model.pth", _use_new_zipfile_serialization=False)
+    save_legacy({"a": layout(kind)}, at / "model.pth")
 
 
 @family("torch quantized", ("qint8", "quint8", "qint32", "per channel", "per channel float"), "torch")

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from gpuwarden.checkpoints.load_child import limit_memory
@@ -48,7 +49,8 @@ def _forbid(event: str, _: Any) -> None:
 def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     """Return which tensors the architecture lacks, does not know, or has in other shapes."""
     # The working folder is empty, so no cache of this machine is read.
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=os.getcwd(), TORCH_HOME=os.getcwd())
+    here = str(Path.cwd())
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
     import torch
     import transformers
 

@@ -69,7 +69,11 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
     if form == "safetensors":
         from safetensors.torch import load_file
 
-        return _count("safetensors", load_file(path))
+        loaded = load_file(path)
+        answer = _count("safetensors", loaded)
+        # torch counts two packed numbers of four bits as one element.
+        answer["elements"] += sum(t.numel() for t in loaded.values() if str(t.dtype) == "torch.float4_e2m1fn_x2")
+        return answer
     random_state: list[Any] = []
     if _has("numpy"):
         import numpy as np
