@@ -2,11 +2,13 @@
 
 What a level proves, and what it does not:
 
-- `structure`: every file is whole by its own format's account, shards and index agree, nothing is missing.
+- `structure`: every file is whole by its own format's account, shards and index agree, nothing is missing; for the
+  most used architectures, config, tensors and tokenizer agree, and a checkpoint's parts are of its step.
   It reads headers, so it takes milliseconds. It can't see a changed byte inside a tensor.
 - `content`: besides, every CRC and every recorded digest fits, and all values are finite. Where neither the format
   nor a manifest has a checksum, a changed byte that stays finite can't be seen; `not_checked` says so.
-- `load`: besides, the tensors really load, in a separate process.
+- `load`: besides, the tensors really load, and the installed transformers builds the config's architecture from them,
+  each in a separate process.
 - `resume`: besides, everything that a resume needs is there and fits together.
 
 With a manifest, exactly its files are verified: all of them, with equal digests.
