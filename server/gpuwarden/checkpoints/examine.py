@@ -24,6 +24,7 @@ from gpuwarden.checkpoints.file_model import (
     some,
 )
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
+from gpuwarden.checkpoints.layouts import training_file
 from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
@@ -61,7 +62,10 @@ def examine(path: Path, ask: Ask) -> Findings:
     real = Path(os.path.realpath(path))
     entry = look(real, path.name, ask)
     entry.adopt(unreadable)
-    return Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open)
+    found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open)
+    alone = training_file.of_entry(entry, found)
+    found.judgements += [alone] if alone else []
+    return found
 
 
 def examine_tree(tree: Tree, ask: Ask) -> Findings:

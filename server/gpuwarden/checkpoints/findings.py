@@ -76,6 +76,8 @@ class Judgement(Evidence):
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
+    # What was not examined, with what would settle it; it changes no verdict.
+    unproved: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -105,8 +107,8 @@ class Findings(Evidence):
         return self.tree.blobs.get(path, self.tree.root / path)
 
     def within(self, folder: str) -> list[Entry]:
-        """Return the files of a folder and everything below it."""
-        return [e for p, e in self.entries.items() if not folder or p.startswith(folder + "/")]
+        """Return the files of a folder and everything below it, or the one file of that path."""
+        return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
     def tensors(self, paths: Iterable[str]) -> dict[str, Tensor]:
         """Return all tensors of some files, by name."""

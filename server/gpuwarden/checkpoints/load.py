@@ -98,7 +98,7 @@ def load(
             ],
         }
         seconds = limits.start_s + sum(e.size for e in queue) / limits.bytes_per_s
-        answers, why = _run(json.dumps(task), min(seconds, budget.left_s) if budget else seconds, child)
+        answers, why = run_child(json.dumps(task), min(seconds, budget.left_s) if budget else seconds, child)
         for entry, answer in zip(queue, answers):  # noqa: B905 (shipped to old Pythons)
             _settle(entry, answer)
         queue = queue[len(answers) :]
@@ -110,7 +110,7 @@ def _inert(entry: Entry) -> bool:
     return bool(entry.anatomy and entry.anatomy.meta.get("inert"))
 
 
-def _run(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+def run_child(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
     """Run one child over a task. Return its answers, one a file, and why it ended."""
     env = {k: os.environ[k] for k in _ENV if k in os.environ}
     with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:

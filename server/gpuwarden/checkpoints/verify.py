@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.build import build
 from gpuwarden.checkpoints.compare import Compared, compare
 from gpuwarden.checkpoints.examine import GAVE_UP, examine
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, short, some
@@ -72,6 +73,7 @@ def verify(
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
         load(found, good, load_limits, budget)
+        build([found], budget)
     if against is not None:
         other = (
             against
@@ -231,11 +233,20 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
         warnings=tuple(extra.warnings + [_at(j, w) for j in plain for w in j.warnings]),
         doubts=tuple(whole.doubts),
         problems=tuple(whole.problems),
-        not_checked=tuple(extra.not_checked + _not_checked(level, found)),
+        not_checked=tuple(extra.not_checked + _open(found) + _not_checked(level, found)),
         step=newest.step if newest else None,
         newest=newest.path if newest else "",
         bytes=sum(f.size for f in files),
     )
+
+
+def _open(found: Findings) -> list[str]:
+    """Return what the layouts left open, each line once with the first folder that it is about."""
+    lines: dict[str, str] = {}
+    for judgement in found.judgements:
+        for line in judgement.unproved:
+            lines.setdefault(line, _at(judgement, line))
+    return list(lines.values())
 
 
 def _at(judgement: Judgement, line: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import BaseModel, Field
@@ -104,20 +105,19 @@ def pulled(result: PullResult) -> PullReply:
         missing=[named(m) for m in result.missing[:SHOWN]],
         problems=[quoted(f"{p.path}: {p.why}") for p in got.problems[:SHOWN]],
         log=str(result.log) if result.log else None,
-        next=(do(Action.VERIFY, job_id=result.job.id),),
+        next=result.next_steps,
     )
     if got.problems:
         reply.ok, reply.code = False, "incomplete"
         reply.message = f"{counted(len(got.problems), 'file')} could not be copied."
-        again = do(Action.PULL, "again; what arrived is kept", job_id=result.job.id)
-        reply.next = steps(("Fix what the problems say.", again))
+        reply.next = steps(("Fix what the problems say.", *result.next_steps))
     elif not got.files:
         reply.message = "No declared output exists on the machine; only the log was copied."
     return reply
 
 
-def verified(report: Report) -> VerifyReply:
-    """Return the reply to verify_checkpoint."""
+def verified(report: Report, rest: Sequence[NextStep] = ()) -> VerifyReply:
+    """Return the reply to verify_checkpoint. `rest` are the steps that remain for the job whose copy was verified."""
     bad: list[FileEvidence | CheckpointEvidence] = [c for c in report.checkpoints if c.verdict != "proven"]
     bad += [f for f in report.files if f.verdict != "proven"]
     code, following = str(report.verdict), _following(report)
@@ -126,6 +126,8 @@ def verified(report: Report) -> VerifyReply:
         Verdict.REFUTED: "Refuted: do not rely on it.",
         Verdict.UNKNOWN: f"Inconclusive: {counted(len(report.not_checked), 'check')} could not be made.",
     }[report.verdict]
+    if rest:  # they say whether to copy again
+        following = [step for step in following if step.action is not Action.PULL]
     if report.claimed:
         following = [do(Action.PULL, "; only a copy that is verified here counts")]
         if report.verdict == "proven":
@@ -134,7 +136,7 @@ def verified(report: Report) -> VerifyReply:
         ok=report.verdict == "proven",
         code=code,
         message=message,
-        next=steps(following),
+        next=steps((*following, *rest)),
         verdict=report.verdict,
         level=report.level,
         path=report.path,
