@@ -49,6 +49,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
         at = source.size - min(source.size - at, 1 << 16)
         rest = source.at(at, source.size - at).rpartition(b"\n")[2]
         found.unproved.append(f"the lines after number {lines:,}, which were not parsed")
+    if b"\0" in rest:
+        raise Broken("ends in NUL bytes: a hole that a crash left")
     if rest.strip():
         try:
             _check(rest, lines + 1, found, limits)
