@@ -106,7 +106,7 @@ def cut_often(folder: Path, server: Sshd, proxy: CuttingProxy, cuts: int) -> Tal
         while proxy.cuts < cuts:
             rng = random.Random(f"{SEED}-cuts-{n}")
             draw = random.Random(f"{SEED}-points-{n}")
-            proxy.arm(lambda: int(10 ** draw.uniform(3.0, 6.2)))  # noqa: B023
+            proxy.arm(lambda: int(10 ** draw.uniform(3.0, 5.8)))  # noqa: B023
             life = CutLife(driver, tally, folder / f"life{n}", rng, server, proxy)
             life.live()
             hit += life.hit

@@ -197,6 +197,7 @@ class _Receiver:
     ) -> None:
         self.source, self.dest, self.progress = source, dest, progress
         self.stall_s, self.tries, self.clock = stall_s, tries, clock
+        self.prefix = f"{dest.path}{os.sep}"
         self.files: dict[str, ReceivedFile] = {}
         self.digests: dict[str, str] = {}
         self.tree = Tree(dest.staging)
@@ -460,7 +461,7 @@ class _Receiver:
     def _done(self, artifact: Artifact, name: PurePosixPath, sha256: str) -> None:
         self.files[artifact.path] = ReceivedFile(
             path=artifact.path,
-            local=f"{self.dest.path}{os.sep}{name}",
+            local=f"{self.prefix}{name}",
             size=artifact.size,
             sha256=sha256,
             verified=artifact.path in self.digests,
