@@ -284,13 +284,13 @@ def test_durations_and_curves() -> None:
 
 
 def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House) -> None:
-    from gpuwarden.interfaces.cli.screen import _billing
+    from gpuwarden.interfaces.cli.screen import billing_now
     from gpuwarden.interfaces.results import status_of
 
     def told(price: float | None, platform: str = "vastai") -> str:
         reply = status_of(glance(house.ctx, {}))
         lines = [line.model_copy(update={"price_usd_per_hour": price, "platform": platform}) for line in reply.running]
-        return _billing(reply.model_copy(update={"running": lines}))
+        return billing_now(reply.model_copy(update={"running": lines}))
 
     assert told(2.0) == "now $4.00/h" and told(None).endswith("2 machines at an unknown price")
     assert told(1.0, "rehearsal/vastai") == "only rehearsals bill"

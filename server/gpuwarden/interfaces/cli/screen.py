@@ -152,7 +152,9 @@ def _money(reply: StatusReply) -> list[str]:
     """Return the lines on money and time: spent, billing now, machines of others, accounts that end."""
     spent = reply.spending
     cap = f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: any spending is asked about)"
-    lines = [f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {_billing(reply)}"]
+    lines = [
+        f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {billing_now(reply)}"
+    ]
     if spent.rehearsed_today_usd:
         lines.append(f"[dim]pretend money of rehearsals today: {usd(spent.rehearsed_today_usd)}[/]")
     for other in reply.others:
@@ -165,7 +167,7 @@ def _money(reply: StatusReply) -> list[str]:
     return [*lines, f"[dim]{local(reply.at, '%Y-%m-%d %H:%M:%S')} {zone()}[/]"]
 
 
-def _billing(reply: StatusReply) -> str:
+def billing_now(reply: StatusReply) -> str:
     """Return what bills now by the hour. A price that is not known is named, never counted as nothing."""
     billing = [line for line in (*reply.running, *reply.ended) if line.billing]
     real = [line for line in billing if not line.platform.startswith(REHEARSAL)]

@@ -30,6 +30,7 @@ PLACED = re.compile(
 AT_START = re.compile(r"\s{0,12}(\d{1,12})/(\d{1,12})\s{1,4}(?:[\[━╸╺╶─]|- \d)")
 BARE_COUNT = re.compile(r"(?<![\d.])(\d{1,12})it \[")
 COUNT_FIRST = re.compile(r"\s{0,8}(\d{1,12})(?:\s{0,4}\|\s{0,4}loss|\s\([\d.]{1,8}%\)\s)|\[(\d{1,9})\]\s")
+TIMM = re.compile(r"\s{0,8}Train: \d{1,6} \[")
 CELL = re.compile(r"\|\s{1,12}([a-z_/]{1,40})\s{1,40}\|\s{1,12}(" + NUMBER + r")\s{1,40}\|\s{0,4}$", re.IGNORECASE)
 CONFIG = re.compile(r"(?:Namespace|Config|Args|Arguments|args)\(|\bif loss\b|train_runtime")
 CHECKING = re.compile(
@@ -117,13 +118,15 @@ def read_line(text: str) -> Reading | None:
     text = ESCAPES.sub("", text[:MAX_LINE])
     if CONFIG.search(text) or (not any(c.isdigit() for c in text) and "nan" not in text.lower()):
         return None
-    pairs = [_pair(text, found) for found in PAIR.finditer(text)]
-    at, bar, label = _position(text)
-    epoch = next((p for p in pairs if p.name in ("epoch", "ep", "epochs") or _bare_epoch(text, p, at)), None)
-    step = _step(pairs)
-    checked, losses = _losses(text, pairs)
+    pairs = [pair_of(text, found) for found in PAIR.finditer(text)]
+    at, bar, label = position_of(text)
+    words = ("epoch", "ep", "epochs", "train") if at and TIMM.match(text) else ("epoch", "ep", "epochs")
+    epoch = next((p for p in pairs if p.name in words), None)
+    step = step_of(pairs)
+    checked, losses = losses_of(text, pairs)
     loss = losses[0] if losses else _lonely_loss(text, pairs, checked)
-    count = None if step or (at is not None and not checked) else _count(text)
+    counts = None if step or (at is not None and not checked) else COUNT_FIRST.match(text) or BARE_COUNT.search(text)
+    count = int(next(n for n in counts.groups() if n)) if counts else None
     placed = count is not None or at is not None or epoch is not None or step is not None or bar
     if not placed and loss is None and checked is None:
         return None
@@ -149,7 +152,8 @@ def read_cell(text: str) -> tuple[str, float] | None:
     return (found.group(1).lower(), float(found.group(2))) if found is not None else None
 
 
-def _pair(text: str, found: re.Match[str]) -> Pair:
+def pair_of(text: str, found: re.Match[str]) -> Pair:
+    """Return a match of `PAIR` with the word before it."""
     words = text[max(0, found.start() - 24) : found.start()].lower().rstrip(" \t").split()
     glued = found.start() == 0 or text[found.start() - 1] in " \t"
     before = re.sub(r"[^\w]", "", words[-1]) if words and glued and words[-1][-1:].isalnum() else ""
@@ -157,12 +161,7 @@ def _pair(text: str, found: re.Match[str]) -> Pair:
     return Pair(found.group(1).lower(), before, float(found.group(2)), total, found.start())
 
 
-def _bare_epoch(text: str, pair: Pair, at: tuple[int, int] | None) -> bool:
-    """Return whether a line is of the form `Train: 3 [ 150/1251 ...`."""
-    return pair.name == "train" and at is not None and pair.value == int(pair.value) and "[" in text[pair.start :][:16]
-
-
-def _position(text: str) -> tuple[tuple[int, int] | None, bool, str]:
+def position_of(text: str) -> tuple[tuple[int, int] | None, bool, str]:
     """Return a position and its end, whether it is of a progress bar, and the bar's label."""
     found = BAR.search(text) or RICH_BAR.search(text)
     if found is not None:
@@ -177,7 +176,7 @@ def _position(text: str) -> tuple[tuple[int, int] | None, bool, str]:
     return None, False, ""
 
 
-def _step(pairs: list[Pair]) -> Pair | None:
+def step_of(pairs: list[Pair]) -> Pair | None:
     """Return the pair that counts steps: an optimizer's step rather than a batch."""
     fits = {p.name: p for p in reversed(pairs) if p.name in STEPS and p.before not in NOT_A_STEP and p.value >= 0}
     for name in STEPS:
@@ -188,13 +187,7 @@ def _step(pairs: list[Pair]) -> Pair | None:
     return None
 
 
-def _count(text: str) -> int | None:
-    """Return the number of a line such as `100 | loss 2.3 | lr 1e-4` or `[100] train-rmse: 0.3`."""
-    found = COUNT_FIRST.match(text) or BARE_COUNT.search(text)
-    return int(next(n for n in found.groups() if n)) if found else None
-
-
-def _losses(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
+def losses_of(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
     """Return the loss of a validation, and those of the training, the one of the whole model first."""
     checked, main, others = None, [], []
     for p in pairs:
@@ -202,17 +195,17 @@ def _losses(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
         if not named or p.parts & NO_LOSS:
             continue
         head = text[: p.start]
-        if p.parts & CHECKED or CHECKING.search(p.name) or (CHECKING.search(head[-80:]) and not _trained(head, p)):
+        if (
+            p.parts & CHECKED
+            or CHECKING.search(p.name)
+            or (CHECKING.search(head[-80:]) and "train" not in head.lower() + p.name)
+        ):
             checked = p.value if checked is None else checked
         elif p.name in MAIN or p.last == "loss" or p.before == "loss":
             main.append(p.value)
         else:
             others.append(p.value)
     return checked, main[:1] + others
-
-
-def _trained(head: str, pair: Pair) -> bool:
-    return "train" in head.lower() or "train" in pair.name
 
 
 def _lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float | None:

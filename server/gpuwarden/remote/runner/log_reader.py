@@ -56,7 +56,6 @@ class LogReader:
         self.columns: list[str] = []
         self.epoch_columns = 0
         self.odd_norms = 0
-        self.odd_bars = 0
         self.spent = 0.0
 
     def rest(self) -> None:
@@ -137,21 +136,14 @@ class LogReader:
             row["learning_rate"] = found.lr
         if found.checked_loss is not None:
             row["val_loss"] = found.checked_loss
-        if found.loss is not None and self._believed(found):
+        early = found.bar and found.at is not None and found.at[0] == 0  # a bar may show NaN before its first step
+        if found.loss is not None and (_finite(found.loss) or not early):
             row["loss"] = found.loss
         if found.grad_norm is not None:
             self.odd_norms = 0 if _finite(found.grad_norm) else self.odd_norms + 1
             if self.odd_norms in (0, PATIENCE) or found.loss == 0.0:
                 row["grad_norm"] = found.grad_norm
         return row
-
-    def _believed(self, found: Reading) -> bool:
-        """Return whether a loss is one. A bar may show NaN before its first step."""
-        if _finite(found.loss or 0.0) or not found.bar:
-            self.odd_bars = 0
-            return True
-        self.odd_bars += found.at is None or found.at[0] > 0
-        return self.odd_bars > 0
 
     def _enter_epoch(self, epoch: float, epochs: int | None) -> None:
         if epoch != int(epoch):
