@@ -330,7 +330,7 @@ async def test_a_job_that_forged_its_end_is_not_torn_down_while_it_runs(
     view = await request(ctx, seen.job.id, "terminate")
     assert "TD-JOB-001" in {f.rule for f in view.findings}, view.findings
     with anyio.fail_after(90):
-        while (await cancel(ctx, seen.job.id)).state != "canceled":
+        while (await cancel(ctx, seen.job.id)).job.state != "canceled":
             await anyio.sleep(0.05)
     with anyio.fail_after(90):
         while (await request(ctx, seen.job.id, "terminate")).record.state != "awaiting_human":

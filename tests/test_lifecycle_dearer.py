@@ -107,7 +107,7 @@ async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(house
 
 async def test_a_job_that_is_canceled_meanwhile_leaves_the_machine_to_the_gate(house: House) -> None:  # noqa: F811
     job, _ = await asked(house, caps())
-    assert (await cancel(house.ctx, job)).state is Job.CANCELED
+    assert (await cancel(house.ctx, job)).job.state is Job.CANCELED
     seen = await check(house.ctx, job)
     assert not seen.note and seen.lease and seen.lease.state in LIVE_LEASES
     assert "teardown_request" in in_calls(seen.next_steps)

@@ -117,7 +117,7 @@ async def test_without_a_restart_the_process_may_live_and_a_person_decides(rig: 
     for _ in range(5):
         state, why = await rig.state(1000)
         assert state is Job.UNKNOWN and "alive is unknown" in why
-    assert (await cancel(rig.ctx, rig.job)).state is Job.CANCELED
+    assert (await cancel(rig.ctx, rig.job)).job.state is Job.CANCELED
 
 
 async def test_a_job_that_was_never_seen_running_is_not_declared_dead(tmp_path: Path) -> None:

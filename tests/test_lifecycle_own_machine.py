@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
-from gpuwarden.lifecycle.monitoring.check import Checked, advice, cancel, check
+from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import open_house
@@ -77,7 +77,7 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
     assert done.job.place is not None and done.job.place.host == "box" and done.job.place.host_key == box.host_key
     seen = await ended(ctx, done.job.id)
     assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
-    assert [s.action for s in advice(seen.job, seen.lease)][1:] == [Action.PULL, Action.VERIFY]
+    assert [s.action for s in seen.next_steps][1:] == [Action.PULL, Action.VERIFY]
     assert seen.job.handle is not None
     folder = Path(seen.job.handle.run_dir)
     with pytest.raises(NotSupported, match=r"nothing of it bills.*is succeeded") as early:
@@ -114,13 +114,13 @@ async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     sleeper = "# /// script\n# dependencies = []\n# ///\nimport time\nprint('up', flush=True)\ntime.sleep(600)\n"
     one, two = [await submit(ctx, spec(script=sleeper, args=(name,))) for name in ("one", "two")]
     assert one.job and two.job
-    assert (await cancel(ctx, one.job.id)).state is Job.CANCELED
+    assert (await cancel(ctx, one.job.id)).job.state is Job.CANCELED
     assert (await check(ctx, two.job.id)).job.state is Job.RUNNING
     assert [j.id for j in (await list_instances(ctx)).jobs] == [two.job.id]
     with pytest.raises(NotSupported, match=f"Job {two.job.id} is running") as refused:
         await request(ctx, two.job.id, "terminate")
     assert "cancel_job" in in_calls(refused.value.next_steps)
-    assert (await cancel(ctx, two.job.id)).state is Job.CANCELED
+    assert (await cancel(ctx, two.job.id)).job.state is Job.CANCELED
 
 
 @pytest.mark.slow

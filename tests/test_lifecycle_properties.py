@@ -336,7 +336,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @invariant()
     def keeps_its_promises(self) -> None:
-        if not hasattr(self, "w"):
+        if not hasattr(self, "ctx"):
             return
         wrong = promises(self.ctx.ledger, self.cloud, excused=self.pardoned())
         wrong += [*self.false_beliefs(), *self.twins(), *self.unasked()]
@@ -376,10 +376,10 @@ class Lifecycle(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "w"):
+            if hasattr(self, "ctx"):
                 self.comes_to_rest()
         finally:
-            if hasattr(self, "w"):
+            if hasattr(self, "ctx"):
                 self.ctx.ledger.close()
             for each in self.patches:
                 each.stop()

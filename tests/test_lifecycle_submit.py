@@ -137,7 +137,7 @@ async def test_a_job_that_is_canceled_before_its_launch_never_runs(
 
     rent_cloud(ctx, settings=SLOW_BOOT)
     job = await launch(ctx, training(tmp_path / "said"))
-    assert (await cancel(ctx, job)).state is Job.CANCELED
+    assert (await cancel(ctx, job)).job.state is Job.CANCELED
     clock.advance(200)
     seen = await check(ctx, job)
     assert seen.lease and seen.lease.state == "metering" and not launches(tmp_path / "said")

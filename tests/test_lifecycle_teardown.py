@@ -368,7 +368,7 @@ async def test_a_preempted_job_that_is_canceled_is_not_launched_again(house: Hou
     job = await house.started(interruptible=True)
     house.cloud.preempt(records(house.cloud)[0].id)
     await house.after(1, job)
-    assert (await cancel(house.ctx, job)).state is Job.CANCELED
+    assert (await cancel(house.ctx, job)).job.state is Job.CANCELED
     await house.after(60, job)
     assert house.backend.launched == [(job, 1)]
 

@@ -41,7 +41,7 @@ class House:
         for _ in range(4):
             self.clock.advance(3)
             await check(self.ctx, job)
-        assert (await cancel(self.ctx, job)).state is Job.CANCELED
+        assert (await cancel(self.ctx, job)).job.state is Job.CANCELED
         return job
 
     async def end(self, job: str, verb: Verb) -> TeardownView:

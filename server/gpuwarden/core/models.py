@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 
@@ -537,6 +538,7 @@ class FileEvidence(Frozen):
     doubts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     sealed: bool = False
+    causes: tuple[Cause, ...] = ()
 
 
 class CheckpointEvidence(Frozen):
@@ -554,6 +556,7 @@ class CheckpointEvidence(Frozen):
     doubts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
 
 
 class Report(Frozen):
@@ -581,6 +584,10 @@ class Report(Frozen):
     unread: tuple[str, ...] = ()
     aside: tuple[str, ...] = ()
     readable: Verdict = Verdict.UNKNOWN
+    causes: tuple[Cause, ...] = ()
+    """Why it is not proven, the gravest first: of the whole, of its checkpoints and of its files."""
+    job: str = ""
+    """The id of the job whose outputs they are, "" for a path."""
     claimed: bool = False
     """The machine looked at its own files; no copy was verified."""
 

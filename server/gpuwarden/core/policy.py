@@ -118,6 +118,20 @@ class Watch(Frozen):
         return url
 
 
+class Ending(Frozen):
+    """How machines end while nobody looks. Only the policy file sets it, never a variable.
+
+    `when_proven` is a standing order for every job that is accepted under it: once a job has succeeded, everything that
+    it declared is proven, and nothing else is on its machine, the watch stops or terminates that machine without a
+    further question, `grace_minutes` after an alert. `ask` orders nothing. `background_gb` is how much the watch may
+    copy to this disk before anybody asks, all jobs together; 0 copies nothing.
+    """
+
+    when_proven: Literal["ask", "stop", "terminate"] = "ask"
+    grace_minutes: int = Field(default=10, ge=1, le=1440)
+    background_gb: float = Field(default=50.0, ge=0, le=1_000_000)
+
+
 class Secrets(Frozen):
     """The user's variables that a job may be given as secrets: names, or patterns such as `WANDB_*`.
 
@@ -170,6 +184,7 @@ class Policy(Frozen):
     watch: Watch = Watch()
     receipt_ttl_s: Annotated[int, LOWER] = Field(default=1800, ge=30, le=86_400)
     local: Local = Local()
+    ending: Annotated[Ending, FILE_ONLY] = Ending()
 
     def allows(self, platform: str) -> bool:
         """Return whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""

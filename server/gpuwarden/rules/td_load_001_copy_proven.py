@@ -54,4 +54,5 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
         # What a failed job left is often torn. Where the copy equals it, nothing is lost that was there.
         torn_there = facts.job_state is not Job.SUCCEEDED and facts.copy_equal
         severity = Severity.WARNING if torn_there else None
-        yield Found(f"the copy is {facts.copy_verdict}: {said}", severity=severity)
+        same = "The machine's files are the same, so another copy changes nothing. A person decides." * facts.copy_equal
+        yield Found(f"the copy is {facts.copy_verdict}: {said}", fix=same, severity=severity)

@@ -19,6 +19,7 @@ from anyio import to_thread
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import Verb
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import hash_pin, pin_matches
@@ -27,7 +28,7 @@ from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result, torn_down
 from gpuwarden.ledger.event import Event
-from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
+from gpuwarden.ledger.events import ApprovalGranted, JobAccepted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
 from gpuwarden.private import private_folder, write_private
@@ -93,18 +94,22 @@ def has_terminal() -> bool:
         return False
 
 
-async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool) -> Result:
+async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, order: Verb | None = None) -> Result:
     """Show what a ticket is about and ask. Raises NotFound, Conflict, or Refused when the answer is no."""
     if "terminal" not in ctx.policy.approval.channels:
         raise Refused("the policy takes no approval on a terminal", "See approval.channels in gpuwarden doctor.")
     with open_terminal() as terminal:
-        return await ask(ctx, ticket, terminal, without_proof=without_proof)
+        return await ask(ctx, ticket, terminal, without_proof=without_proof, order=order)
 
 
-async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False) -> Result:
+async def ask(
+    ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False, order: Verb | None = None
+) -> Result:
     """Do the same on a given terminal."""
     if ticket.startswith("r"):
-        return await ask_spending(ctx, ticket, terminal)
+        return await ask_spending(ctx, ticket, terminal, order)
+    if order is not None:
+        raise BadRequest("a standing order belongs to a spending (r...)", "Leave --end-when-proven out.")
     view = await proceed(ctx, ticket)
     if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
         return torn_down(view)
@@ -157,35 +162,47 @@ def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
         terminal.say(f"  {f.severity} {f.rule}: {line(f.message, 600)}")
 
 
-async def ask_spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
-    """Ask about the price of a job that is not launched yet. Raises NotFound, Conflict or Refused."""
+async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, order: Verb | None = None) -> Result:
+    """Ask about the price of a job that is not launched yet, and about a standing order for it.
+
+    Raises NotFound, Conflict or Refused.
+    """
     found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if found is None:
         raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
     issued = found.data
-    if not issued.ask:
+    if not issued.ask and order is None:
         return Result(
             message="This spending is inside the caps; it needs no approval.",
             next=(do(Action.SUBMIT, receipt=receipt),),
         )
     if ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
+    if order is not None and (issued.job is not None or ctx.ledger.used(JobAccepted, receipt) is not None):
+        raise Conflict("the job is under way, and what ends it was decided before", "Leave --end-when-proven out.")
     _warn(ctx, terminal)
     price = usd_per_hour(issued.price)
     terminal.say(f"job {issued.name} on {issued.platform}: price {price}, timeout {issued.timeout_s} s")
     if issued.worst_cost is not None:
         terminal.say(f"  {at_most(issued.worst_cost)}")
-    terminal.say(f"  {issued.ask}")
+    if issued.ask:
+        terminal.say(f"  {issued.ask}")
+    if order is not None:
+        minutes = ctx.policy.ending.grace_minutes
+        terminal.say(f"  Once it has succeeded and all that it saved is proven here, {order} its machine without a")
+        terminal.say(f"  further question, {minutes} minutes after an alert. gpuwarden keep JOB takes that back.")
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
     await check_pin(ctx, terminal)
-    grant_spending(ctx, found, "terminal", user())
+    grant_spending(ctx, found, "terminal", user(), order)
     resume = do(Action.CHECK, "to launch it", job_id=issued.job) if issued.job else do(Action.SUBMIT, receipt=receipt)
     return Result(code="approved", message="Approved.", next=(resume,))
 
 
-def grant_spending(ctx: Context, issued: Event[ReceiptIssued], channel: str, by: str) -> None:
-    """Record a person's yes to one receipt's spending."""
+def grant_spending(
+    ctx: Context, issued: Event[ReceiptIssued], channel: str, by: str, order: Verb | None = None
+) -> None:
+    """Record a person's yes to one receipt's spending, and the standing order that came with it."""
     granted = ApprovalGranted(
         digest=issued.data.facts_digest,
         channel=channel,
@@ -193,7 +210,17 @@ def grant_spending(ctx: Context, issued: Event[ReceiptIssued], channel: str, by:
         policy=ctx.policy_digest,
         expires_at=issued.data.expires_at,
     )
+    if order is not None:
+        granted = granted.model_copy(update={"end_when_proven": order})
     ctx.ledger.add(issued.subject, granted)
+
+
+def kept(job_id: str, *, voided: bool) -> Result:
+    """Return the reply to an objection."""
+    if not voided:
+        return Result(message=f"No standing order would end the machine of {job_id}; it ends when a person approves.")
+    again = do(Action.TEARDOWN, "to be asked about its end", job_id=job_id)
+    return Result(message=f"The machine of {job_id} stays, and bills, until a person approves its end.", next=(again,))
 
 
 async def check_pin(ctx: Context, terminal: Terminal) -> None:

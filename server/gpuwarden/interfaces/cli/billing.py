@@ -1,8 +1,8 @@
-"""Commands on what costs: teardown, approve, instances, watch."""
+"""Commands on what costs: teardown, approve, keep, instances, watch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,11 +26,14 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     TICKET`.
     """
     from gpuwarden.interfaces import results
+    from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.lifecycle.ending import teardown as use_case
+    from gpuwarden.lifecycle.ending.orders import object_to
 
     ctx = open_context()
     view = await use_case.request(ctx, job_id, verb)  # type: ignore[arg-type]  # click.Choice checked it
     if withdraw:
+        object_to(ctx, job_id, "withdrawn request", user())
         await use_case.withdraw(ctx, view.record.id, "withdrawn on the command line")
         view = await use_case.proceed(ctx, view.record.id)
     return answer(warned(results.torn_down(view), ctx.notices), as_json, "torn_down")
@@ -40,9 +43,15 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
 @click.argument("ticket", required=False)
 @click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval on a terminal asks for.")
 @click.option("--without-proof", is_flag=True, help="Give up what is not proven. You will have to type the job's name.")
+@click.option(
+    "--end-when-proven",
+    type=VERBS,
+    default=None,
+    help="With a spending: end this job's machine without asking again, once all is proven.",
+)
 @JSON
 @runs_async
-async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_json: bool) -> int:
+async def approve(ticket: str | None, set_pin: bool, without_proof: bool, end_when_proven: Any, as_json: bool) -> int:
     """Say yes to a teardown (t...) or to a spending (r...). Alone it lists what waits.
 
     It asks a person at a terminal; nothing else counts.
@@ -56,7 +65,23 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_jso
         from gpuwarden.lifecycle.monitoring.waiting import what_waits
 
         return answer(results.waits(what_waits(open_context())), as_json, "waits")
-    return answer(await approval.on_terminal(open_context(), ticket, without_proof=without_proof), as_json, "message")
+    ctx = open_context()
+    reply = await approval.on_terminal(ctx, ticket, without_proof=without_proof, order=end_when_proven)
+    return answer(reply, as_json, "message")
+
+
+@cli.command()
+@click.argument("job_id")
+@JSON
+@runs_async
+async def keep(job_id: str, as_json: bool) -> int:
+    """Object to a standing order: the machine stays."""
+    from gpuwarden.interfaces.cli import approval
+    from gpuwarden.lifecycle.ending.orders import object_to
+
+    ctx = open_context()
+    voided = object_to(ctx, job_id, "command line", approval.user())
+    return answer(approval.kept(job_id, voided=voided), as_json, "message")
 
 
 @cli.command()
@@ -87,8 +112,8 @@ async def instances(as_json: bool) -> int:
 async def watch(once: bool, every_s: float, as_json: bool) -> int:
     """Move every job on, and say what needs a person.
 
-    An idle GPU, a stall, a failure, a finished job that bills, a cap that is met. It asks and parks; it never ends a
-    machine. Alerts go to the ledger and where the policy's [watch] says.
+    An idle GPU, a stall, a failure, a finished job that bills, a cap that is met. It copies and proves what jobs saved.
+    It ends a machine only by your standing order. Alerts go to the ledger and where the policy's [watch] says.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli import console
@@ -100,8 +125,8 @@ async def watch(once: bool, every_s: float, as_json: bool) -> int:
     ctx = open_context("watch")
     watcher = Watcher(ctx, every_s)
     if once:
-        return answer(warned(results.watched(await watcher.round()), ctx.notices), as_json, "standing")
-    first = warned(results.watched(await watcher.round()), ctx.notices)
+        return answer(warned(results.watched(await watcher.once()), ctx.notices), as_json, "standing")
+    first = warned(results.watched(await (watcher.round() if watcher.leads() else watcher.follow())), ctx.notices)
     console.standing(results.worded(first, in_commands))
     said = first.unknown
 

@@ -164,12 +164,9 @@ async def cancel(job_id: str, as_json: bool) -> int:
     """End a job's process, with a signal first. Its machine stays and bills on."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import cancel as use_case
-    from gpuwarden.lifecycle.records import read_lease
 
     ctx = open_context()
-    job = await use_case(ctx, job_id)
-    reply = results.canceled(job, read_lease(ctx.ledger, job.lease) if job.lease else None)
-    return answer(warned(reply, ctx.notices), as_json, "checked")
+    return answer(warned(results.canceled(await use_case(ctx, job_id)), ctx.notices), as_json, "checked")
 
 
 @cli.command()
@@ -219,6 +216,7 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli import console, verify_report
     from gpuwarden.lifecycle.artifacts.verify import verify as use_case
+    from gpuwarden.lifecycle.execution.situation import following_of
 
     ctx = open_context()
     try:
@@ -230,5 +228,5 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
     report = without_secrets(report)
     if not as_json:
         verify_report.show(report)
-    reply = results.verified(report)
+    reply = results.verified(report, following_of(ctx, what))
     return answer(reply, as_json, "message")

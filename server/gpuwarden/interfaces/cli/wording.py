@@ -17,6 +17,7 @@ COMMANDS: Final = {
     Action.VERIFY: "verify",
     Action.TEARDOWN: "teardown",
     Action.APPROVE: "approve",
+    Action.KEEP: "keep",
     Action.LIST_INSTANCES: "instances",
     Action.SEARCH_REFERENCES: "search",
     Action.SHOW_PROFILE: "profiles",
@@ -93,9 +94,9 @@ def command(step: NextStep) -> str:
 
 
 def _options(given: Mapping[str, Scalar]) -> list[str]:
-    """Return each parameter as an option; a list is one option for each of its items."""
+    """Return each parameter as an option; a list is one option for each of its items, and true is a flag."""
     return [
-        f"{option(name)} {_word(item)}"
+        option(name) if item is True else f"{option(name)} {_word(item)}"
         for name, value in given.items()
         for item in (value if isinstance(value, (tuple, list)) else (value,))
     ]

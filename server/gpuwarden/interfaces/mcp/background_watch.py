@@ -25,4 +25,4 @@ async def tend(ctx: Context, every_s: float = EVERY_S) -> None:
             logger.warning("%s", line(scrubbed(text, ctx.hidden(text)), 600))
 
     await ctx.clock.sleep(every_s)
-    await Watcher(ctx, every_s).run(tell)
+    await Watcher(ctx, every_s).run(tell, defers=True)

@@ -43,7 +43,14 @@ def in_call(step: NextStep) -> str:
         case Action.SET_ARGUMENT | Action.LEAVE_OUT_ARGUMENT:
             return sentence(_argument(step), step)
         case Action.APPROVE:
-            return sentence(f"ask the user to run gpuwarden approve {_value(given['ticket'])} in a terminal", step)
+            proof = "--without-proof " if given.get("without_proof") else ""
+            return sentence(
+                f"ask the user to run gpuwarden approve {proof}{_value(given['ticket'])} in a terminal", step
+            )
+        case Action.KEEP:
+            return sentence(
+                f"ask the user to run gpuwarden keep {_value(given.get('job_id', 'JOB'))} in a terminal", step
+            )
         case Action.SHOW_PROFILE:
             return sentence(f"read {PROFILE_URI.format(name=plain(str(given['name'])))}", step)
         case Action.DOCTOR | Action.SHOW_NOTES:

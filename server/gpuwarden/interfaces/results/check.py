@@ -11,8 +11,8 @@ from gpuwarden.core.sanitize import fence, line, named, quoted, redact
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.interfaces.results.base import SHOWN, MeterReply, WarnedReply, meter_of
 from gpuwarden.knowledge import Diagnosis
-from gpuwarden.lifecycle.monitoring.check import Checked, advice
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
+from gpuwarden.lifecycle.monitoring.check import Canceled, Checked
+from gpuwarden.lifecycle.records import LeaseRecord
 
 LOG_LIMIT = 16_000
 """Characters of a log in one reply, at most."""
@@ -113,15 +113,16 @@ def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: b
     }
 
 
-def canceled(job: JobRecord, lease: LeaseRecord | None) -> CheckReply:
+def canceled(result: Canceled) -> CheckReply:
     """Return the reply to cancel_job."""
+    job = result.job
     return CheckReply(
         job_id=job.id,
         state=job.state,
         why=named(job.why, 300),
         reason=str(job.reason or ""),
-        next=advice(job, lease),
-        meter=meter_of(lease) if lease else None,
+        next=result.next_steps,
+        meter=meter_of(result.lease) if result.lease else None,
     )
 
 

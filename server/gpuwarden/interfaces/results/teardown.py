@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gpuwarden.core.guidance import Action, Hint, approval, do, steps
+from gpuwarden.core.guidance import Hint, steps
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.results.base import (
@@ -72,20 +72,12 @@ def _state(view: TeardownView) -> tuple[str, Hint]:
     record, lease = view.record, view.lease
     verb = {"terminate": "termination"}.get(record.verb, record.verb)
     name = f"The {verb} of {lease.platform} instance {named(lease.instance_id or 'None')}"
-    again = do(Action.RETRY)
     unseen = f" It can't be seen now: {quoted(view.unseen)}." if view.unseen else ""
-    told: dict[Teardown, tuple[str, Hint]] = {
-        Teardown.BLOCKED: ("is blocked; nothing was touched.", ("Do what each finding says.", again)),
-        Teardown.AWAITING_HUMAN: (
-            "needs a person's approval; nothing was touched.",
-            (approval(record.id), do(Action.RETRY, "after that")),
-        ),
-        Teardown.VERIFIED_STOPPED: ("is done: the meter was seen to have stopped.", ""),
-        Teardown.NEEDS_HUMAN: (
-            f"was requested, but the meter is not seen to have stopped.{unseen}",
-            "Look at the platform's console.",
-        ),
-        Teardown.EXECUTING: (f"is under way; the meter counts as running until it is seen gone.{unseen}", again),
+    told = {
+        Teardown.BLOCKED: "is blocked; nothing was touched.",
+        Teardown.AWAITING_HUMAN: "needs a person's approval; nothing was touched.",
+        Teardown.VERIFIED_STOPPED: "is done: the meter was seen to have stopped.",
+        Teardown.NEEDS_HUMAN: f"was requested, but the meter is not seen to have stopped.{unseen}",
+        Teardown.EXECUTING: f"is under way; the meter counts as running until it is seen gone.{unseen}",
     }
-    state, following = told.get(record.state, (f"is {record.state}.", again))
-    return f"{name} {state}", following
+    return f"{name} {told.get(record.state, f'is {record.state}.')}", view.next_steps

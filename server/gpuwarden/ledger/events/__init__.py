@@ -75,6 +75,9 @@ from gpuwarden.ledger.events.lease import (
 from gpuwarden.ledger.events.teardown import (
     ApprovalGranted,
     ApprovalUsed,
+    EndingAnnounced,
+    EndingObjected,
+    EndingOrdered,
     Judged,
     PinWrong,
     PolicyAccepted,
@@ -150,6 +153,9 @@ AnyEvent = Annotated[
     | TeardownVerifiedStopped
     | TeardownWithdrawn
     | TeardownNeedsHuman
+    | EndingOrdered
+    | EndingAnnounced
+    | EndingObjected
     | PinWrong
     | PolicyAccepted
     | PolicyAllowed
@@ -198,6 +204,9 @@ __all__ = [
     "CreateIntent",
     "CreateRefused",
     "CreateUnknown",
+    "EndingAnnounced",
+    "EndingObjected",
+    "EndingOrdered",
     "FolderGone",
     "HostChecked",
     "HostTrusted",

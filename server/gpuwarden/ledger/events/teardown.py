@@ -54,6 +54,8 @@ class ApprovalGranted(Judged):
     by: str = ""
     policy: str = ""
     """The digest of the policy file that was in force."""
+    end_when_proven: Verb | None = None
+    """The standing order that the person gave with a spending approval, for this one job."""
 
     def holds_at(self, now: float) -> bool:
         """Return whether the approval has not expired at a time, in seconds since the epoch."""
@@ -89,6 +91,40 @@ class TeardownNeedsHuman(Body):
 
     event: Literal["teardown.needs_human"] = "teardown.needs_human"
     MOVES_TO: ClassVar = Teardown.NEEDS_HUMAN
+
+
+class EndingOrdered(Body):
+    """A person decided in advance how a job's machine ends once everything is proven.
+
+    `through` is where they did: the policy file with the digest `policy`, or the approval of the receipt `receipt`.
+    Recorded when the job is accepted, so that a later edit of the policy changes nothing under way.
+    """
+
+    event: Literal["ending.ordered"] = "ending.ordered"
+    verb: Verb
+    grace_s: float
+    through: Literal["policy", "approval"]
+    policy: str = ""
+    receipt: str = ""
+    by: str = ""
+
+
+class EndingAnnounced(Body):
+    """A standing order will be carried out at `ends_at` on the facts of `digest`, unless somebody objects."""
+
+    event: Literal["ending.announced"] = "ending.announced"
+    ticket: str
+    digest: str
+    verb: Verb
+    ends_at: float
+
+
+class EndingObjected(Body):
+    """Somebody wants the machine kept: the standing order of this job is void, and a person is asked as usual."""
+
+    event: Literal["ending.objected"] = "ending.objected"
+    channel: str = ""
+    by: str = ""
 
 
 class PinWrong(Body):

@@ -12,10 +12,13 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from gpuwarden.core.models import Artifact, Frozen, Level, LogChunk, Manifest, Report, Verdict, digest
+from gpuwarden.core.next_step import Copy
 from gpuwarden.core.safe_names import LOG_NAME
-from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified
+from gpuwarden.core.states import Teardown
+from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, JobEnded, TeardownBlocked
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.private import private_folder, write_private
@@ -97,13 +100,63 @@ def save_pull(
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
     """Return the latest pull of a job, None when there was none or its record was changed or lost."""
     event = ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
-    if event is None:
-        return None
+    return _read_pull(ctx, event.data) if event else None
+
+
+def _read_pull(ctx: Context, event: ArtifactsPulled) -> Pulled | None:
     try:
-        pulled = Pulled.model_validate_json((ctx.home / "pulls" / event.data.record).read_bytes())
+        pulled = Pulled.model_validate_json((ctx.home / "pulls" / event.record).read_bytes())
     except (OSError, ValueError):
         return None
-    return pulled if pulled.digest == event.data.digest else None
+    return pulled if pulled.digest == event.digest else None
+
+
+def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulled | None:
+    """Return the copy that counts for a job: the oldest whole and proven one since the job ended, else the latest pull.
+
+    A later pull to another folder makes a proven copy no worse. `listed` are the files on the machine now: a copy that
+    lacks one of them, or has an older version, does not count while another has them all.
+    """
+    end = ctx.ledger.last(f"job/{job_id}", JobEnded)
+    tried = set()
+    for event in ctx.ledger.events(f"job/{job_id}", kind=ArtifactsPulled) if end else ():
+        if end is None or event.seq < end.seq or event.data.digest in tried or event.data.not_taken:
+            continue
+        tried.add(event.data.digest)
+        pulled = _read_pull(ctx, event.data)
+        if pulled is None or verified_now(ctx, job_id, pulled).verdict is not Verdict.PROVEN:
+            continue
+        if listed is None or all(pulled.has(file) for file in listed.files):
+            return pulled
+    return last_pull(ctx, job_id)
+
+
+OUTDATED: Final = frozenset({"TD-COPY-001", "TD-COPY-002"})
+"""Rules of the gate that compare the copy with the files on the machine."""
+
+
+def copy_state(ctx: Context, job_id: str) -> Copy:
+    """Return the state of the copy that counts, by what the ledger and this disk say. The machine is not asked."""
+    pulled, last = copy_for(ctx, job_id), ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
+    if pulled is None or last is None:
+        return Copy.NONE
+    for ticket in ctx.ledger.subjects("teardown", Teardown.BLOCKED, job=job_id):
+        blocked = ctx.ledger.last(ticket, TeardownBlocked)  # the gate looked at the machine since
+        if blocked is not None and blocked.seq > last.seq and OUTDATED & {f.rule for f in blocked.data.findings}:
+            return Copy.STALE
+    seen = verified_now(ctx, job_id, pulled)
+    if pulled.digest != last.data.digest and seen.verdict is Verdict.PROVEN:
+        return Copy.PROVEN
+    end = ctx.ledger.last(f"job/{job_id}", JobEnded)
+    if end is not None and last.seq < end.seq:
+        return Copy.STALE
+    if last.data.not_taken:
+        return Copy.PARTIAL
+    if not pulled.places:
+        return Copy.EMPTY
+    if seen.verdict is None or seen.verdict is Verdict.PROVEN:
+        return Copy.UNVERIFIED if seen.verdict is None else Copy.PROVEN
+    return Copy.BROKEN if seen.equal or seen.verdict is Verdict.UNKNOWN else Copy.DAMAGED
 
 
 def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
@@ -159,10 +212,10 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
-    """Return the verdict on the copy as it is on this disk now."""
-    event = ctx.ledger.last(f"job/{job_id}", ArtifactsVerified)
-    proof = event.data if event else None
-    if proof is None or proof.pull != pulled.digest or proof.seal is None:
+    """Return the verdict on a copy as it is on this disk now."""
+    proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
+    proof = next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
+    if proof is None or proof.seal is None:
         return Standing()
     if proof.level not in {Level.LOAD, Level.RESUME} or proof.seal != seal(pulled):
         return Standing()

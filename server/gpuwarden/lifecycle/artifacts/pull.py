@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuwarden.backends.base import Backend, roster, source
 from gpuwarden.core.errors import BadRequest, Conflict, WardenError
-from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 from gpuwarden.ledger.events import OutputsDeclared
@@ -19,6 +19,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
@@ -37,6 +38,7 @@ class PullResult:
     received: Received
     missing: tuple[str, ...]
     log: Path | None
+    next_steps: tuple[NextStep, ...] = ()
 
 
 async def pull(
@@ -56,9 +58,7 @@ async def pull(
     """
     job = await advance(ctx, job_id)
     if job.handle is None:
-        raise Conflict(
-            f"job {job_id} is {job.state} and was never launched, so it has no files", do(Action.CHECK, job_id=job_id)
-        )
+        raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", following(ctx, job))
     target = dest_of(ctx, job, dest)
     outputs = declare(ctx, job, also)
     backend = ctx.backend(job.handle.backend)
@@ -78,7 +78,7 @@ async def pull(
         problems=[f"{p.path}: {p.why}" for p in received.problems[:20]],
         not_taken=missing[:20],
     )
-    return PullResult(job, target, manifest, received, manifest.missing, log)
+    return PullResult(job, target, manifest, received, manifest.missing, log, following(ctx, job))
 
 
 def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> tuple[str, ...]:

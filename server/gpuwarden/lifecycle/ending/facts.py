@@ -6,6 +6,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import (
     Answer,
     Disclosure,
+    Handle,
     Instance,
     InstanceState,
     Known,
@@ -21,6 +22,7 @@ from gpuwarden.ledger.events import ArtifactsPulled, JobEnded
 from gpuwarden.lifecycle.artifacts.local_copies import (
     Pulled,
     Standing,
+    copy_for,
     last_pull,
     verified_now,
 )
@@ -47,7 +49,10 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
     if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
         machine = Known(None)
     pulled = last_pull(ctx, job.id)
-    listed = await _listed(ctx, job, lease, machine, pulled)
+    handle = await _handle(ctx, job, lease)
+    listed = await _listed(ctx, job, machine, pulled, handle)
+    if isinstance(listed, Known):
+        pulled = copy_for(ctx, job.id, listed.value)
     copy = verified_now(ctx, job.id, pulled) if pulled else Standing()
     changed: tuple[str, ...] = ()
     if isinstance(listed, Known) and pulled is not None:
@@ -74,21 +79,41 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         other_jobs=_other_jobs(ctx, job, lease),
         unusable_rules=unusable_rules(),
         durable_storage=job.spec.durable_storage,
-        disclosure=await _disclosed(ctx, job, lease),
+        disclosure=await _disclosed(ctx, job, lease, handle),
     )
     return facts, pulled
 
 
+async def _handle(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Handle | None]:
+    """Return what gpuwarden started on a machine: None where that is nothing.
+
+    A launch that was refused or never confirmed may have happened, so the machine is asked.
+    """
+    if lease.id != job.lease or (job.handle is None and (job.attempt == 0 or job.place is None)):
+        return Known(None)
+    if job.handle is not None or job.place is None:
+        return Known(job.handle)
+    try:
+        found = await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
+    except WardenError as error:
+        found = Unknown(error.message)
+    return Unknown(f"whether the job was launched is unknown: {found.why}") if isinstance(found, Unknown) else found
+
+
 async def _listed(
-    ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Answer[Instance | None], pulled: Pulled | None
+    ctx: Context,
+    job: JobRecord,
+    machine: Answer[Instance | None],
+    pulled: Pulled | None,
+    handle: Answer[Handle | None],
 ) -> Answer[Manifest]:
     """List the files on the machine. Where it is off, list those of a pull after the job's end."""
-    if lease.id != job.lease or (job.handle is None and job.attempt == 0):
-        return Known(Manifest(taken_at=0.0, files=()))  # gpuwarden never started anything there
-    if job.handle is None:
-        return Unknown("the launch was never confirmed")
+    if isinstance(handle, Unknown):
+        return handle
+    if handle.value is None:
+        return Known(Manifest(taken_at=0.0, files=()))
     try:
-        return Known(await ctx.backend(job.handle.backend).list_files(job.handle, job.outputs))
+        return Known(await ctx.backend(handle.value.backend).list_files(handle.value, job.outputs))
     except WardenError as error:
         instance = machine.value if isinstance(machine, Known) else None
         off = instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
@@ -98,19 +123,23 @@ async def _listed(
         return Unknown(error.message)
 
 
-async def _disclosed(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
+async def _disclosed(
+    ctx: Context, job: JobRecord, lease: LeaseRecord, handle: Answer[Handle | None]
+) -> Answer[Disclosure]:
     """Return what the machine shows besides the outputs: files that the job made there, without unchanged inputs."""
     if lease.id != job.lease:
         return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
-    if job.handle is None:
+    if isinstance(handle, Unknown):
+        return handle
+    if handle.value is None:
         return Known(Disclosure())
     try:
-        backend = ctx.backend(job.handle.backend)
-        found = await backend.disclose(job.handle)
+        backend = ctx.backend(handle.value.backend)
+        found = await backend.disclose(handle.value)
         # an input looks new there when something touched it, though it still has the content that was sent
         new = {file.path for file in found.files}
         sent = {file.path: file.sha256 for file in job.inputs if file.path in new}
-        there = (await backend.manifest(job.handle, sent)).files if sent else ()
+        there = (await backend.manifest(handle.value, sent)).files if sent else ()
     except WardenError as error:
         return Unknown(error.message)
     same = {file.path for file in there if bare(file.sha256 or "") == sent.get(file.path)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError
-from gpuwarden.core.guidance import Action, approval, do
+from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Unknown, Verb, Verdict
 from gpuwarden.core.policy import Channel
 from gpuwarden.core.rules import Finding, Severity, run_rules
@@ -21,6 +21,8 @@ from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Le
 from gpuwarden.ledger.events import (
     ApprovalGranted,
     ApprovalUsed,
+    EndingObjected,
+    EndingOrdered,
     LeaseStopping,
     TeardownAwaitingHuman,
     TeardownBlocked,
@@ -29,12 +31,13 @@ from gpuwarden.ledger.events import (
     TeardownVerifiedStopped,
     TeardownWithdrawn,
 )
-from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, verified_now
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, verified_now
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.ending.facts import facts_digest, gather
 from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -67,6 +70,7 @@ class TeardownView:
     copy_at: str | None = None
     unseen: str = ""
     """Why the last look at the instance told nothing."""
+    next_steps: tuple[NextStep, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -109,7 +113,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         return NotSupported(message, cancel)
     if job.handle is None:
         return NotSupported(message, "It was never launched there, so it left nothing behind.")
-    pulled = last_pull(ctx, job.id)
+    pulled = copy_for(ctx, job.id)
     proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
     if job.outputs and not proven:
         only = f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved."
@@ -183,12 +187,15 @@ async def _judge(ctx: Context, record: TeardownRecord) -> TeardownView:
     blocked = any(f.blocks for f in findings)
     seen = facts_digest(record, facts, pulled, findings)
     waiting = record.state is Teardown.AWAITING_HUMAN
-    if blocked or not waiting or record.digest != seen or record.without_proof:
+    late = record.expires_at is not None and ctx.clock.now() > record.expires_at
+    settled = record.state is (Teardown.BLOCKED if blocked else Teardown.AWAITING_HUMAN)
+    if not settled or late or record.digest != seen or record.without_proof:
         judged = TeardownBlocked if blocked else TeardownAwaitingHuman
         event = judged(digest=seen, findings=findings, expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s)
         with ctx.ledger.transaction():
             if waiting and not blocked:
-                ctx.ledger.add(record.subject, TeardownRequested(why="the facts changed"))
+                why = "the ticket expired" if late and record.digest == seen else "the facts changed"
+                ctx.ledger.add(record.subject, TeardownRequested(why=why))
             ctx.ledger.add(record.subject, event, moves=not (blocked and record.state is Teardown.BLOCKED))
     kept = () if isinstance(facts.files, Unknown) else tuple(f for f in facts.files.value if not f.dies)
     record = read_teardown(ctx.ledger, record.id)
@@ -207,7 +214,8 @@ def _view(
         findings = record.findings
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
     copy_at = pulled.dest if pulled else None
-    return TeardownView(record, job, lease, findings, dying, kept, copy_at, ctx.unseen.get(record.lease, ""))
+    unseen, rest = ctx.unseen.get(record.lease, ""), following(ctx, job)
+    return TeardownView(record, job, lease, findings, dying, kept, copy_at, unseen, rest)
 
 
 async def approve(
@@ -277,6 +285,45 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
             approval(record.id),
             view.findings,
         )
+
+
+def silent(view: TeardownView) -> bool:
+    """Return whether no rule has anything to say, so that nothing is left to decide for a person.
+
+    That a disk bills on after a stop is what whoever ordered a stop chose; it loses nothing.
+    """
+    chosen = {"TD-VERB-002"} if view.record.verb == "stop" else set()
+    return all(not f.blocks and f.rule in chosen for f in view.findings)
+
+
+async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOrdered) -> TeardownView:
+    """Carry out a person's standing order on exactly the facts with digest `seen`, every rule being silent.
+
+    Raises Conflict when the facts changed, Refused when anything is left to decide.
+    """
+    async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
+        record = read_teardown(ctx.ledger, ticket)
+        if record.state is not Teardown.AWAITING_HUMAN:
+            raise Conflict(f"ticket {ticket} is {record.state}; a standing order can't approve it")
+        view = await _judge(ctx, record)
+        if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest != seen:
+            raise Conflict(f"the facts of ticket {ticket} changed since the notice")
+        if not silent(view) or view.record.verb != order.verb:
+            raise Refused(f"something about ticket {ticket} is left to a person", approval(ticket), view.findings)
+        if ctx.ledger.last(view.job.subject, EndingObjected) is not None:
+            raise Refused(f"somebody objected to the end of job {view.job.id}", approval(ticket))
+        origin = f"the approval of {order.receipt}" if order.through == "approval" else "the policy file"
+        granted = ApprovalGranted(
+            digest=seen,
+            channel="standing_order",
+            by=f"standing order set through {origin}, by {order.by}" if order.by else f"standing order of {origin}",
+            policy=order.policy,
+            expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s,
+            findings=view.record.findings,
+        )
+        ctx.ledger.add(record.subject, granted)
+        await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
+        return _view(ctx, read_teardown(ctx.ledger, ticket), view.findings, view.dying, view.kept)
 
 
 async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:

@@ -65,6 +65,7 @@ class PriceQuestion:
 
     text: str
     next_steps: tuple[NextStep, ...]
+    ticket: str
 
 
 def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
@@ -77,7 +78,7 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
         "the boot limit is over."
     )
     resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)
-    return PriceQuestion(text, (approval(asked.data.ticket), resume))
+    return PriceQuestion(text, (approval(asked.data.ticket), resume), asked.data.ticket)
 
 
 def allowed_price(ctx: Context, job: JobRecord) -> float | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gpuwarden.core.guidance import Action, Hint, NextStep, do, steps
+from gpuwarden.core.guidance import Action, NextStep, do, steps
 from gpuwarden.core.models import InstanceState, Verdict
+from gpuwarden.core.next_step import stopped_machine
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
-from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, verified_now
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, verified_now
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord
@@ -26,17 +27,10 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     if job.state is Job.PREEMPTED:
         if lease.instance is None or lease.instance.state is not InstanceState.STOPPED:
             return ()
-        hint: Hint = (
-            "Its machine is stopped and has what was saved; gpuwarden does not start it.",
-            "To go on, start it in the platform's console.",
-            do(Action.CHECK, "to relaunch the job there", job_id=job.id),
-            do(Action.PULL, "to copy what can be copied and give the machine up", alternative=True, job_id=job.id),
-            do(Action.TEARDOWN, "after that", job_id=job.id),
-        )
-        return steps(hint)
+        return stopped_machine(job.id)
     if job.handle is None or not (lease.state is Lease.STOPPED or job.reason is Code.CAME_BACK_EMPTY):
         return ()
-    pulled = last_pull(ctx, job.id)
+    pulled = copy_for(ctx, job.id)
     if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:
         start = "There is no verified copy of what it saved, so the same work starts from the beginning."
         again = do(Action.SUBMIT, ", which asks for the price again", receipt="")

@@ -122,7 +122,7 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
     if job.cancel_requested or over_cap(ctx, job):
-        return await _end(ctx, job)
+        return await _end(ctx, job, machine)
     observed = await observe(ctx, job)
     state, reason = judge(job, observed, machine, _restarted(ctx, job, observed, machine))
     if reason.code is Code.INTERRUPTION_UNSEEN and observed is not None:
@@ -211,8 +211,7 @@ def judge(
     A job is PREEMPTED, and so relaunched, only where its machine was seen to be off or to have restarted. A status
     file that says so is a claim of the machine's, since the job can write it.
     """
-    instance = machine.value if isinstance(machine, Known) else None
-    off = instance is not None and instance.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}
+    instance, off = machine.value if isinstance(machine, Known) else None, _off(machine)
     taken = because(Code.INTERRUPTED) if off else because(Code.RESTARTED) if restarted else None
     own = Reason(seen.reason or Code.PLATFORM_REPORT, said=seen.why) if seen is not None else because(Code.NO_ANSWER)
     if seen is not None and seen.state in {Job.SUCCEEDED, Job.CANCELED}:
@@ -229,6 +228,11 @@ def judge(
     return (seen.state if seen is not None else Job.UNKNOWN), own
 
 
+def _off(machine: Answer[Instance | None] | None) -> bool:
+    instance = machine.value if isinstance(machine, Known) else None
+    return instance is not None and instance.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}
+
+
 def _gone(machine: Answer[Instance | None] | None) -> bool:
     return isinstance(machine, Known) and machine.value is None
 
@@ -237,13 +241,20 @@ def _lease_ended(ctx: Context, job: JobRecord) -> bool:
     return job.lease is not None and read_lease(ctx.ledger, job.lease).state is Lease.STOPPED
 
 
-async def _end(ctx: Context, job: JobRecord) -> bool:
-    """End the process of a job that was canceled or met its cap. The machine stays: that is another question."""
+async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None) -> bool:
+    """End the process of a job that was canceled or met its cap. The machine stays: that is another question.
+
+    No process runs on a machine that is off or gone, which its platform may have ended at a date of its own.
+    """
     assert job.handle is not None
+    cap = because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd))
+    reason = because(Code.CANCELED) if job.cancel_requested else cap
     observed = await observe(ctx, job)
     if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and observed.reason is not Code.VANISHED:
-        reason = Reason(observed.reason or Code.PLATFORM_REPORT, said=observed.why)
-        return move(ctx, job, OBSERVED[observed.state](), reason)
+        own = Reason(observed.reason or Code.PLATFORM_REPORT, said=observed.why)
+        return move(ctx, job, OBSERVED[observed.state](), own)
+    if _off(machine) or (_gone(machine) and _lease_ended(ctx, job)):
+        return move(ctx, job, JobCanceled(), reason)
     try:
         grace_s = CANCEL_GRACE_S if job.cancel_requested else SAVE_GRACE_S
         result = await ctx.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
@@ -251,8 +262,7 @@ async def _end(ctx: Context, job: JobRecord) -> bool:
         return False
     if result == "pending":
         return False
-    cap = because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd))
-    return move(ctx, job, JobCanceled(), because(Code.CANCELED) if job.cancel_requested else cap)
+    return move(ctx, job, JobCanceled(), reason)
 
 
 async def preempted(ctx: Context, job: JobRecord) -> bool:

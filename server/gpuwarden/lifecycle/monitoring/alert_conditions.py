@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from anyio.lowlevel import checkpoint
 
-from gpuwarden.core.guidance import Action, NextStep, do
+from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
-from gpuwarden.ledger.events import JobPreempted, LeaseCameBack
+from gpuwarden.ledger.events import (
+    EndingAnnounced,
+    JobAccepted,
+    JobPreempted,
+    LeaseCameBack,
+    ReceiptIssued,
+    TeardownAwaitingHuman,
+)
 from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
+from gpuwarden.lifecycle.execution.situation import following, standing_order, waiting_tickets
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.diagnose import stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job
+from gpuwarden.lifecycle.submission.budgets import spending_approved
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
 DAY_S: Final = 86_400.0
 OVERLAP_S: Final = 600.0
 """How far the clocks of two processes that write one ledger may be apart."""
 IDLE_PERCENT: Final = 5.0
+REPEAT_S: Final = 600.0
+"""How long something waits for a person before its alert comes for the second time."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
 BALANCE: Final = "watch/balance-"
@@ -84,11 +96,42 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
         job = read_job(ctx.ledger, job_id)
         found += _job_conditions(ctx, job, raised)
         found += [c for name in leases_of(ctx, job) for c in _lease_conditions(ctx, job, lease_now(ctx, name))]
+    found += waiting_for_approval(ctx)
     for name in ctx.ledger.resting():
         await checkpoint()
         lease = lease_now(ctx, name.removeprefix("lease/"))
         found += _clocks(ctx, read_job(ctx.ledger, lease.job_id), lease)
     return found
+
+
+def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
+    """Yield what waits for a person: an ending or a spending. Each comes again, three times as late as before."""
+    now = ctx.clock.now()
+    for record in waiting_tickets(ctx):
+        asked = [e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)]
+        since = next(iter(asked), record.since)
+        said = ctx.ledger.last(f"job/{record.job_id}", EndingAnnounced)
+        if said is not None and said.data.ticket == record.id and standing_order(ctx, record.job_id):
+            continue
+        lease, cost = lease_now(ctx, record.lease), spent(ctx, record.lease)
+        price = lease.instance.price_usd_per_hour if lease.instance else None
+        so_far = "its cost is unknown" if cost is None else f"it has cost {usd(cost)}"
+        rate = "" if price is None else f" and bills {usd_per_hour(price)}"
+        text = f"{record.verb} of the machine of {record.job_id} waits for your approval; {so_far}{rate}."
+        yield _asking(record.subject, text, now - since, record.id)
+    for event in ctx.ledger.recent(ReceiptIssued, now - ctx.policy.receipt_ttl_s):
+        ticket, issued = event.subject.removeprefix("receipt/"), event.data
+        answered = issued.job is not None or ctx.ledger.used(JobAccepted, ticket) is not None
+        if issued.ask and now <= issued.expires_at and not answered and not spending_approved(ctx, ticket):
+            most = "an unknown amount" if issued.worst_cost is None else usd(issued.worst_cost)
+            text = f"the spending for {issued.name} on {issued.platform}, at most {most}, waits for your approval."
+            yield _asking(event.subject, text, now - event.at, ticket)
+
+
+def _asking(subject: str, text: str, age_s: float, ticket: str) -> Condition:
+    """Return the alert for something that waits for a person; its mark counts how often it was repeated."""
+    times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
+    return Condition(subject, "approval", text, mark=str(times), next_steps=(approval(ticket),))
 
 
 def _recent(ctx: Context, at: float) -> bool:
@@ -108,6 +151,15 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, s
     if taken is not None and _recent(ctx, taken.at):
         text, following = f"{job.id} was interrupted.", recovery_steps(ctx, job)
         yield Condition(job.subject, "preempted", text, mark=str(taken.seq), next_steps=following)
+    said = ctx.ledger.last(job.subject, EndingAnnounced)
+    if said is not None and job.state is Job.SUCCEEDED and (order := standing_order(ctx, job.id)):
+        origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
+        text = (
+            f"{job.id} succeeded and everything that it saved is proven here. A standing order of {origin} will "
+            f"{order.verb} its machine in {order.grace_s / 60:.0f} minutes."
+        )
+        objection = (do(Action.KEEP, "to object", job_id=job.id),)
+        yield Condition(job.subject, "ending_soon", text, mark=str(said.seq), next_steps=objection)
     if job.state in TERMINAL_JOBS:
         return
     if question := price_question(ctx, job):
@@ -166,7 +218,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             f"{job.id} {job.state.told} and its machine still bills{rate}.",
             watch.finished_minutes * 60,
             since=job.since,
-            next_steps=_give_back(job),
+            next_steps=following(ctx, job),
         )
     unseen = ctx.unseen.get(lease.id, "")
     if lease.state is Lease.UNVERIFIED or unseen:
@@ -180,7 +232,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             f"{job.id} reached its cost cap of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
             "May it be given back?"
         )
-        yield Condition(lease.subject, "cost_cap", text, next_steps=_give_back(job))
+        yield Condition(lease.subject, "cost_cap", text, next_steps=following(ctx, job))
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
     if back is not None and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
         text = f"{machine} was believed ended and runs again; it bills."
@@ -194,11 +246,6 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
         )
     yield from _clocks(ctx, job, lease)
-
-
-def _give_back(job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the steps that end a meter without losing work."""
-    return tuple(do(action, job_id=job.id) for action in (Action.PULL, Action.VERIFY, Action.TEARDOWN))
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:

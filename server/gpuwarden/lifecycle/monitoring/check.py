@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import Conflict, WardenError
-from gpuwarden.core.guidance import Action, NextStep, do, steps
+from gpuwarden.core.guidance import NextStep, steps
 from gpuwarden.core.models import LogChunk, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
@@ -15,8 +15,8 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.provisioning import tend
-from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.running import observe
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.diagnose import diagnosed
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
@@ -71,12 +71,20 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         note = note or "The machine is gone; this is the log as it was pulled."
     question = price_question(ctx, job)
     note = " ".join(filter(None, (note, question.text if question else "")))
-    waiting_for = question.next_steps if question else recovery_steps(ctx, job)
-    following = steps((*blocked, *job.next_steps, *advice(job, lease), *waiting_for))
-    return Checked(job, observation, lease, log, note, await diagnosed(ctx, job, observation), following)
+    rest = steps((*blocked, *job.next_steps, *following(ctx, job)))
+    return Checked(job, observation, lease, log, note, await diagnosed(ctx, job, observation), rest)
 
 
-async def cancel(ctx: Context, job_id: str) -> JobRecord:
+@dataclass(frozen=True)
+class Canceled:
+    """A job after a request to end its process, with its meter as the last look saw it."""
+
+    job: JobRecord
+    lease: LeaseRecord | None
+    next_steps: tuple[NextStep, ...]
+
+
+async def cancel(ctx: Context, job_id: str) -> Canceled:
     """End a job's process, with a signal first so that it can save. The machine and its meter stay.
 
     Canceling a job that has ended changes nothing, but ends a process that lives all the same.
@@ -86,24 +94,11 @@ async def cancel(ctx: Context, job_id: str) -> JobRecord:
         seen = await observe(ctx, job)
         if job.handle is not None and seen is not None and seen.state is Job.RUNNING:
             await ctx.backend(job.handle.backend).stop(job.handle)
-        return job
-    if not job.cancel_requested:
-        ctx.ledger.add(job.subject, CancelRequested(from_state=job.state))
-    return await advance(ctx, job_id)
-
-
-def advice(job: JobRecord, lease: LeaseRecord | None) -> tuple[NextStep, ...]:
-    """Return what an agent or a person does next, by the job's state and its meter."""
-    billing = lease is not None and lease.state in LIVE_LEASES
-    if job.state not in TERMINAL_JOBS:
-        return steps("Check again later; nothing has to wait here.")
-    pull, verify = do(Action.PULL, job_id=job.id), do(Action.VERIFY, job_id=job.id)
-    if job.lease is None and job.state is Job.SUCCEEDED and job.outputs:
-        return steps(("Nothing of it bills.", pull, verify))
-    if not billing:
-        return steps("The job has ended and nothing of it is billing.")
-    end = do(Action.TEARDOWN, "after that", job_id=job.id)
-    if job.state is Job.SUCCEEDED:
-        return steps(("The meter is still running.", pull, verify, end))
-    rest = do(Action.PULL, "to copy what exists", job_id=job.id)
-    return steps(("The meter is still running. Read the log.", rest, end))
+    else:
+        if not job.cancel_requested:
+            ctx.ledger.add(job.subject, CancelRequested(from_state=job.state))
+        job = await advance(ctx, job_id)
+    if job.lease is not None and job.state in TERMINAL_JOBS:
+        async with ctx.lock(job_id):
+            await tend(ctx, job.lease)  # so that the cost is that of now
+    return Canceled(job, lease_now(ctx, job.lease) if job.lease else None, following(ctx, job))

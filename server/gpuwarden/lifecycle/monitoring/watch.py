@@ -1,5 +1,7 @@
-"""The watch: move everything on, and say what a person would want to know. It parks or asks; it never destroys.
+"""The watch: move everything on, and say what a person would want to know. It parks or asks.
 
+It ends a machine only by a standing order of a person, after a notice and with every proof (`ending/orders.py`).
+One watch leads at a time; the others show what the leader finds.
 An alert is an event of the ledger, raised once and cleared when its condition is over, whichever process sees it first.
 A condition that must last for a while is remembered in `watch.json` beside the ledger; losing it only delays alerts.
 """
@@ -12,12 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import anyio
 from anyio.lowlevel import checkpoint
+from filelock import FileLock, Timeout
 
 from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.states import Job, Lease
+from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised
+from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.orders import Orders
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
     OBSERVED,
@@ -34,10 +41,12 @@ from gpuwarden.lifecycle.monitoring.inventory import (
 )
 from gpuwarden.lifecycle.monitoring.notify import Alert, deliver
 from gpuwarden.lifecycle.records import read_job, read_lease
-from gpuwarden.private import write_private
+from gpuwarden.private import private_folder, write_private
 
 EVERY_S: Final = 15.0
 MAX_WAIT_S: Final = 300.0
+LEAP_S: Final = 300.0
+"""Rounds may be this much late before they count as missed: a slow platform delays one."""
 SWEEP_S: Final = 600.0
 """How often the platforms' own lists are read, for machines that are believed ended and are there all the same."""
 GAP_S: Final = 3600.0
@@ -65,11 +74,57 @@ class Watcher:
     _raised: dict[Key, Alert] = field(default_factory=dict)
     _misses: dict[str, int] = field(default_factory=dict)
     _next: dict[str, float] = field(default_factory=dict)
+    _looked_at: float = 0.0
+    _leapt_at: float = 0.0
 
-    async def run(self, tell: Callable[[Round], None]) -> None:
-        """Go round until canceled."""
+    def __post_init__(self) -> None:
+        self.keeper, self.orders = Keeper(self.ctx), Orders(self.ctx)
+        # The file stays: a lock on a file that was removed would let a second watch lead.
+        self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
+
+    async def run(self, tell: Callable[[Round], None], *, defers: bool = False) -> None:
+        """Go round until canceled. Only the leader acts; one that `defers` leaves the lead to any other watch."""
+        with first_error():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_copies)
+                while True:
+                    tell(await (self.round() if self.leads() else self.follow()))
+                    if defers:
+                        self._lock.release()
+                    await self.ctx.clock.sleep(self.every_s)
+
+    def leads(self) -> bool:
+        """Take the lead where no other process has it, and return whether this one has. The kernel frees it at exit."""
+        if not self._lock.is_locked:
+            with contextlib.suppress(Timeout):
+                self._lock.acquire(blocking=False)
+        return self._lock.is_locked
+
+    async def once(self) -> Round:
+        """Go round once, copies included, as a timer does."""
+        if not self.leads():
+            return await self.follow()
+        try:
+            await self.keeper.round()
+            return await self.round()
+        finally:
+            self._lock.release()
+
+    async def follow(self) -> Round:
+        """Return what the leading watch has found since the last look."""
+        before = set(self._raised)
+        self._read()
+        news = [alert for key, alert in self._raised.items() if key not in before]
+        return Round(tuple(news), tuple(self._raised.values()), {})
+
+    async def _keep_copies(self) -> None:
+        """Copy and verify beside the rounds: a large checkpoint takes hours, and alerts must not wait for it."""
         while True:
-            tell(await self.round())
+            if self._lock.is_locked:
+                try:
+                    await self.keeper.round()
+                except Exception as error:
+                    self.keeper.trouble["copies"] = what_went_wrong(error)
             await self.ctx.clock.sleep(self.every_s)
 
     async def round(self) -> Round:
@@ -83,6 +138,7 @@ class Watcher:
             if now >= self._next_sweep:
                 self._next_sweep = now + SWEEP_S
                 trouble |= (await sweep(self.ctx))[1]
+            trouble |= self.keeper.trouble | await self.orders.round(self._awake_since(now))
             self._read()
             found = await conditions(self.ctx, self._raised)
             news = self._settle(found, self._held(found))
@@ -92,6 +148,13 @@ class Watcher:
             return Round(tuple(news), tuple(self._raised.values()), trouble)
         except Exception as error:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
+
+    def _awake_since(self, now: float) -> float:
+        """Return when this process last missed rounds: its machine was asleep, or the clock leapt. 0: never."""
+        if self._looked_at and not 0 <= now - self._looked_at <= 3 * self.every_s + LEAP_S:
+            self._leapt_at = now
+        self._looked_at = now
+        return self._leapt_at
 
     # --------------------------------------------------------------------------------------------------- back-off
 

@@ -19,6 +19,7 @@ from gpuwarden.interfaces.mcp.tools.progress import Note, reporting, summed
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import Where, verify
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import following_of
 from gpuwarden.lifecycle.records import read_job
 
 LOOK_S, LOOK_BYTES, LOOK_ENTRIES = 600.0, 1 << 40, 20_000
@@ -69,7 +70,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             progress = summed(note)
             return await verify(ctx, what, level, against=other, where=where, budget=budget, progress=progress)
 
-        return answer(ctx, results.verified(await reporting(client, work)))
+        report = await reporting(client, work)
+        return answer(ctx, results.verified(report, following_of(ctx, what)))
 
 
 def _address(what: str) -> str:

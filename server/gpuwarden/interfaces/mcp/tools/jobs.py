@@ -15,7 +15,6 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S, Until, wait
-from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 
 
@@ -42,9 +41,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=ENDS)
     async def cancel_job(job_id: JobId) -> Annotated[CallToolResult, results.CheckReply]:
         """End a job's process, with a signal first so that it can save. Its machine stays and bills on."""
-        job = await cancel(ctx, job_id)
-        lease = read_lease(ctx.ledger, job.lease) if job.lease else None
-        return answer(ctx, results.canceled(job, lease))
+        return answer(ctx, results.canceled(await cancel(ctx, job_id)))
 
     @server.tool(name="list_instances", annotations=READ)
     async def instances() -> Annotated[CallToolResult, results.InstancesReply]:

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from typing import Annotated, Any
 
-from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
+from mcp.server.elicitation import AcceptedElicitation, DeclinedElicitation, ElicitationResult
 from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver import Elicit, MCPServer, Resolve
 from mcp_types import CallToolResult
@@ -16,6 +16,7 @@ from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import ENDS, JobId, answer
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.orders import object_to
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
 
 
@@ -66,6 +67,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
             await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
+        if isinstance(said, DeclinedElicitation) or (isinstance(told, Yes) and not told.approve):
+            object_to(ctx, job_id, "elicitation", "the person at the client")
         return answer(ctx, results.torn_down(view, declined=not isinstance(told, Unasked)))
 
 

@@ -1,0 +1,190 @@
+"""Derive what remains to do for a job from the states of its job, machine, copy, proof and ticket.
+
+One pure function, `plan`, decides for every use case and interface. Its first step is the next one. Obeying it moves
+the job on, or waits where waiting costs nothing that could be saved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from gpuwarden.core.guidance import Action, Hint, NextStep, approval, do, steps
+from gpuwarden.core.models import Verb
+from gpuwarden.core.states import OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Teardown
+
+
+class Machine(StrEnum):
+    """The machine of a job, as far as its next step depends on it. UNSEEN: whether one was rented is not known yet."""
+
+    NONE = "none"
+    UNSEEN = "unseen"
+    BILLING = "billing"
+    OFF = "off"
+    GONE = "gone"
+
+
+class Copy(StrEnum):
+    """The best copy of a job's outputs outside of its machine.
+
+    STALE: made before the job ended. PARTIAL: some files could not be copied. BROKEN: it equals the machine's files,
+    which are broken or can't be judged. DAMAGED: it differs from them. EMPTY: the machine has none of the outputs.
+    """
+
+    NONE = "none"
+    STALE = "stale"
+    PARTIAL = "partial"
+    EMPTY = "empty"
+    UNVERIFIED = "unverified"
+    DAMAGED = "damaged"
+    BROKEN = "broken"
+    PROVEN = "proven"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything that a job's next step depends on.
+
+    `launched`: something was started on the machine and its files can be asked for. `given_back`: gpuwarden itself ends
+    a machine that never ran anything. `ends_at` is when a standing order ends the machine, in seconds since the epoch;
+    None where nobody ordered that or somebody objected.
+    """
+
+    job_id: str
+    job: Job
+    now: float
+    machine: Machine = Machine.NONE
+    launched: bool = True
+    outputs: bool = True
+    copy: Copy = Copy.NONE
+    verb: Verb = "terminate"
+    given_back: bool = False
+    price_ticket: str = ""
+    ticket: str = ""
+    ticket_state: Teardown | None = None
+    ordered: Verb | None = None
+    ends_at: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Return whether no further copy or verification can change what is known of the outputs."""
+        if not self.launched or self.copy in {Copy.PROVEN, Copy.BROKEN, Copy.EMPTY}:
+            return True
+        return self.copy is Copy.NONE and not self.outputs
+
+
+ENDED: Final = "The job has ended and nothing of it is billing."
+UNDER_WAY: Final = frozenset({Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN})
+
+
+def plan(now: Situation) -> tuple[NextStep, ...]:
+    """Return the remaining steps, the next one first; a MANUAL step before it is for a person to read."""
+    if now.job not in TERMINAL_JOBS:
+        return steps(_unfinished(now))
+    if now.machine is Machine.NONE:
+        rest = _copying(now)
+        return steps(("Nothing of it bills.", *rest) if rest else ENDED)
+    if now.machine is Machine.GONE:
+        return steps(ENDED)
+    if now.machine is Machine.UNSEEN or now.given_back:
+        return steps(do(Action.CHECK, "again until its meter is seen to have stopped", job_id=now.job_id))
+    if now.ticket_state in OPEN_TEARDOWNS and now.ticket_state in {*UNDER_WAY, Teardown.AWAITING_HUMAN}:
+        return steps(_ticket(now))
+    return steps(_off(now) if now.machine is Machine.OFF else _billing(now))
+
+
+def stopped_machine(job_id: str) -> tuple[NextStep, ...]:
+    """Return the steps for an interrupted job whose machine is stopped: only a person can start it."""
+    return steps(
+        (
+            "Its machine is stopped and has what was saved; gpuwarden does not start it.",
+            "To go on, start it in the platform's console.",
+            do(Action.CHECK, "to relaunch the job there", job_id=job_id),
+            do(Action.CANCEL, "to give the job up", alternative=True, job_id=job_id),
+        )
+    )
+
+
+def _unfinished(now: Situation) -> Hint:
+    if now.price_ticket:
+        return approval(now.price_ticket), do(Action.CHECK, "to launch the job after the approval", job_id=now.job_id)
+    if now.job is Job.PREEMPTED and now.machine is Machine.OFF:
+        return stopped_machine(now.job_id)
+    return do(Action.CHECK, "again later; nothing has to wait here", job_id=now.job_id)
+
+
+def _copying(now: Situation) -> tuple[NextStep, ...]:
+    """Return the steps that make a proven copy from what exists now."""
+    if now.settled:
+        return ()
+    verify = do(Action.VERIFY, job_id=now.job_id)
+    if now.copy is Copy.UNVERIFIED:
+        return (verify,)
+    again = {
+        Copy.NONE: "" if now.job is Job.SUCCEEDED else "to copy what exists",
+        Copy.STALE: "again: the job wrote on after the last copy",
+    }
+    return do(Action.PULL, again.get(now.copy, "again; what arrived is kept"), job_id=now.job_id), verify
+
+
+def _end(now: Situation, purpose: str = "") -> NextStep:
+    return do(Action.TEARDOWN, purpose, job_id=now.job_id, verb=now.verb)
+
+
+def _ticket(now: Situation) -> Hint:
+    """Return the steps for a request that waits for a person, or is under way."""
+    if now.ticket_state is Teardown.AWAITING_HUMAN:
+        if now.ends_at is not None:
+            return _ordered(now)
+        return approval(now.ticket), _end(now, "after that")
+    follow = _end(now, "again, to follow it until the meter is seen to have stopped")
+    if now.ticket_state is Teardown.NEEDS_HUMAN:
+        return "Look at the platform's console: the machine is not seen to have stopped.", follow
+    return follow
+
+
+def _ordered(now: Situation) -> Hint:
+    left = max(0.0, (now.ends_at or now.now) - now.now)
+    ending = f"A standing order ends the machine in {left / 60:.0f} minutes ({now.ordered}), everything being proven."
+    later = do(Action.CHECK, "after that", job_id=now.job_id)
+    return ending, later, do(Action.KEEP, "to object", alternative=True, job_id=now.job_id)
+
+
+def _billing(now: Situation) -> Hint:
+    """Return the steps that end a running meter without losing work."""
+    rest = _copying(now)
+    note = "The meter is still running."
+    if now.job is Job.FAILED:
+        note += " Read the log."
+    if rest:
+        return (note, *rest, _end(now, "after that"))
+    if now.ordered is not None and now.copy is Copy.PROVEN and now.ticket_state is not Teardown.BLOCKED:
+        watched = "A standing order ends the machine after a notice, while a watch runs."
+        return (
+            watched,
+            do(Action.CHECK, "later", job_id=now.job_id),
+            do(Action.TEARDOWN, "without waiting for that", alternative=True, job_id=now.job_id, verb=now.verb),
+        )
+    if now.ticket_state is not Teardown.BLOCKED:
+        return note, _end(now)
+    return (
+        f"{note} The request is blocked: do what each of its findings says.",
+        _end(now, "again, to look at it as it is now"),
+        do(
+            Action.APPROVE,
+            "if a person gives up what is not proven",
+            alternative=True,
+            ticket=now.ticket,
+            without_proof=True,
+        ),
+    )
+
+
+def _off(now: Situation) -> Hint:
+    """Return the steps for a machine that is stopped: its disk may bill for as long as it exists."""
+    end = do(Action.TEARDOWN, "once nobody needs what is there", job_id=now.job_id, verb="terminate")
+    if now.settled:
+        return "The machine is stopped; its disk may bill.", end
+    start = "The machine is stopped and has what was saved. Start it in the platform's console to copy that."
+    return (start, *_copying(now), do(Action.TEARDOWN, "after that", job_id=now.job_id, verb="terminate"))

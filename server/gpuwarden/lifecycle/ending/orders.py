@@ -1,0 +1,149 @@
+"""Standing orders: what a person decided in advance about the end of machines whose every proof is complete.
+
+An order is recorded with its job when the job is accepted, from the policy file or from the approval of its spending at
+a terminal. It is carried out in two looks, a grace apart. The first one announces the end with an alert, bound to the
+facts as they are; the second one ends the machine if the facts are the same and nobody objected. Whatever is not
+proven, not silent or not ours stays a question for a person.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from anyio.lowlevel import checkpoint
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.next_step import Copy
+from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
+from gpuwarden.ledger.events import (
+    ApprovalGranted,
+    CreateIntent,
+    EndingAnnounced,
+    EndingObjected,
+    EndingOrdered,
+    ReceiptIssued,
+)
+from gpuwarden.lifecycle.artifacts.local_copies import copy_state
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import open_ticket, standing_order
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job
+
+ALERT: Final = "ending_soon"
+"""The alert's kind; its mark is the number of the announcement."""
+TRUSTED: Final = frozenset({"terminal"})
+"""Channels of a spending approval that may carry an order."""
+FIRST_WAIT_S: Final = 15.0
+MOST_WAIT_S: Final = 600.0
+_ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
+
+
+def order_for(ctx: Context, receipt: str) -> EndingOrdered | None:
+    """Return the order that a job gets with its acceptance; None where a person is to be asked.
+
+    What a person said about this one job comes before the policy. Another policy or ledger than the recorded one orders
+    nothing.
+    """
+    granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
+    grace_s = ctx.policy.ending.grace_minutes * 60.0
+    if granted is not None and granted.data.end_when_proven is not None and granted.data.channel in TRUSTED:
+        issued, said = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued), granted.data
+        if issued is not None and said.digest == issued.data.facts_digest and said.holds_at(ctx.clock.now()):
+            return EndingOrdered(
+                verb=granted.data.end_when_proven,
+                grace_s=grace_s,
+                through="approval",
+                policy=said.policy,
+                receipt=receipt,
+                by=said.by,
+            )
+    verb = ctx.policy.ending.when_proven
+    if verb == "ask" or any(notice.question for notice in ctx.notices):
+        return None
+    return EndingOrdered(verb=verb, grace_s=grace_s, through="policy", policy=ctx.policy_digest)
+
+
+def object_to(ctx: Context, job_id: str, channel: str, by: str) -> bool:
+    """Keep a job's machine until a person decides. Return whether that voids an order. Raises NotFound."""
+    job = read_job(ctx.ledger, job_id)
+    if standing_order(ctx, job.id) is None:
+        return False
+    ctx.ledger.add(job.subject, EndingObjected(channel=channel, by=by))
+    return True
+
+
+def ordered_jobs(ctx: Context) -> list[JobRecord]:
+    """Return the jobs with a standing order that have succeeded and whose own machine may bill."""
+    found = (read_job(ctx.ledger, job_id) for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES))
+    return [job for job in found if job.state is Job.SUCCEEDED and standing_order(ctx, job.id) is not None]
+
+
+class Orders:
+    """Carries out the standing orders of one ledger. What is left to a person is looked at less and less often."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._misses: dict[str, int] = {}
+        self._next: dict[str, float] = {}
+
+    async def round(self, awake_since: float = 0.0) -> dict[str, str]:
+        """Announce what is proven, and end what was announced a grace ago. Return what could not be done, by job.
+
+        `awake_since` is when this process, or the clock, last made a leap: nobody could object during it, so what was
+        announced before is announced again.
+        """
+        trouble = {}
+        for job in ordered_jobs(self.ctx):
+            await checkpoint()
+            if self.ctx.clock.now() < self._next.get(job.id, 0.0):
+                continue
+            on_its_way = False
+            try:
+                on_its_way = await _carry_out(self.ctx, job, awake_since)
+            except WardenError as error:
+                trouble[job.id] = error.message
+            n = self._misses[job.id] = 0 if on_its_way else self._misses.get(job.id, 0) + 1
+            self._next[job.id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
+        return trouble
+
+
+async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
+    """Take the next step of one order. Return whether everything that it is bound to holds."""
+    order = standing_order(ctx, job.id)
+    if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
+        return True  # nothing is asked of the machine until there is a proof
+    assert job.lease is not None
+    lease = lease_now(ctx, job.lease)
+    present = open_ticket(ctx, lease)
+    if present is not None and (present.verb != order.verb or present.state not in _ASKED):
+        return True  # a person asked for something else, or it is on its way
+    from gpuwarden.lifecycle.ending.teardown import approve_by_order, request, silent
+
+    view = await request(ctx, job.id, order.verb)
+    seen = view.record.digest
+    if view.record.state is not Teardown.AWAITING_HUMAN or seen is None or not silent(view):
+        return False
+    said, now = ctx.ledger.last(job.subject, EndingAnnounced), ctx.clock.now()
+    same = said is not None and (said.data.ticket, said.data.digest) == (view.record.id, seen)
+    if said is None or not same or said.at < awake_since:
+        ends_at = now + order.grace_s
+        event = EndingAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=ends_at)
+        ctx.ledger.add(job.subject, event)
+        return True
+    raised = ctx.ledger.alert(job.subject, ALERT, str(said.seq))
+    if raised is not None and now >= said.data.ends_at and now - raised.at >= order.grace_s:
+        await approve_by_order(ctx, view.record.id, seen, order)
+    return True
+
+
+def rented_for(ctx: Context, job: JobRecord) -> bool:
+    """Return whether this ledger rented a job's machine for it, and it is the job's only one that is seen running."""
+    if job.lease is None or lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES) != [job.lease]:
+        return False
+    lease = lease_now(ctx, job.lease)
+    opened = ctx.ledger.last(lease.subject, CreateIntent)
+    ours = opened is not None and opened.data.job == job.id and lease.instance is not None
+    if not ours or lease.instance is None or lease.instance.token != lease.id:
+        return False
+    return lease.state is Lease.METERING and lease.instance.state is InstanceState.RUNNING

@@ -1,0 +1,111 @@
+"""Read the states that a job's next step depends on, and return the remaining steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuwarden.core.guidance import NextStep, steps
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.next_step import Machine, Situation, plan
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease, Teardown
+from gpuwarden.ledger.events import EndingAnnounced, EndingObjected, EndingOrdered
+from gpuwarden.lifecycle.artifacts.local_copies import copy_state
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.price_change import price_question
+from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
+from gpuwarden.lifecycle.monitoring.meter import believed, given_back, lease_now
+from gpuwarden.lifecycle.records import (
+    JobRecord,
+    LeaseRecord,
+    TeardownRecord,
+    lease_ids_of,
+    read_job,
+    read_teardown,
+)
+
+_OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
+
+
+def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
+    """Return the steps that remain for a job, the next one first, with how to resume where its machine is gone."""
+    now = situation(ctx, job)
+    recovery = () if job.state is Job.PREEMPTED else recovery_steps(ctx, job)
+    return steps((*plan(now), *recovery))
+
+
+def following_of(ctx: Context, what: str) -> tuple[NextStep, ...]:
+    """Return the remaining steps of the job with that id; none for anything else."""
+    known = ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}
+    return following(ctx, read_job(ctx.ledger, what)) if known else ()
+
+
+def situation(ctx: Context, job: JobRecord) -> Situation:
+    """Return everything that a job's next step depends on, as this process knows it. Nothing is queried."""
+    question = price_question(ctx, job)
+    now = Situation(
+        job_id=job.id,
+        job=job.state,
+        now=ctx.clock.now(),
+        launched=job.handle is not None,
+        outputs=bool(job.outputs),
+        verb=job.spec.teardown,
+        price_ticket=question.ticket if question else "",
+    )
+    lease = machine_of(ctx, job)
+    if lease is None:
+        return now if job.state not in TERMINAL_JOBS else replace(now, copy=copy_state(ctx, job.id))
+    ticket = open_ticket(ctx, lease)
+    ordered = standing_order(ctx, job.id)
+    announced = ctx.ledger.last(job.subject, EndingAnnounced) if ordered else None
+    due = announced is not None and ticket is not None and announced.data.ticket == ticket.id
+    return replace(
+        now,
+        machine=_machine(ctx, lease),
+        launched=job.handle is not None and lease.id == job.lease,
+        copy=copy_state(ctx, job.id),
+        given_back=given_back(ctx, lease) and lease.state in LIVE_LEASES,
+        ticket=ticket.id if ticket else "",
+        ticket_state=ticket.state if ticket else None,
+        verb=ticket.verb if ticket else ordered.verb if ordered else job.spec.teardown,
+        ordered=ordered.verb if ordered and job.state is Job.SUCCEEDED else None,
+        ends_at=announced.data.ends_at if announced and due else None,
+    )
+
+
+def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
+    """Return the lease that a job's next step is about: its own machine's, or another one of the job that bills."""
+    live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
+    if job.lease is None or (job.lease not in live and live and believed(ctx, job.lease) == "gone"):
+        return lease_now(ctx, live[0]) if live else None
+    return lease_now(ctx, job.lease)
+
+
+def _machine(ctx: Context, lease: LeaseRecord) -> Machine:
+    if lease.state in {Lease.STOPPED, Lease.NONE}:
+        return Machine.OFF if believed(ctx, lease.id) == "stopped" else Machine.GONE
+    if lease.instance_id is None:
+        return Machine.UNSEEN
+    off = lease.instance is not None and lease.instance.state in _OFF
+    return Machine.OFF if off and lease.state is not Lease.STOPPING else Machine.BILLING
+
+
+def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
+    """Return the latest open request for a machine."""
+    for subject in reversed(ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS, job=lease.job_id)):
+        found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
+        if found.lease == lease.id:
+            return found
+    return None
+
+
+def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:
+    """Return the order under which a job's machine ends without a further question; None after an objection."""
+    ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
+    objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
+    return ordered.data if ordered is not None and objected is None else None
+
+
+def waiting_tickets(ctx: Context) -> list[TeardownRecord]:
+    """Return the requests that wait for a person, oldest first."""
+    found = ctx.ledger.subjects("teardown", Teardown.AWAITING_HUMAN)
+    return [read_teardown(ctx.ledger, subject.removeprefix("teardown/")) for subject in found]

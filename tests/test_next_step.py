@@ -1,0 +1,410 @@
+"""The state decides the next step: whoever obeys the hints comes to an end where nothing bills, without a circle."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import get_args
+from unittest.mock import patch
+
+import pytest
+
+from gpuwarden.core.errors import AuthFailed, Conflict, NotSupported, Unreachable, WardenError
+from gpuwarden.core.guidance import Action, NextStep
+from gpuwarden.core.models import Verb
+from gpuwarden.core.next_step import Copy, Machine, Situation, plan
+from gpuwarden.core.states import TERMINAL_JOBS, Job, Teardown
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli.approval import grant_spending
+from gpuwarden.ledger.events import ReceiptIssued
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
+from gpuwarden.lifecycle.execution.situation import following_of, situation
+from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.rehearsal.model import Fault
+from lifecycle_kit import records
+from pretend_machines import PretendBackend, Processes
+from test_lifecycle_teardown import House
+
+pytestmark = pytest.mark.anyio
+
+# ------------------------------------------------------------------------------------------ every state there can be
+
+
+def every_situation() -> Iterator[Situation]:
+    """The product of the three machines' states, the copies and what a person ordered."""
+    tickets = [(None, None), *((state, ends) for state in Teardown for ends in (None, 1_000.0))]
+    for job, machine, copy, (ticket, ends), launched, outputs, ordered in itertools.product(
+        sorted(set(Job) - {Job.DRAFT, Job.REFUSED}),
+        Machine,
+        Copy,
+        tickets,
+        (True, False),
+        (True, False),
+        (None, "stop"),
+    ):
+        yield Situation(
+            job_id="j1", job=job, now=400.0, machine=machine, copy=copy, ticket="t1" if ticket else "",
+            ticket_state=ticket, launched=launched, outputs=outputs, ordered=ordered,  # type: ignore[arg-type]
+            ends_at=ends if ordered else None,
+        )  # fmt: skip
+
+
+def first(found: tuple[NextStep, ...]) -> NextStep | None:
+    return next((step for step in found if step.action is not Action.MANUAL), None)
+
+
+def test_every_state_has_a_step_that_fits_it() -> None:
+    seen = 0
+    for now in every_situation():
+        seen += 1
+        found, wrong = plan(now), []
+        step, actions = first(found), [s.action for s in found]
+        if not found or len(set(actions) - {Action.MANUAL}) != len([a for a in actions if a is not Action.MANUAL]):
+            wrong.append("no step, or one twice")
+        if step is None and now.machine in {Machine.BILLING, Machine.UNSEEN}:
+            wrong.append("a machine bills and nothing is to be done")
+        if now.job in TERMINAL_JOBS and now.machine is Machine.GONE and step is not None:
+            wrong.append("nothing is left to do")
+        if now.settled and {Action.PULL, Action.VERIFY} & set(actions):
+            wrong.append("no copy can get better")
+        if step is not None and step.action is Action.VERIFY and now.copy is not Copy.UNVERIFIED:
+            wrong.append("there is nothing to verify")
+        if now.job not in TERMINAL_JOBS and {Action.PULL, Action.TEARDOWN} & set(actions):
+            wrong.append("the job has not ended")
+        assert not wrong, (wrong, now, found)
+    assert seen > 10_000
+
+
+# ------------------------------------------------------------------------------------- walks with the real use cases
+
+
+def weights() -> bytes:
+    head = json.dumps({"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + struct.pack("<256f", *range(256))
+
+
+class Walk(House):
+    """An agent and a person who do exactly what they are told, and nothing else."""
+
+    def __init__(self, home: Path, processes: Processes) -> None:
+        super().__init__(home, processes)
+        self.path: list[str] = []
+        self.in_the_console = False
+        self.turns: Counter[tuple[object, ...]] = Counter()
+
+    async def saved(self, state: str = "succeeded", **changes: object) -> str:
+        job = await self.started(**changes)
+        self.backend.write(self.handle(job), "model.safetensors", weights())
+        self.backend.end(self.handle(job), state)
+        await self.after(1, job)
+        return job
+
+    def ends_itself(self, verb: Callable[[str], object]) -> None:
+        """Let the platform end the machine, as at an end date of its own."""
+        self.in_the_console = True
+        verb(records(self.cloud)[0].id)
+
+    async def to_the_end(self, job: str, most: int = 25) -> None:
+        """Obey the hint of every reply until none is left that does anything; fail on a circle."""
+        rest = (await check(self.ctx, job)).next_steps
+        for _ in range(most):
+            step = first(rest)
+            if step is None or step.action is Action.SUBMIT:
+                break
+            rest = await self.obey(job, rest, step)
+        else:
+            raise AssertionError(f"it goes on and on: {self.path}")
+        assert not any(t.meter for t in self.cloud.truths().values()), f"it bills at the end: {self.path}"
+        assert read_job(self.ctx.ledger, job).state in TERMINAL_JOBS, self.path
+
+    async def obey(self, job: str, rest: tuple[NextStep, ...], step: NextStep) -> tuple[NextStep, ...]:
+        now = situation(self.ctx, read_job(self.ctx.ledger, job))
+        key = (step.action, now.job, now.machine, now.copy, now.ticket_state)
+        self.turns[key] += 1
+        self.path.append(" ".join(map(str, key)))
+        waits = step.action is Action.CHECK or now.ticket_state is Teardown.EXECUTING  # for time, which passes
+        if self.turns[key] > (8 if waits else 2):
+            raise AssertionError(f"the hint turns in a circle: {self.path}")
+        if now.machine is Machine.OFF and step.action is not Action.TEARDOWN:
+            for record in records(self.cloud):  # the sentence before the step asks a person to do so
+                if str(record.state) == "stopped":
+                    self.cloud.start(record.id)
+            self.clock.advance(31)
+        if self.turns[key] == 2 and not waits:  # somebody who is told the same again takes the other way
+            step = next((s for s in rest if s.alternative), step)
+        if self.turns[key] == 3 and now.job is Job.RUNNING:
+            self.backend.end(self.handle(job))
+        try:
+            return await self.do(job, step)
+        except WardenError as error:
+            self.path.append(f"{error.code}: {error.message}")
+            found = (*error.next_steps, *getattr(error, "findings", ()))
+            real = tuple(s for s in found if isinstance(s, NextStep))
+            return real if first(real) else (await check(self.ctx, job)).next_steps
+
+    async def do(self, job: str, step: NextStep) -> tuple[NextStep, ...]:
+        given = step.parameters
+        assert given.get("job_id", job) == job
+        if step.action is Action.CHECK:
+            self.clock.advance(31)
+            return (await check(self.ctx, job)).next_steps
+        if step.action is Action.CANCEL:
+            return (await cancel(self.ctx, job)).next_steps
+        if step.action is Action.PULL:
+            return results.pulled(await pull(self.ctx, job)).next
+        if step.action is Action.VERIFY:
+            return results.verified(await verify_job(self.ctx, job), following_of(self.ctx, job)).next
+        if step.action is Action.TEARDOWN:
+            self.clock.advance(31)
+            verb = given.get("verb", "terminate")
+            assert verb in get_args(Verb)
+            return results.torn_down(await request(self.ctx, job, verb)).next  # type: ignore[arg-type]
+        if step.action is Action.LIST_INSTANCES:
+            await list_instances(self.ctx)
+            return (await check(self.ctx, job)).next_steps
+        assert step.action is Action.APPROVE, step
+        return await self.says_yes(job, str(given["ticket"]), gives_up=given.get("without_proof") is True)
+
+    async def says_yes(self, job: str, ticket: str, *, gives_up: bool) -> tuple[NextStep, ...]:
+        if ticket.startswith("r"):
+            issued = self.ctx.ledger.last(f"receipt/{ticket}", ReceiptIssued)
+            assert issued is not None
+            grant_spending(self.ctx, issued, "terminal", "test")
+            return (await check(self.ctx, job)).next_steps
+        view = await proceed(self.ctx, ticket)
+        assert view.record.digest
+        loss = view.job.spec.name if gives_up else None
+        view = await approve(self.ctx, ticket, view.record.digest, channel="terminal", by="test", loss=loss)
+        return results.torn_down(view).next
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    processes = Processes()
+    names = ("of", "terminate", "kill", "held")
+    patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(processes, name)) for name in names]
+    for each in patches:
+        each.start()
+    yield Walk(tmp_path / "home", processes)
+    for each in patches:
+        each.stop()
+
+
+async def succeeded(walk: Walk) -> str:
+    return await walk.saved()
+
+
+async def stops(walk: Walk) -> str:
+    return await walk.saved(teardown="stop")
+
+
+async def failed(walk: Walk) -> str:
+    return await walk.saved("failed")
+
+
+async def saved_nothing(walk: Walk) -> str:
+    return await walk.ended(saved=False)
+
+
+async def failed_and_saved_nothing(walk: Walk) -> str:
+    return await walk.ended("failed", saved=False)
+
+
+async def saved_what_is_broken(walk: Walk) -> str:
+    job = await walk.started()
+    walk.backend.write(walk.handle(job), "model.safetensors", weights()[:100])
+    walk.backend.end(walk.handle(job))
+    await walk.after(1, job)
+    return job
+
+
+async def canceled(walk: Walk) -> str:
+    job = await walk.started()
+    walk.backend.write(walk.handle(job), "model.safetensors", weights())
+    await cancel(walk.ctx, job)
+    return job
+
+
+async def canceled_while_it_boots(walk: Walk) -> str:
+    checked = await submit(walk.ctx, walk.spec())
+    done = await submit(walk.ctx, walk.spec(), receipt=checked.receipt)
+    assert done.job is not None
+    await cancel(walk.ctx, done.job.id)
+    return done.job.id
+
+
+async def refused_at_launch(walk: Walk, error: WardenError | None = None) -> str:
+    checked = await submit(walk.ctx, walk.spec())
+    done = await submit(walk.ctx, walk.spec(), receipt=checked.receipt)
+    assert done.job is not None
+    with patch.object(PretendBackend, "submit", side_effect=error or NotSupported("no such interpreter there")):
+        assert (await walk.after(11, done.job.id)).job.state is Job.FAILED
+    return done.job.id
+
+
+async def refused_after_it_may_have_started(walk: Walk) -> str:
+    checked = await submit(walk.ctx, walk.spec())
+    done = await submit(walk.ctx, walk.spec(), receipt=checked.receipt)
+    assert done.job is not None
+    started = PretendBackend.submit
+
+    async def lost(self: PretendBackend, *args: object, **kwargs: object) -> object:
+        await started(self, *args, **kwargs)  # type: ignore[arg-type]
+        raise Unreachable("the answer was lost")
+
+    with patch.object(PretendBackend, "submit", lost):
+        await walk.after(11, done.job.id)
+    with patch.object(PretendBackend, "submit", side_effect=AuthFailed("the key is refused now")):
+        assert (await walk.after(11, done.job.id)).job.state is Job.FAILED
+    return done.job.id
+
+
+async def stopped_by_its_platform(walk: Walk) -> str:
+    job = await walk.started()
+    walk.backend.write(walk.handle(job), "model.safetensors", weights())
+    walk.ends_itself(walk.cloud.stop)
+    await walk.after(11, job)
+    assert (await walk.after(31, job)).job.state is Job.PREEMPTED, "it does not read as running"
+    return job
+
+
+async def stopped_by_its_platform_and_canceled(walk: Walk) -> str:
+    job = await walk.started()
+    walk.backend.write(walk.handle(job), "model.safetensors", weights())
+    walk.ends_itself(walk.cloud.stop)
+    walk.clock.advance(11)
+    await cancel(walk.ctx, job)
+    await walk.after(31, job)
+    assert read_job(walk.ctx.ledger, job).state is Job.CANCELED, "no process runs on a machine that is off"
+    return job
+
+
+async def stopped_by_its_platform_after_a_success(walk: Walk) -> str:
+    job = await walk.saved()
+    walk.ends_itself(walk.cloud.stop)
+    await walk.after(11, job)
+    await walk.after(31, job)
+    return job
+
+
+async def taken_for_good(walk: Walk) -> str:
+    job = await walk.started()
+    walk.ends_itself(walk.cloud.terminate)
+    await walk.after(11, job)
+    return job
+
+
+async def never_boots(walk: Walk) -> str:
+    walk.opens(Fault(kind="failed_boot"))
+    checked = await submit(walk.ctx, walk.spec())
+    done = await submit(walk.ctx, walk.spec(), receipt=checked.receipt)
+    assert done.job is not None
+    return done.job.id
+
+
+async def copied_too_early(walk: Walk) -> str:
+    job = await walk.started()
+    walk.backend.write(walk.handle(job), "model.safetensors", weights()[:50])
+    await pull(walk.ctx, job)
+    walk.backend.write(walk.handle(job), "model.safetensors", weights())
+    walk.backend.end(walk.handle(job))
+    await walk.after(1, job)
+    return job
+
+
+async def copied_to_two_folders(walk: Walk) -> str:
+    job = await walk.saved()
+    await pull(walk.ctx, job)
+    await verify_job(walk.ctx, job)
+    await pull(walk.ctx, job, walk.ctx.home.parent / "elsewhere")
+    return job
+
+
+async def damaged_here(walk: Walk) -> str:
+    job = await walk.saved()
+    await pull(walk.ctx, job)
+    next((walk.ctx.home / "artifacts" / job).rglob("model.safetensors")).write_bytes(weights()[:-4] + b"\0\0\0\1")
+    await verify_job(walk.ctx, job)
+    return job
+
+
+async def wrote_elsewhere(walk: Walk) -> str:
+    job = await walk.saved()
+    walk.backend.write(walk.handle(job), "model.safetensors", weights(), "elsewhere")
+    return job
+
+
+async def waits_for_a_late_person(walk: Walk) -> str:
+    job = await walk.saved()
+    await pull(walk.ctx, job)
+    await verify_job(walk.ctx, job)
+    await walk.asks(job)
+    walk.clock.advance(9 * 3600)
+    return job
+
+
+async def whose_end_is_lost_twice(walk: Walk) -> str:
+    walk.opens(Fault(kind="lost_request", call="terminate", count=2))
+    return await walk.saved()
+
+
+STORIES: tuple[Callable[[Walk], Awaitable[str]], ...] = (
+    succeeded, stops, failed, saved_nothing, failed_and_saved_nothing, saved_what_is_broken, canceled,
+    canceled_while_it_boots, refused_at_launch, refused_after_it_may_have_started, stopped_by_its_platform,
+    stopped_by_its_platform_and_canceled, stopped_by_its_platform_after_a_success, taken_for_good, never_boots,
+    copied_too_early, copied_to_two_folders, damaged_here, wrote_elsewhere, waits_for_a_late_person,
+    whose_end_is_lost_twice,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("begin", STORIES, ids=lambda story: story.__name__)
+async def test_whoever_obeys_the_hints_comes_to_an_end(walk: Walk, begin: Callable[[Walk], Awaitable[str]]) -> None:
+    job = await begin(walk)
+    await walk.to_the_end(job)
+    if not walk.in_the_console:
+        walk.holds()
+
+
+async def test_the_shortest_way_after_a_success(walk: Walk) -> None:
+    await walk.to_the_end(await walk.saved())
+    steps = [line.split()[0] for line in walk.path]
+    assert steps[:4] == ["pull", "verify", "teardown", "approve"] and set(steps[4:]) <= {"teardown", "check"}
+
+
+async def test_what_is_done_is_not_asked_for_again(walk: Walk) -> None:
+    job = await walk.saved()
+    for use, wanted in ((pull, Action.VERIFY), (verify_job, Action.TEARDOWN)):
+        await use(walk.ctx, job)  # type: ignore[operator]
+        step = first((await check(walk.ctx, job)).next_steps)
+        assert step is not None and step.action is wanted
+    await walk.asks(job)
+    step = first((await check(walk.ctx, job)).next_steps)
+    assert step is not None and step.action is Action.APPROVE
+
+
+async def test_a_machine_whose_launch_was_refused_can_be_ended(walk: Walk) -> None:
+    job = await refused_at_launch(walk)
+    with pytest.raises(Conflict, match="never launched") as never:
+        await pull(walk.ctx, job)
+    step = first(never.value.next_steps)
+    assert step is not None and step.action is Action.TEARDOWN, "looking again would change nothing"
+    assert (await walk.asks(job)).record.state is Teardown.AWAITING_HUMAN
+
+
+async def test_cancel_and_check_show_the_same_cost(walk: Walk) -> None:
+    job = await walk.started()
+    walk.clock.advance(1800)
+    canceled = results.canceled(await cancel(walk.ctx, job)).meter
+    checked = results.checked(await check(walk.ctx, job)).meter
+    assert canceled is not None and checked is not None and canceled.cost_usd == checked.cost_usd
+    assert canceled.cost_usd is not None and canceled.cost_usd > 1.0

@@ -1,0 +1,404 @@
+"""Standing orders: a machine ends without a question only when a person said so before, and everything is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from gpuwarden.config import load_config
+from gpuwarden.core.errors import Conflict, NotFound
+from gpuwarden.core.models import Verb
+from gpuwarden.core.policy import Caps, Ending, policy_fields
+from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.interfaces.cli.approval import grant_spending
+from gpuwarden.ledger.events import ApprovalGranted, EndingOrdered, ReceiptIssued
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.ending import orders
+from gpuwarden.lifecycle.ending.orders import object_to
+from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.policy_record import Notice
+from lifecycle_kit import WEALTHY, prove, records
+from pretend_machines import PretendBackend, Processes
+from test_lifecycle_teardown import House
+
+pytestmark = pytest.mark.anyio
+MINUTE = 60.0
+
+
+class Ordered(House):
+    """A house under a policy with a standing order, watched by one watch."""
+
+    def __init__(self, home: Path, processes: Processes, order: str = "terminate", **ending: object) -> None:
+        super().__init__(home, processes)
+        self.ctx.policy = self.ctx.policy.model_copy(
+            update={"ending": Ending.model_validate({"when_proven": order, **ending})}
+        )
+        self.watcher = Watcher(self.ctx)
+
+    async def watched(self, minutes: float, step_s: float = 60.0) -> list[str]:
+        """Let the watch look every `step_s` seconds for so long; the kinds of the alerts that it raised."""
+        told: list[str] = []
+        for _ in range(int(minutes * MINUTE / step_s)):
+            self.clock.advance(step_s)
+            told += [a.kind for a in (await self.watcher.round()).news if a.raised]
+        return told
+
+    def bills(self) -> bool:
+        return any(truth.meter for truth in self.cloud.truths().values())
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    made = Processes()
+    names = ("of", "terminate", "kill", "held")
+    patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(made, name)) for name in names]
+    for each in patches:
+        each.start()
+    yield made
+    for each in patches:
+        each.stop()
+
+
+@pytest.fixture
+def house(tmp_path: Path, processes: Processes) -> Ordered:
+    return Ordered(tmp_path / "home", processes)
+
+
+async def test_a_proven_machine_ends_after_a_notice_and_its_grace(house: Ordered) -> None:
+    job = await house.proven()
+    ordered = house.ctx.ledger.last(f"job/{job}", EndingOrdered)
+    assert ordered is not None and (ordered.data.through, ordered.data.policy) == ("policy", house.ctx.policy_digest)
+    told = await house.watched(9)
+    assert told.count("ending_soon") == 1 and house.bills(), "the grace has not passed"
+    assert "approval" not in told, "nobody is asked about what is ordered"
+    await house.watched(6)
+    assert not house.bills()
+    granted = [e for e in house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
+    assert [e.data.channel for e in granted] == ["standing_order"]
+    house.holds()
+
+
+async def test_without_an_order_a_person_is_asked(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    job = await house.proven()
+    await house.watched(60)
+    assert house.bills() and house.ctx.ledger.last(f"job/{job}", EndingOrdered) is None
+
+
+async def test_an_order_to_stop_stops(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, "stop")
+    await house.proven()
+    await house.watched(15)
+    assert [str(r.state) for r in records(house.cloud)] == ["stopped"] and not house.bills()
+    house.holds()
+
+
+async def test_an_objection_in_the_grace_keeps_the_machine(house: Ordered) -> None:
+    job = await house.proven()
+    await house.watched(5)
+    assert object_to(house.ctx, job, "command line", "test")
+    told = await house.watched(60)
+    assert house.bills() and "approval" in told, "now a person is asked"
+    assert not object_to(house.ctx, job, "command line", "test"), "there is nothing left to object to"
+    view = await house.yes(await house.asks(job))
+    assert (await house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
+
+
+async def test_changing_the_order_changes_nothing_under_way(house: Ordered) -> None:
+    before = await house.started()
+    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": Ending(when_proven="ask")})
+    house.backend.write(house.handle(before), "model", b"weights")
+    house.backend.end(house.handle(before))
+    await house.after(1, before)
+    await house.watcher.keeper.round()
+    await prove(house.ctx, before)
+    await house.watched(15)
+    assert not house.bills(), "it was accepted under the order"
+
+
+async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    await house.proven()
+    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": Ending(when_proven="terminate")})
+    await house.watched(30)
+    assert house.bills()
+
+
+# ------------------------------------------------------------------------------------------- what is left to a person
+
+
+async def test_nothing_unproven_ends(house: Ordered) -> None:
+    await house.ended()
+    await house.watched(60)
+    assert house.bills()
+
+
+@pytest.mark.parametrize("state", ["failed", "canceled"])
+async def test_only_success_ends(house: Ordered, state: str) -> None:
+    await house.proven(state=state)
+    await house.watched(60)
+    assert house.bills()
+
+
+async def test_a_file_that_nobody_declared_is_a_question(house: Ordered) -> None:
+    job = await house.proven()
+    house.backend.write(house.handle(job), "notes.txt", b"mine", "other")
+    await house.watched(60)
+    assert house.bills()
+
+
+async def test_an_output_that_was_renamed_at_the_end_is_a_question(house: Ordered) -> None:
+    job = await house.ended(saved=False)
+    house.backend.write(house.handle(job), "model.safetensors", b"weights", "out-final")
+    await house.watcher.keeper.round()
+    await house.watched(60)
+    assert house.bills()
+
+
+async def test_a_write_in_the_grace_starts_it_again(house: Ordered) -> None:
+    job = await house.proven()
+    await house.watched(8)
+    house.backend.write(house.handle(job), "model", b"other weights")
+    await house.watched(30)
+    assert house.bills(), "the copy is not what is on the machine any more"
+
+
+async def test_a_copy_that_changed_here_is_not_proven(house: Ordered) -> None:
+    job = await house.proven()
+    await house.watched(5)
+    copy = next((house.ctx.home / "artifacts" / job).rglob("model"))
+    copy.write_bytes(b"garbage")
+    await house.watched(30)
+    assert house.bills()
+
+
+async def test_a_request_of_a_person_is_not_taken_over(house: Ordered) -> None:
+    job = await house.proven()
+    view = await house.asks(job, "stop")
+    assert view.record.state is Teardown.AWAITING_HUMAN
+    await house.watched(30)
+    assert house.bills() and (await house.asks(job, "stop")).record.id == view.record.id
+
+
+async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(house: Ordered) -> None:
+    job = await house.proven()
+    await house.watched(5)
+    house.backend.silent = True
+    await house.watched(30)
+    assert house.bills()
+    house.backend.silent = False
+    told = await house.watched(1)
+    assert house.bills() or "ending_soon" not in told
+    await house.watched(15)
+    assert not house.bills() and read_lease(house.ctx.ledger, str(read_job(house.ctx.ledger, job).lease)).state is (
+        Lease.STOPPED
+    )
+
+
+async def test_a_laptop_that_slept_gives_the_grace_again(house: Ordered) -> None:
+    await house.proven()
+    await house.watched(2)
+    house.clock.advance(9 * 3600)
+    told = [a.kind for a in (await house.watcher.round()).news if a.raised]
+    assert house.bills() and "ending_soon" in told, "nobody could object while it slept"
+    told = await house.watched(8)
+    assert house.bills()
+    await house.watched(6)
+    assert not house.bills()
+
+
+async def test_a_clock_that_goes_back_ends_nothing_early(house: Ordered) -> None:
+    await house.proven()
+    await house.watched(5)
+    house.clock.advance(-3600)
+    await house.watched(9)
+    assert house.bills()
+
+
+async def test_two_watches_end_a_machine_once(house: Ordered) -> None:
+    await house.proven()
+    other = Watcher(house.ctx)
+    for _ in range(15):
+        await house.watched(1)
+        await other.round()
+    assert not house.bills()
+    house.holds()
+
+
+# ------------------------------------------------------------------------------------------- who can give an order
+
+
+async def test_an_order_for_one_job_comes_with_the_approval_of_its_spending(
+    tmp_path: Path, processes: Processes
+) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    checked = await submit(house.ctx, house.spec())
+    assert checked.receipt is not None
+    issued = house.ctx.ledger.last(f"receipt/{checked.receipt}", ReceiptIssued)
+    assert issued is not None
+    grant_spending(house.ctx, issued, "terminal", "user test", "terminate")
+    done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
+    assert done.job is not None
+    ordered = house.ctx.ledger.last(f"job/{done.job.id}", EndingOrdered)
+    assert ordered is not None
+    assert (ordered.data.verb, ordered.data.through, ordered.data.by) == ("terminate", "approval", "user test")
+    assert ordered.data.receipt == checked.receipt
+
+
+@pytest.mark.attack("agent", "gives a standing order through a channel that is not a terminal")
+async def test_no_other_channel_brings_an_order(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    checked = await submit(house.ctx, house.spec())
+    issued = house.ctx.ledger.last(f"receipt/{checked.receipt}", ReceiptIssued)
+    assert issued is not None
+    for channel in ("elicitation", "rehearsal", "standing_order", ""):
+        grant_spending(house.ctx, issued, channel, "agent", "terminate")
+        assert orders.order_for(house.ctx, str(checked.receipt)) is None
+
+
+@pytest.mark.attack("agent", "sets a standing order by a variable")
+def test_no_variable_sets_an_order(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("", "utf-8")
+    home = {"GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(file)}
+    names = [f.path for f in policy_fields() if f.path.startswith("ending.")]
+    assert len(names) == len(Ending.model_fields)
+    for path in names:
+        name = f"GPUWARDEN_{path.upper().replace('.', '_')}"
+        for value in ("terminate", "stop", "1", "9999"):
+            config = load_config(home | {name: value})
+            assert config.policy.ending == Ending(), f"{name}={value} was taken"
+            assert [n.kind for n in config.notices] == ["file_only"]
+
+
+@pytest.mark.attack("agent", "names another policy file that orders the end")
+async def test_another_policy_or_ledger_than_the_recorded_one_orders_nothing(house: Ordered) -> None:
+    house.ctx.notices = (Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml"),)
+    assert orders.order_for(house.ctx, "r1") is None
+
+
+@pytest.mark.attack("agent", "submits a job or calls a tool with an argument that orders the end")
+async def test_no_argument_of_a_tool_and_no_field_of_a_job_is_an_order(house: Ordered) -> None:
+    from gpuwarden.interfaces.mcp.server import make_server
+
+    tools = await make_server(house.ctx).list_tools()
+    words = {name for tool in tools for name in tool.input_schema.get("properties", {})}
+    assert not {w for w in words if "proven" in w or "order" in w or "grace" in w or "approve" in w}
+    assert not {name for name in type(house.spec()).model_fields if "proven" in name or "order" in name}
+
+
+async def test_an_announcement_without_its_alert_ends_nothing(house: Ordered) -> None:
+    await house.proven()
+    await house.watched(1)
+    with patch.object(house.ctx.ledger, "alert", return_value=None):
+        for _ in range(30):
+            house.clock.advance(60)
+            await orders.Orders(house.ctx).round()
+    assert house.bills(), "nobody was told, so nobody could object"
+
+
+async def test_an_objection_to_what_does_not_exist_is_an_error(house: Ordered) -> None:
+    with pytest.raises(NotFound):
+        object_to(house.ctx, "j-nothing", "command line", "test")
+
+
+async def test_an_order_approves_no_other_facts(house: Ordered) -> None:
+    from gpuwarden.lifecycle.ending.teardown import approve_by_order
+
+    job = await house.proven()
+    view = await house.asks(job)
+    order = EndingOrdered(verb="terminate", grace_s=0, through="policy")
+    with pytest.raises(Conflict, match="changed"):
+        await approve_by_order(house.ctx, view.record.id, "sha256:other", order)
+    assert house.bills()
+
+
+# ------------------------------------------------------------------------------------------ copies before anybody asks
+
+
+async def test_a_success_is_copied_and_verified_before_anybody_asks(house: Ordered) -> None:
+    job = await house.ended()
+    await house.watcher.keeper.round()
+    assert (house.ctx.home / "artifacts" / job / "out" / "model").read_bytes() == b"weights"
+    assert house.watcher.keeper.trouble == {}
+
+
+async def test_what_exceeds_the_disk_limit_is_left_and_said(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, background_gb=0.000_000_001)
+    job = await house.ended()
+    await house.watcher.keeper.round()
+    assert "background_gb" in house.watcher.keeper.trouble[job]
+    assert not (house.ctx.home / "artifacts" / job).exists()
+    house.ctx.policy = WEALTHY.model_copy(update={"ending": Ending(background_gb=0)})
+    await house.watcher.keeper.round()
+    assert not (house.ctx.home / "artifacts" / job).exists(), "0 copies nothing"
+
+
+async def test_a_copy_that_fails_is_tried_again_less_and_less_often(house: Ordered) -> None:
+    job = await house.ended()
+    house.backend.silent = True
+    asked = 0
+    listed = PretendBackend.list_files
+
+    async def counted(self: PretendBackend, *args: object) -> object:
+        nonlocal asked
+        asked += 1
+        return await listed(self, *args)  # type: ignore[arg-type]
+
+    with patch.object(PretendBackend, "list_files", counted):
+        for _ in range(60):
+            house.clock.advance(60)
+            await house.watcher.keeper.round()
+    assert 4 <= asked <= 8 and job in house.watcher.keeper.trouble
+
+
+# ------------------------------------------------------------------------------------------------------ what waits
+
+
+@pytest.mark.parametrize("verb", ["terminate", "stop"])
+async def test_a_pending_approval_is_an_alert_at_once_and_again(
+    tmp_path: Path, processes: Processes, verb: Verb
+) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    job = await house.proven()
+    view = await house.asks(job, verb)
+    assert view.record.state is Teardown.AWAITING_HUMAN
+    done = await house.watcher.round()
+    (alert,) = [a for a in done.news if a.kind == "approval"]
+    assert f"{verb} of the machine of {job}" in alert.text and "$" in alert.text
+    assert [s.parameters["ticket"] for s in alert.next_steps] == [view.record.id]
+    told = await house.watched(60 * 24, step_s=300)
+    assert 4 <= told.count("approval") <= 6, "10, 30, 90, 270 and 810 minutes"
+
+
+async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps()})
+    checked = await submit(house.ctx, house.spec())
+    assert checked.ask
+    (found,) = waiting_for_approval(house.ctx)
+    assert "waits for your approval" in found.text and found.next_steps[0].parameters["ticket"] == checked.receipt
+
+
+async def test_a_copy_in_a_second_folder_makes_the_first_one_no_worse(house: Ordered, tmp_path: Path) -> None:
+    job = await house.proven()
+    before = await house.asks(job)
+    await pull(house.ctx, job, tmp_path / "elsewhere")
+    after = await house.asks(job)
+    assert (after.record.id, after.record.digest) == (before.record.id, before.record.digest)
+    assert after.record.state is Teardown.AWAITING_HUMAN
+
+
+async def test_the_first_copy_counts_no_more_once_it_changed(house: Ordered, tmp_path: Path) -> None:
+    job = await house.proven()
+    await pull(house.ctx, job, tmp_path / "elsewhere")
+    next((house.ctx.home / "artifacts" / job).rglob("model")).write_bytes(b"garbage")
+    assert (await house.asks(job)).record.state is Teardown.BLOCKED
+    await prove(house.ctx, job)
+    assert (await house.asks(job)).record.state is Teardown.AWAITING_HUMAN
