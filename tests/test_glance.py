@@ -18,7 +18,7 @@ from cli_kit import Cli, Life, ended, home_fixture, launched, life_fixture, run_
 from doors import PLATFORM, at_terminal
 from gpuwarden.core.models import Observation
 from gpuwarden.core.states import Job
-from gpuwarden.interfaces.cli.screen import BLOCKS, span, sparkline
+from gpuwarden.interfaces.cli.drawing import BLOCKS, span, sparkline
 from gpuwarden.ledger import events as ev
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job

@@ -18,6 +18,7 @@ from rich.table import Table
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain, unquoted
+from gpuwarden.interfaces.cli.drawing import progress_of
 from gpuwarden.interfaces.results.base import RefusalReply
 
 if TYPE_CHECKING:
@@ -132,8 +133,6 @@ def submitted(reply: SubmitReply) -> None:
 
 def checked(reply: CheckReply) -> None:
     """Print the reply to a check or a cancel."""
-    from gpuwarden.interfaces.cli.screen import progress_of
-
     whole = f"/{reply.total_steps:,}" if reply.total_steps else ""
     step = f", step {reply.step:,}{whole}" if reply.step is not None else ""
     why = f" [dim]({shown(reply.why)})[/]" if reply.why else ""
@@ -155,15 +154,6 @@ def checked(reply: CheckReply) -> None:
             out.print(shown(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
         out.print(f"  [dim]fix:[/] {shown(found.fix)}")
     message(reply)
-
-
-def __getattr__(name: str) -> Any:
-    """Return a renderer of the overview's screen."""
-    if name in ("status", "jobs", "costs", "waits"):
-        from gpuwarden.interfaces.cli import screen
-
-        return getattr(screen, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _unfenced(text: str) -> str:

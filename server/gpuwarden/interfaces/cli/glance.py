@@ -18,11 +18,6 @@ STATES = click.Choice(
 @runs_async
 async def status(offline: bool, as_json: bool) -> int:
     """Show what runs, waits for you, ended and bills."""
-    return await show_status(as_json, offline=offline)
-
-
-async def show_status(as_json: bool, *, offline: bool = False) -> int:
-    """Print the overview; `gpuwarden` alone does the same."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.overview import overview
 
