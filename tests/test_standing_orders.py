@@ -371,7 +371,7 @@ async def test_a_pending_approval_is_an_alert_at_once_and_again(
     assert view.record.state is Teardown.AWAITING_HUMAN
     done = await house.watcher.round()
     (alert,) = [a for a in done.news if a.kind == "approval"]
-    assert f"{verb} of the machine of {job}" in alert.text and "$" in alert.text
+    assert f"{verb} the machine of " in alert.text and "$" in alert.text
     assert [s.parameters["ticket"] for s in alert.next_steps] == [view.record.id]
     told = await house.watched(60 * 24, step_s=300)
     assert 4 <= told.count("approval") <= 6, "10, 30, 90, 270 and 810 minutes"
