@@ -6,7 +6,7 @@ import csv
 import io
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +310,14 @@ def test_a_long_status_fits_one_screen_of_80_columns(house: House, monkeypatch: 
     lines = text.export_text().splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80, "\n".join(lines)
     assert any("more: gpuwarden jobs" in line for line in lines) and any("no answer" in line for line in lines)
+
+
+def test_times_are_of_this_computers_zone(zone: str) -> None:
+    from gpuwarden.interfaces.cli import console
+    from gpuwarden.interfaces.cli.drawing import local
+
+    at = 1_800_000_000.0
+    told = datetime.fromtimestamp(at).astimezone()
+    assert console.when(at) == told.strftime("%Y-%m-%d %H:%M:%S") and local(at) == told.strftime("%H:%M")
+    assert (zone == "UTC") is (told.utcoffset() == timedelta(0))
+    assert local(None) == local(float("inf")) == local(-1e30) == "-"
