@@ -7,39 +7,51 @@ No trainer is parsed by its name. A line is taken apart into pairs of a word and
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_LINE = 2048
 NUMBER = (
     r"[-+]?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?(?![\w%]|\.\d)|[-+]?(?:nan|inf(?:inity)?)(?!\w)"
 )
-ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-PAIR = re.compile(
+
+
+class Lazy:
+    """A regular expression that is compiled when it is first used: most calls of the runner use none of these."""
+
+    def __init__(self, pattern: Any, flags: int = 0) -> None:
+        self.given = (pattern, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        compiled = re.compile(*self.given)
+        self.__dict__.update(
+            {verb: getattr(compiled, verb) for verb in ("search", "match", "findall", "finditer", "sub")}
+        )
+        return getattr(compiled, name)
+
+
+ESCAPES = Lazy(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+PAIR = Lazy(
     r"(?<![\w./-])([^\W\d][\w./-]{0,47})(?:\(\w{1,12}\))?[\"'\]]{0,2}\s{0,16}(?:[:=#\uff1a]|(?:is|was)\s)?\s{0,16}"
     r"[\"'\[(]{0,2}\s{0,8}(?:tensor\(\s{0,2})?(" + NUMBER + r")(?:\s{0,8}(?:/|of\s)\s{0,8}(\d{1,12}))?",
     re.IGNORECASE,
 )
-AFTERWARDS = re.compile(r"loss(?:\s\D{0,24}\d{1,6})?[^\d:=]{0,24}?\s{0,3}[-:=]\s{0,4}(" + NUMBER + r")", re.IGNORECASE)
-BAR = re.compile(
-    r"(?<!\d)\d{1,3}%\s{0,2}(?:\|[^|]{0,300}\||[━╸╺╶─ ]{1,200})?\s{0,4}(\d{1,12})/(\d{1,12})(?=\s{0,4}\[|\s+\d)"
-)
-RICH_BAR = re.compile(r"[━╸╺╶─]{2,200}\s{1,4}(\d{1,12})/(\d{1,12})\s")
-PLACED = re.compile(
-    r"[\[(|]\s{0,8}(\d{1,12})\s{0,4}/\s{0,4}(\d{1,12})(?=\s{0,4}[\])(])|\d:?\s{1,8}(\d{1,12}) / (\d{1,12})\s"
-)
-AT_START = re.compile(r"\s{0,12}(\d{1,12})/(\d{1,12})\s{1,4}(?:[\[━╸╺╶─]|- \d)")
-BARE_COUNT = re.compile(r"(?<![\d.])(\d{1,12})it \[")
-COUNT_FIRST = re.compile(r"\s{0,8}(\d{1,12})(?:\s{0,4}\|\s{0,4}loss|\s\([\d.]{1,8}%\)\s)|\[(\d{1,9})\]\s")
-TIMM = re.compile(r"\s{0,8}Train: \d{1,6} \[")
-CELL = re.compile(r"\|\s{1,12}([a-z_/]{1,40})\s{1,40}\|\s{1,12}(" + NUMBER + r")\s{1,40}\|\s{0,4}$", re.IGNORECASE)
-CONFIG = re.compile(r"(?:Namespace|Config|Args|Arguments|args)\(|\bif loss\b|train_runtime")
-CHECKING = re.compile(
+AFTERWARDS = Lazy(r"loss(?:\s\D{0,24}\d{1,6})?[^\d:=]{0,24}?\s{0,3}[-:=]\s{0,4}(" + NUMBER + r")", re.IGNORECASE)
+BAR = Lazy(r"(?<!\d)\d{1,3}%\s{0,2}(?:\|[^|]{0,300}\||[━╸╺╶─ ]{1,200})?\s{0,4}(\d{1,12})/(\d{1,12})(?=\s{0,4}\[|\s+\d)")
+RICH_BAR = Lazy(r"[━╸╺╶─]{2,200}\s{1,4}(\d{1,12})/(\d{1,12})\s")
+PLACED = Lazy(r"[\[(|]\s{0,8}(\d{1,12})\s{0,4}/\s{0,4}(\d{1,12})(?=\s{0,4}[\])(])|\d:?\s{1,8}(\d{1,12}) / (\d{1,12})\s")
+AT_START = Lazy(r"\s{0,12}(\d{1,12})/(\d{1,12})\s{1,4}(?:[\[━╸╺╶─]|- \d)")
+BARE_COUNT = Lazy(r"(?<![\d.])(\d{1,12})it \[")
+COUNT_FIRST = Lazy(r"\s{0,8}(\d{1,12})(?:\s{0,4}\|\s{0,4}loss|\s\([\d.]{1,8}%\)\s)|\[(\d{1,9})\]\s")
+TIMM = Lazy(r"\s{0,8}Train: \d{1,6} \[")
+CELL = Lazy(r"\|\s{1,12}([a-z_/]{1,40})\s{1,40}\|\s{1,12}(" + NUMBER + r")\s{1,40}\|\s{0,4}$", re.IGNORECASE)
+CONFIG = Lazy(r"(?:Namespace|Config|Args|Arguments|args)\(|\bif loss\b|train_runtime")
+CHECKING = Lazy(
     r"\b(?:val(?:id(?:at(?:ion|ing|e))?)?|eval(?:uat(?:ion|ing|e))?|test(?:ing)?|sanity|predict(?:ing|ion)?|dev)\b"
     r"|测试|验证",
     re.IGNORECASE,
 )
-UNRELATED_BAR = re.compile(r"examples/s|B/s\b")
-TRAINS = re.compile(r"epoch|train|step|iter|^[\s|\d]*$", re.IGNORECASE)
+UNRELATED_BAR = Lazy(r"examples/s|B/s\b")
+TRAINS = Lazy(r"epoch|train|step|iter|^[\s|\d]*$", re.IGNORECASE)
 
 STEPS = (
     "global_step", "num_updates", "step", "steps", "optimizer_step", "train_step", "update", "updates", "iteration",

@@ -6,16 +6,16 @@ import re
 import time
 from typing import Iterator
 
-from gpuwarden.remote.runner.log_lines import MAX_LINE, Reading, read_cell, read_line
+from gpuwarden.remote.runner.log_lines import MAX_LINE, Lazy, Reading, read_cell, read_line
 
 BUDGET_S = 0.02  # of processor time between two calls of `rest`: what a job prints can't slow its own supervision
-WORTH = re.compile(
+WORTH = Lazy(
     rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d%\)|\xe8\xae\xad\xe7\xbb\x83"
 )
-ANNOUNCED = re.compile(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0,4}(\d[\d,]{0,14})")
-EPOCH_LINE = re.compile(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
-COLUMNS = re.compile(r"\s{0,12}Epoch\s{1,12}GPU_mem\s{1,12}(.{1,300})", re.IGNORECASE)
-CELLS = re.compile(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GMK]\s{1,12}(.{1,300})")
+ANNOUNCED = Lazy(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0,4}(\d[\d,]{0,14})")
+EPOCH_LINE = Lazy(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
+COLUMNS = Lazy(r"\s{0,12}Epoch\s{1,12}GPU_mem\s{1,12}(.{1,300})", re.IGNORECASE)
+CELLS = Lazy(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GMK]\s{1,12}(.{1,300})")
 PATIENCE = 3  # norms in a row that are not finite: a mixed-precision run skips its first steps so
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import struct
 import time
@@ -15,6 +14,7 @@ from typing import Iterator
 
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Asked
+from gpuwarden.remote.runner.log_lines import Lazy
 from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json
 
@@ -22,9 +22,9 @@ MAX_ENTRIES, MAX_DEPTH, LOOK_S = 2000, 4, 2.0
 TAIL, MAX_PIECE, MAX_RECORD = 1 << 15, 1 << 20, 1 << 16
 EVENTS = "events.out.tfevents."
 STATE = "trainer_state.json"
-GLOBAL_STEP = re.compile(rb'"global_step": (\d{1,12})')
-MAX_STEPS = re.compile(rb'"max_steps": (\d{1,12})')
-ENTRY = re.compile(rb"\{[^{}]{1,8192}\}")
+GLOBAL_STEP = Lazy(rb'"global_step": (\d{1,12})')
+MAX_STEPS = Lazy(rb'"max_steps": (\d{1,12})')
+ENTRY = Lazy(rb"\{[^{}]{1,8192}\}")
 TAGS = {
     "loss": "loss", "train/loss": "loss", "train_loss": "loss", "loss/train": "loss", "training/loss": "loss",
     "train/train_loss": "loss", "train_loss_step": "loss", "learning_rate": "learning_rate", "lr": "learning_rate",
