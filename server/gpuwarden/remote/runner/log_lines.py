@@ -136,7 +136,7 @@ def read_line(text: str) -> Reading | None:
     epoch = next((p for p in pairs if p.name in words), None)
     step = step_of(pairs)
     checked, losses = losses_of(text, pairs)
-    loss = losses[0] if losses else _lonely_loss(text, pairs, checked)
+    loss = losses[0] if losses else lonely_loss(text, pairs, checked)
     counts = None if step or (at is not None and not checked) else COUNT_FIRST.match(text) or BARE_COUNT.search(text)
     count = int(next(n for n in counts.groups() if n)) if counts else None
     placed = count is not None or at is not None or epoch is not None or step is not None or bar
@@ -153,7 +153,7 @@ def read_line(text: str) -> Reading | None:
         lr=next((p.value for p in pairs if p.last in RATES or (p.name, p.before) == ("rate", "learning")), None),
         grad_norm=next((p.value for p in pairs if p.last in NORMS or (p.name, p.before) == ("norm", "grad")), None),
         bar=bar,
-        trains=_is_training(text, label, bar, loss),
+        trains=is_training(text, label, bar, loss),
         whole=bar and label.lower().lstrip().startswith("step"),
     )
 
@@ -220,7 +220,7 @@ def losses_of(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
     return checked, main[:1] + others
 
 
-def _lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float | None:
+def lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float | None:
     """Return the number of a line such as `Training loss at epoch 25 - 0.3`."""
     if checked is not None or any("loss" in p.name or p.before == "loss" for p in pairs):
         return None
@@ -230,7 +230,7 @@ def _lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float |
     return float(found.group(1))
 
 
-def _is_training(text: str, label: str, bar: bool, loss: float | None) -> bool:
+def is_training(text: str, label: str, bar: bool, loss: float | None) -> bool:
     """Return whether a line's position is one of the training, not of a validation or of a data set's preparation."""
     if loss is not None:
         return True

@@ -92,10 +92,10 @@ class LogReader:
         if cell is not None:
             name = {"total_timesteps": "step", "loss": "loss", "learning_rate": "learning_rate"}.get(cell[0])
             return {name: cell[1]} if name else {}
-        found = self._table_row(text) or self._epoch_row(text) or read_line(text)
-        return self._row(found) if found is not None else {}
+        found = self.table_row(text) or self.epoch_row(text) or read_line(text)
+        return self.row_of(found) if found is not None else {}
 
-    def _epoch_row(self, text: str) -> Reading | None:
+    def epoch_row(self, text: str) -> Reading | None:
         """Read a row below `epoch  train_loss  valid_loss ...`, as notebooks print one for each epoch."""
         words = text.split()[:16]
         if len(words) > 2 and words[0].lower() == "epoch" and words[1].lower() in ("train_loss", "loss"):
@@ -108,7 +108,7 @@ class LogReader:
         except ValueError:
             return None
 
-    def _table_row(self, text: str) -> Reading | None:
+    def table_row(self, text: str) -> Reading | None:
         """Read a row below `Epoch GPU_mem box_loss ...`, whose losses add up to the one that is trained on."""
         cells = CELLS.match(text) if self.columns else None
         found = read_line(text) if cells is not None else None
@@ -125,11 +125,12 @@ class LogReader:
         count = last + (self.first_epoch == 0 or epoch == 0)  # from 0 to one less than there are, or from 1
         return found._replace(loss=loss, epoch=epoch, epochs=count, trains=True)
 
-    def _row(self, found: Reading) -> dict[str, float]:
+    def row_of(self, found: Reading) -> dict[str, float]:
+        """Return the numbers of a reading, with the step that it means."""
         if found.epoch is not None and (found.trains or found.loss is not None):
             self._enter_epoch(found.epoch, found.epochs)
         row: dict[str, float] = {}
-        step = self._step_of(found)
+        step = self.count_step(found)
         if step is not None:
             row["step"] = step
         if found.lr is not None and found.trains:
@@ -154,14 +155,14 @@ class LogReader:
             self.epochs = epochs
         self.epoch = epoch
 
-    def _step_of(self, found: Reading) -> int | None:
+    def count_step(self, found: Reading) -> int | None:
         """Return the step, counted from the first of the run, and keep the total."""
         if found.step is not None and found.trains:
             return self._plain_step(found)
         if found.at is None or not found.trains:
             return None
         here, end = found.at
-        if found.bar and not self._is_the_bar(found, end):
+        if found.bar and not self.is_the_bar(found, end):
             return None
         if found.loss is None and not found.bar and found.lr is None and found.epoch is None:
             return None
@@ -192,7 +193,7 @@ class LogReader:
             return None
         return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # it began at 0
 
-    def _is_the_bar(self, found: Reading, end: int) -> bool:
+    def is_the_bar(self, found: Reading, end: int) -> bool:
         """Return whether a bar is the training's: one with a loss rather than one without, the first of equals."""
         sure = 2 if found.loss is not None else 1 if found.epoch is not None or end == self.announced else 0
         if sure > self.bar[0] or (sure == 2 and end != self.bar[1]):

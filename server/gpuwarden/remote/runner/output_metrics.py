@@ -46,18 +46,18 @@ class OutputMetrics(Asked):
     def _query(self) -> None:
         newest: tuple[float, str] = (self.since, "")
         rows: list[dict[str, float]] = []
-        for path, changed in self._files():
+        for path, changed in self.files_of_interest():
             if os.path.basename(path) == STATE:
                 newest = max(newest, (changed, path))
             else:
-                rows += self._new_events(path)
+                rows += self.new_events(path)
         total = None
         if newest[1]:
             row, total = trainer_state(newest[1])
             rows += [row] if row else []
         self.values = {"rows": rows[-200:], "total": total}
 
-    def _files(self) -> Iterator[tuple[str, float]]:
+    def files_of_interest(self) -> Iterator[tuple[str, float]]:
         """Yield the files of interest that changed since the job was launched."""
         left, until = MAX_ENTRIES, time.monotonic() + LOOK_S
         folders = [(top, 0) for top in self.tops]
@@ -79,7 +79,7 @@ class OutputMetrics(Asked):
                 except OSError:
                     continue
 
-    def _new_events(self, path: str) -> list[dict[str, float]]:
+    def new_events(self, path: str) -> list[dict[str, float]]:
         """Return the scalars that were added to an event file since the last look."""
         if path not in self.offsets and len(self.offsets) >= 64:
             return []
