@@ -44,7 +44,8 @@ BARE_COUNT = Lazy(r"(?<![\d.])(\d{1,12})it \[")
 COUNT_FIRST = Lazy(r"\s{0,8}(\d{1,12})(?:\s{0,4}\|\s{0,4}loss|\s\([\d.]{1,8}%\)\s)|\[(\d{1,9})\]\s")
 TIMM = Lazy(r"\s{0,8}Train: \d{1,6} \[")
 CELL = Lazy(r"\|\s{1,12}([a-z_/]{1,40})\s{1,40}\|\s{1,12}(" + NUMBER + r")\s{1,40}\|\s{0,4}$", re.IGNORECASE)
-CONFIG = Lazy(r"(?:Namespace|Config|Args|Arguments|args)\(|\bif loss\b|train_runtime")
+CONFIG = Lazy(r"(?:Namespace|Config|Args|Arguments|args)\(|train_runtime|\b(?:if|when|whether|until) (?:the )?loss\b")
+PROSE = Lazy(r"(?:nan|inf)\s{1,4}[a-z]{2,20}\s{1,4}[a-z]{2,20}", re.IGNORECASE)
 CHECKING = Lazy(
     r"\b(?:val(?:id(?:at(?:ion|ing|e))?)?|eval(?:uat(?:ion|ing|e))?|test(?:ing)?|sanity|predict(?:ing|ion)?|dev)\b"
     r"|测试|验证",
@@ -140,7 +141,7 @@ def read_line(text: str) -> Reading | None:
     counts = None if step or (at is not None and not checked) else COUNT_FIRST.match(text) or BARE_COUNT.search(text)
     count = int(next(n for n in counts.groups() if n)) if counts else None
     placed = count is not None or at is not None or epoch is not None or step is not None or bar
-    if not placed and loss is None and checked is None:
+    if not placed and ((loss is None and checked is None) or PROSE.search(text)):
         return None
     return Reading(
         step=int(step.value) if step else count,
@@ -193,7 +194,7 @@ def step_of(pairs: list[Pair]) -> Pair | None:
     fits = {p.name: p for p in reversed(pairs) if p.name in STEPS and p.before not in NOT_A_STEP and p.value >= 0}
     for name in STEPS:
         pair = fits.get(name)
-        whole = pair is not None and pair.value < 1e15 and pair.value == int(pair.value)
+        whole = pair is not None and pair.value < 1e15 and pair.value.is_integer()
         if whole and pair is not None and (name != "batch" or pair.total is not None):
             return pair
     return None

@@ -68,7 +68,10 @@ class LogReader:
             if self.spent > BUDGET_S or not WORTH.search(line[:MAX_LINE]):
                 continue
             begun = time.process_time()
-            row = self.take(line[:MAX_LINE].decode("utf-8", "replace"))
+            try:
+                row = self.take(line[:MAX_LINE].decode("utf-8", "replace"))
+            except (ArithmeticError, LookupError, ValueError):
+                row = {}  # no line that a job prints may end its supervision
             self.spent += time.process_time() - begun
             if row:
                 yield row
@@ -101,7 +104,7 @@ class LogReader:
         if len(words) > 2 and words[0].lower() == "epoch" and words[1].lower() in ("train_loss", "loss"):
             self.epoch_columns = len(words)
             return None
-        if len(words) != self.epoch_columns or not words[0].isdigit():
+        if not words or len(words) != self.epoch_columns or not words[0].isdigit():
             return None
         try:
             return Reading(epoch=float(words[0]), loss=float(words[1]))
@@ -147,8 +150,8 @@ class LogReader:
         return row
 
     def _enter_epoch(self, epoch: float, epochs: int | None) -> None:
-        if epoch != int(epoch):
-            return  # a fraction of the whole run
+        if not epoch.is_integer():
+            return  # a fraction of the whole run, or no number
         if epoch == 0:
             self.first_epoch = 0
         if epochs is not None:
@@ -167,7 +170,7 @@ class LogReader:
         if found.loss is None and not found.bar and found.lr is None and found.epoch is None:
             return None
         epoch = None if found.whole else self.heading if found.epoch is None else found.epoch
-        if epoch is not None and epoch == int(epoch):
+        if epoch is not None and epoch.is_integer():
             self.total = self._all_epochs(end)
             return int(epoch - self.first_epoch) * end + here
         if here < self.last_at and end > 1:
