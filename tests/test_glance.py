@@ -24,6 +24,7 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import with_printed_progress
 from gpuwarden.lifecycle.monitoring.overview import glance, job_page
 from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
 from gpuwarden.lifecycle.monitoring.wait import MOST_S, wait
@@ -204,6 +205,18 @@ def test_check_shows_progress_that_the_script_only_printed(run: Cli, train: Path
     assert body["started_at"] and body["elapsed_s"] >= 0
     code, text = run.shown("check", job_id)
     assert code == 0 and "started " in text and "step 1" in text
+
+
+def test_a_platform_without_a_runner_has_the_progress_that_its_log_names() -> None:
+    text = "  4%|4  | 20/500 [00:10<04:00,  2.0it/s]\r{'loss': '1.25', 'learning_rate': '1e-05', 'epoch': '0.2'}\n"
+    found = with_printed_progress(Observation(state=Job.RUNNING), text)
+    assert found is not None and (found.step, found.total_steps, found.source) == (20, 500, "output")
+    assert found.metrics == {"loss": 1.25, "learning_rate": 1e-05}
+    odd = with_printed_progress(Observation(state=Job.RUNNING), text + "{'loss': nan, 'epoch': 0.3}")
+    assert odd is not None and "loss" not in odd.metrics and [a.subject for a in odd.alerts] == ["loss"]
+    known = Observation(state=Job.RUNNING, last_beat_at=1.0)
+    assert with_printed_progress(known, text) is known, "a runner's word counts, even of nothing"
+    assert with_printed_progress(None, text) is None
 
 
 # ------------------------------------------------------------------------------------------------------------- wait
