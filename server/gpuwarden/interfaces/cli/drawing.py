@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ def progress_of(reply: CheckReply) -> list[str]:
         lines.append(
             f"started {begun}, {span(reply.elapsed_s)} ago{left}{cost}" if reply.elapsed_s else f"started {begun}"
         )
-    curve = sparkline(reply.curve)
+    curve = sparkline(reply.curve) if "utf" in (sys.stdout.encoding or "").lower() else ""
     if curve:
         lines.append(f"loss {curve} {reply.curve[0]:.4g} -> {reply.curve[-1]:.4g}")
     gpu = reply.usage.get("gpu_util")
