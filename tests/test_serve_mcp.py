@@ -24,6 +24,7 @@ from doors import JOB, PLATFORM, TRAIN, at_terminal, environment, quick_warden
 from gpuwarden.core.models import JobSpec
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -178,6 +179,18 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
     assert not metering(ctx)
     used = ctx.ledger.events(kind="approval.used")
     assert [e.body["channel"] for e in used] == [channel]
+
+
+@pytest.mark.slow
+async def test_a_wait_for_news_is_bounded_and_ends_with_the_job(ctx: Context) -> None:
+    async with talking(ctx) as talk:
+        job_id = await talk.launched()
+        await talk.until("check_job", {"succeeded"}, job_id=job_id)
+        with anyio.fail_after(MAX_WAIT_S / 2):  # it has ended, so nothing is waited for
+            body = await talk.call("check_job", job_id=job_id, until="step")
+        assert body["state"] == "succeeded" and body["step"] == 1 and body["progress_from"] == "output"
+        assert MAX_WAIT_S < 60, "some clients give a call a minute"
+        assert (await talk.client.call_tool("check_job", {"job_id": job_id, "until": "forever"})).is_error
 
 
 # ------------------------------------------------------------------------------------------------- what tools cost

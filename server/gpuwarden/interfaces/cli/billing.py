@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context, runs_async, warned
+from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context, runs_async, warned, without_secrets
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.monitoring.watch import Round
@@ -141,7 +141,7 @@ async def watch(once: bool, every_s: float, as_json: bool) -> int:
         return 0
     from gpuwarden.interfaces.cli.screen import live_overview
 
-    with live_overview(ctx) as redraw:  # news scroll by above it
+    with live_overview(ctx, without_secrets) as redraw:  # news scroll by above it
 
         def tell_and_redraw(done: Round) -> None:
             tell(done)

@@ -24,7 +24,7 @@ from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.situation import following, standing_order
 from gpuwarden.lifecycle.monitoring.balances import known_funds
-from gpuwarden.lifecycle.monitoring.diagnose import stall_of
+from gpuwarden.lifecycle.monitoring.diagnose import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
@@ -38,7 +38,7 @@ OVERLAP_S: Final = 600.0
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
 """How long something waits for a person before its alert comes for the second time."""
-OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
+OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
 BALANCE: Final = "watch/balance-"
 """Before a platform's name: the subject of what is said of its account's money."""
@@ -168,6 +168,9 @@ def _observed_conditions(
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
         text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck?"
         yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60, next_steps=look)
+    if said := divergence_of(seen):
+        text = f"{job.id}: {line(said, 160)}. Nothing that it saves from now on is of use."
+        yield Condition(job.subject, "diverged", text, next_steps=look)
     step = "no step" if seen.step is None else f"step {seen.step}"
     text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
