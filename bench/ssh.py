@@ -36,9 +36,8 @@ from gpuwarden.backends.base import roster, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Handle, Place
-from gpuwarden.remote.host.host_info import HostInfo, probe_host
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd
@@ -71,8 +70,6 @@ def show(what: str, times: dict[str, list[float]], peers: list[str], aim: float,
 
 class Bench:
     """One server, one backend, and the words for the system's clients."""
-
-    host: HostInfo
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -167,9 +164,7 @@ class Bench:
         assert got.complete
 
     async def _send(self, machine: Ssh, files: dict[str, Path], target: Path) -> None:
-        if target.name.endswith("-"):
-            self.host = await probe_host(machine)
-        await push(machine, files, str(target), python=self.host.runner_python)
+        await push(machine, files, str(target))
 
 
 async def main(gib: float, files: int, rounds: int, only: str, folder: Path) -> None:

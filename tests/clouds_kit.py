@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from clouds.base import KEY, KEY_2, PUBLIC_KEY, Emulator, Fault, Kind, Refuse, Web
 from clouds.specs import Spec
-from contract_provider import ProviderContract, Rig, known
+from contract_provider import Desk, ProviderContract, Rig, known
 from gpuwarden import __version__
 from gpuwarden.core.errors import AuthFailed, BadRequest, NotSupported, RateLimited, WardenError
 from gpuwarden.core.models import Answer, Balance, InstanceState, Known, Resources, Unknown
@@ -410,6 +410,17 @@ class CloudContract(ProviderContract):
         assert known(await rig.provider.account_id()) == first and len(rig.cloud.asked) == asked
         rig.env[self.provider.api.key_variable] = KEY_2
         assert known(await rig.provider.account_id()) != first
+
+    @pytest.mark.attack("ending", "names another address of the platform, where a server calls itself the account's")
+    async def test_a_server_at_another_address_concludes_nothing(self, rig: CloudRig) -> None:
+        if not self.names_account:
+            return
+        desk = Desk(rig, self.resources.gpu)
+        await desk.rent()
+        rig.provider.client.url = rig.provider.client.url.replace("127.0.0.1", "localhost")
+        for answer in await desk.looks():
+            assert isinstance(answer, Unknown) and "account" in answer.why
+        desk.ctx.ledger.close()
 
     @pytest.mark.parametrize("kind", GARBAGE)
     async def test_an_account_that_can_t_be_read_is_unknown(self, rig: CloudRig, kind: Kind) -> None:

@@ -57,15 +57,15 @@ def look(folder: Path) -> dict[str, Any]:
     return found
 
 
-def until(folder: Path, good: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+def until(folder: Path, good: Callable[[dict[str, Any]], Any], deadline_s: float = DEADLINE_S) -> dict[str, Any]:
     """Look until it is good, for a bounded time."""
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         seen = observe(str(folder))
         if good(seen):
             return seen
         time.sleep(0.02)
-    pytest.fail(f"not within {DEADLINE_S} s: {seen}")
+    pytest.fail(f"not within {deadline_s} s: {seen}")
 
 
 def ended(folder: Path) -> dict[str, Any]:

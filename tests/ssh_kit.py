@@ -14,8 +14,8 @@ import pytest
 from conftest import need
 from gpuwarden.remote.ssh import openssh
 from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.openssh import Master
-from gpuwarden.remote.ssh.session import Ssh
 from sshd import Sshd
 
 CLIENTS = ["openssh", "paramiko"]
@@ -27,7 +27,7 @@ def machine(server: Sshd, *, pin: str | None = None, host: str = "box") -> Ssh:
 
 def cut(ssh: Ssh) -> None:
     """End the connection under a machine, as a network does."""
-    opened = ssh.connection()
+    opened = ssh.link.connection()
     if isinstance(opened, Master):
         os.kill(opened.control.pid(), signal.SIGKILL)
         end = time.monotonic() + 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from gpuwarden.core.models import (
     JobSpec,
     Known,
     Observation,
-    Place,
     Resources,
     StopResult,
     Unknown,
@@ -32,44 +30,18 @@ from gpuwarden.core.states import Job
 from gpuwarden.hub.client import HubClient, HubConfig, HubResponse
 from gpuwarden.hub.jobs import flavor_of, moment, prices
 from gpuwarden.interfaces.mcp.server import make_server
-from gpuwarden.profiles import load_profile
 from gpuwarden.providers.hf_jobs import HfJobsProvider
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
-from hubserver import READER, config, hub_server
+from hf_jobs_kit import PLACE, backend, ended, provider, server  # noqa: F401
+from hubserver import READER, config
 
 pytestmark = pytest.mark.anyio
-PLACE = Place(platform="hf-jobs", instance_id="lease-1", run_root="/job")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server(tmp_path / "hub") as running:
-        yield running
-
-
-@pytest.fixture
-def backend(server: HubServer) -> HfJobsBackend:
-    return HfJobsBackend(SystemClock(), config(server))
-
-
-@pytest.fixture
-def provider(server: HubServer, tmp_path: Path) -> HfJobsProvider:
-    return HfJobsProvider(load_profile("hf-jobs"), tmp_path / "state", SystemClock(), config(server))
 
 
 def job(text: str, **fields: Any) -> JobSpec:
     given = {"platform": "hf-jobs", "command": [sys.executable, "-c", text], "timeout_s": 60, "gpu": "t4-small"}
     return JobSpec.model_validate(given | fields)
-
-
-async def ended(backend: HfJobsBackend, handle: Handle) -> Observation:
-    with anyio.fail_after(20):
-        while True:
-            seen = (await backend.poll([handle]))[handle.token]
-            if seen.state not in {Job.RUNNING, Job.QUEUED}:
-                return seen
-            await anyio.sleep(0.05)
 
 
 async def test_run_poll_and_read_the_log_in_pieces(backend: HfJobsBackend, server: HubServer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from conftest import need
 from gpuwarden.app import open_context
 from gpuwarden.backends._hf_options import Volume, read_options, settle, volumes_of
 from gpuwarden.backends.hf_jobs import HfJobsBackend, beat_of, ssh_of
-from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, NotSupported, Refused
-from gpuwarden.core.models import Beat, Handle, InstanceState, JobSpec, Known, Observation, Place, Resources, Verdict
+from gpuwarden.core.models import Beat, Handle, InstanceState, JobSpec, Known, Resources, Verdict
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli.jobs import read_options as read_pairs
 from gpuwarden.interfaces.results.check import checked
@@ -27,33 +25,15 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.profiles import load_profile
 from gpuwarden.providers.hf_jobs import HfJobsProvider
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
-from hubserver import config, hub_server
+from hf_jobs_kit import PLACE, backend, ended, provider, server  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 ORG = "rehearsal-org"
-PLACE = Place(platform="hf-jobs", instance_id="lease-1", run_root="/job")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[HubServer]:
-    with hub_server(tmp_path / "hub") as running:
-        yield running
-
-
-@pytest.fixture
-def backend(server: HubServer) -> HfJobsBackend:
-    return HfJobsBackend(SystemClock(), config(server))
-
-
-@pytest.fixture
-def provider(server: HubServer, tmp_path: Path) -> HfJobsProvider:
-    return HfJobsProvider(load_profile("hf-jobs"), tmp_path / "state", SystemClock(), config(server))
 
 
 @pytest.fixture
@@ -73,15 +53,6 @@ def job(text: str = "", **fields: Any) -> JobSpec:
 
 def mounts() -> None:
     need("bubblewrap, which mounts a job's volumes", detect().kind is Kind.BUBBLEWRAP)
-
-
-async def ended(backend: HfJobsBackend, handle: Handle) -> Observation:
-    with anyio.fail_after(30):
-        while True:
-            seen = (await backend.poll([handle]))[handle.token]
-            if seen.state not in {Job.RUNNING, Job.QUEUED}:
-                return seen
-            await anyio.sleep(0.05)
 
 
 # -------------------------------------------------------------------------------------------------------- options

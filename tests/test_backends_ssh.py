@@ -20,7 +20,8 @@ from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Job
 from gpuwarden.remote.host.host_info import parse_host_info
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged, fingerprint
-from gpuwarden.remote.ssh.session import SESSIONS, Session
+from gpuwarden.remote.ssh.link import SESSIONS
+from gpuwarden.remote.ssh.session import Session
 from gpuwarden.remote.transfer.receive import receive
 from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
 

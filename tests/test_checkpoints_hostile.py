@@ -242,7 +242,9 @@ def test_bytes_outside_the_archive(tmp_path: Path, where: str) -> None:
         data += b"\0" * 100
     else:
         data = data[:-2] + b"\5\0hello"
-    assert verify(plain_file(tmp_path / "a.pt", data), Level.STRUCTURE).verdict is Verdict.REFUTED
+    # A comment contradicts nothing; a reader may still begin its search for the directory in it.
+    verdict = Verdict.UNKNOWN if where == "comment" else Verdict.REFUTED
+    assert verify(plain_file(tmp_path / "a.pt", data), Level.STRUCTURE).verdict is verdict
 
 
 def test_a_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:

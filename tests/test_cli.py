@@ -74,7 +74,6 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
         (["cancel", "j1"], 1, "not_found", "j1"),
         (["pull", "j1"], 1, "not_found", "j1"),
         (["teardown", "j1"], 1, "not_found", "j1"),
-        (["approve"], 2, "bad_request", "ticket"),
         (["submit", "none.py", "--platform", PLATFORM], 2, "bad_request", "none.py"),
         (["submit", "/", "--platform", PLATFORM], 1, "refused", "PF-TIME-001"),
         (["submit", "true", "--platform", PLATFORM, "--env", "A"], 2, "bad_request", "NAME=VALUE"),
@@ -113,6 +112,12 @@ def test_every_error_is_one_object_with_its_exit_code(
         ["doctor"],
         ["history"],
         ["instances"],
+        [],
+        ["status"],
+        ["status", "--offline"],
+        ["jobs"],
+        ["costs"],
+        ["approve"],
     ],
 )
 def test_what_only_shows_something_ends_well(run: Cli, words: list[str]) -> None:
@@ -122,7 +127,7 @@ def test_what_only_shows_something_ends_well(run: Cli, words: list[str]) -> None
 
 
 def test_a_bare_word_shows_its_help(run: Cli) -> None:
-    for words in ([], ["knowledge"]):
+    for words in (["--help"], ["knowledge"]):
         code, text = run.shown(*words)
         assert code == 0 and text.startswith("Usage: gpuwarden") and "bad_request" not in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,38 @@ def test_every_mistake_is_named_with_its_place(tmp_path: Path, text: str, env: d
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="does not exist"):
         load(tmp_path, GPUWARDEN_POLICY=str(tmp_path / "none.toml"))
+
+
+@pytest.mark.attack("person", "puts a pipe, a device or a flood in the policy's place")
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices are POSIX")
+@pytest.mark.parametrize("what", ["pipe", "folder", "device", "flood"])
+def test_only_a_small_regular_file_is_a_policy(tmp_path: Path, what: str) -> None:
+    file = tmp_path / "policy.toml"
+    match what:
+        case "pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "device":
+            file.symlink_to("/dev/zero")
+        case _:
+            file.write_text("#" * (2 << 20))
+    with pytest.raises(BadRequest, match=r"policy\.toml"):
+        load_config({"GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(file)})
+
+
+@pytest.mark.attack("person", "writes to a policy file that everybody may write to")
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
+def test_a_policy_that_everybody_may_write_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("[caps]\nper_job_usd = 5\n")
+    env = {"GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(file)}
+    for mode in (0o666, 0o602):
+        file.chmod(mode)
+        with pytest.raises(BadRequest, match="everybody may write"):
+            load_config(env)
+    file.chmod(0o664)
+    assert load_config(env).policy.caps.per_job_usd == 5
 
 
 def test_a_pin_is_kept_as_a_salted_hash() -> None:

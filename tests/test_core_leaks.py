@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import shlex
 import time
 from pathlib import Path
 
 import pytest
 
-from gpuwarden.core.leaks import spelled, spelled_in, spelled_in_script
+from gpuwarden.core.leaks import forms_of, spelled, spelled_in, spelled_in_script
 from gpuwarden.core.sanitize import TOKEN
 
 CORPUS = Path(__file__).parent / "corpus" / "scripts"
@@ -72,6 +73,9 @@ DANGEROUS = [
     "bash -lc 'MYSQL_PWD=hunter2 python train.py'",
     "jupyter lab --NotebookApp.token=abc123",
     "python train.py --hubToken mysecretvalue",
+    "env PGPASSWORD=correcthorse99 python train.py",
+    "mysql -u me -pcorrecthorse99 db",
+    "bash -c \"echo 'machine x.org login bob password correcthorse99' > ~/.netrc\"",
 ]
 INNOCENT = [
     "python train.py --tokenizer gpt2",
@@ -134,6 +138,10 @@ INNOCENT = [
     "python train.py --author bob --email bob@x.org",
     "python train.py --bypass yes --password_policy strict",
     "python train.py --vocab bpe://a:b --data https://user@host.org/x.tar",
+    "sshpass -e ssh -p 22 box",
+    "mysql -u me -p db",
+    "bash -c 'echo machine learning login password'",
+    "python train.py --machine gpu --login bob --nopassword true",
     "python train.py --csrf-protect --secretary bob --passthrough yes --compass north",
 ]
 
@@ -165,6 +173,15 @@ def test_an_innocent_command_is_not_refused(command: str) -> None:
 )
 def test_the_value_of_a_variable_is_looked_at(value: str, leaks: bool) -> None:
     assert bool(list(spelled_in(value))) is leaks
+
+
+@pytest.mark.attack("secrets", "encodes a key of this process in an argument")
+@pytest.mark.parametrize("around", ["", "a", "ab", "me:", "abcd"])
+def test_a_secret_is_found_in_base64_wherever_it_begins(around: str) -> None:
+    key = "s3cr3t-of-an-account"
+    for text in (base64.b64encode((around + key + around).encode()).decode(), (around + key).encode().hex()):
+        assert any(form in text for form in forms_of(key))
+    assert not any(form in base64.b64encode(b"another-secret-than-this").decode() for form in forms_of(key))
 
 
 def test_scripts_that_name_secrets_and_hold_none_pass() -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from conftest import need
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.rehearsal.hub.app import HubError
+from gpuwarden.rehearsal.hub.access import HubError
 from gpuwarden.rehearsal.hub.schedules import next_time
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import HubServer

@@ -15,6 +15,8 @@ from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.audit import audit
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import believed, spent
+from gpuwarden.lifecycle.monitoring.overview import job_page
+from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job
 
@@ -67,6 +69,8 @@ def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platfor
             "unsettled": lambda: unsettled(w),
             "leases": lambda: (leases_of(w, job), lease_ids(ledger, *LIVE_LEASES), ledger.resting()),
             "alerts": ledger.standing_alerts,
+            "what waits": lambda: what_waits(w),
+            "a page of jobs": lambda: job_page(w, limit=10),
             "script": lambda: ledger.jobs_of_script("sha256:x", Job.SUCCEEDED),
             "guard": lambda: ledger._all("SELECT run_dir FROM live_runs"),
         }

@@ -287,6 +287,32 @@ async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_c
     assert "TD-COPY-001" not in {f.rule for f in (await request(house, job, "terminate")).findings}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [Level.STRUCTURE, Level.CONTENT, Level.LOAD])
+async def test_the_folder_of_a_pull_and_its_job_have_the_same_verdict(
+    house: Context, tmp_path: Path, level: Level
+) -> None:
+    job = await done(house, tmp_path)
+    dest = (await pull(house, job, tmp_path / "copy")).dest
+    assert (dest / ".gpuwarden/owner").is_file()
+    by_job, by_path = await verify(house, job, level), await verify(house, str(dest), level)
+    assert by_job == by_path and by_path.verdict is Verdict.PROVEN, said(by_path)
+    below = await verify(house, str(dest / "out/model.safetensors"), level)
+    assert below.verdict is Verdict.PROVEN and below.files[0].sealed == (level is not Level.STRUCTURE), said(below)
+
+    stranger = open_house(tmp_path / "other", SystemClock())
+    alone = await verify(stranger, str(dest), level)
+    assert [f.path for f in alone.files] == ["out/model.safetensors"], "a pull's own files are no part of it"
+    assert alone.verdict is Verdict.PROVEN, said(alone)
+
+    with (dest / "out/model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    by_job, by_path = await verify(house, job, level), await verify(house, str(dest), level)
+    assert by_job == by_path
+    assert by_path.verdict is (Verdict.PROVEN if level is Level.STRUCTURE else Verdict.REFUTED)
+
+
 async def test_what_can_not_be_asked_of_an_instance(house: Context, tmp_path: Path) -> None:
     job = await done(house, tmp_path)
     with pytest.raises(Conflict):

@@ -22,7 +22,7 @@ from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import Handle, Known, Place
 from gpuwarden.core.states import Job
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import Received, receive
 from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd, sshd_fixture  # noqa: F401

@@ -30,7 +30,7 @@ from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.artifacts.seal_keys import believed, job_key
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.partial_file import part_name
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push

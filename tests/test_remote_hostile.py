@@ -26,7 +26,7 @@ from gpuwarden.core.models import JobSpec, Place
 from gpuwarden.core.safe_names import local_name
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd, sshd_fixture  # noqa: F401

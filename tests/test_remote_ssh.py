@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from gpuwarden.core.errors import BadReply, Unreachable
-from gpuwarden.remote.ssh.session import CommandFailed, Ssh
+from gpuwarden.remote.ssh.machine import Ssh
+from gpuwarden.remote.ssh.outcomes import CommandFailed
 from ssh_kit import box_fixture, client_fixture, cut  # noqa: F401
 from sshd import sshd_fixture  # noqa: F401
 
@@ -36,10 +37,10 @@ async def test_runs_a_command_with_stdin_and_separate_outputs(box: Ssh) -> None:
 
 
 async def test_reuses_one_transport(box: Ssh) -> None:
-    first = box.connection()
+    first = box.link.connection()
     for _ in range(3):
         await box.run(["true"])
-    assert box.connection() is first
+    assert box.link.connection() is first
 
 
 async def test_a_dead_transport_is_opened_again(box: Ssh) -> None:

@@ -22,8 +22,9 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.remote.ssh import openssh
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged, HostKeyRevoked, HostKeyUnproven, fingerprint
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.openssh import ORPHAN_S, Master
-from gpuwarden.remote.ssh.session import NoShell, Ssh
+from gpuwarden.remote.ssh.outcomes import NoShell
 from ssh_kit import client_fixture, cut, machine  # noqa: F401
 from sshd import Sshd, keygen, sshd_fixture  # noqa: F401
 
@@ -289,7 +290,7 @@ async def test_no_secret_of_ours_goes_along(
     ssh = at(rewrite(f"IdentityFile {sshd.folder}/clientkey", "SendEnv *"))
     try:
         await ssh.run(["true"])
-        opened = ssh.connection()
+        opened = ssh.link.connection()
         assert isinstance(opened, Master)
         pid = opened.control.pid()
         assert b"HOME=" in Path(f"/proc/{pid}/environ").read_bytes()
@@ -303,7 +304,7 @@ async def test_no_secret_of_ours_goes_along(
 async def test_nothing_is_left_after_a_close(sshd: Sshd) -> None:
     ssh = machine(sshd)
     await ssh.run(["true"])
-    opened = ssh.connection()
+    opened = ssh.link.connection()
     assert isinstance(opened, Master)
     pid = opened.control.pid()
     await ssh.aclose()
@@ -319,12 +320,12 @@ async def test_a_process_that_is_killed_leaves_no_connection(sshd: Sshd, tmp_pat
     code = f"""
 import anyio, os, pathlib, signal
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 config = pathlib.Path({str(sshd.config)!r})
 async def main():
     ssh = Ssh(resolve("box", config=config), config=config)
     await ssh.run(["true"])
-    print(ssh.connection().control.pid(), flush=True)
+    print(ssh.link.connection().control.pid(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 anyio.run(main)
 """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.shell_quote import command_line, quote
 from ssh_kit import box_fixture, client_fixture, machine  # noqa: F401
 from sshd import Sshd, sshd_fixture  # noqa: F401

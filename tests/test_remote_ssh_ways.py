@@ -12,7 +12,7 @@ import pytest
 
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from ssh_kit import client_fixture, machine  # noqa: F401
 from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
 

@@ -17,7 +17,7 @@ from conftest import need
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.core.errors import BadReply, BadRequest, WardenError
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer import upload_agent
 from gpuwarden.remote.transfer.shell_upload import put
 from gpuwarden.remote.transfer.upload import push

@@ -11,7 +11,7 @@ from gpuwarden.backends._runner import parse, parsed
 from gpuwarden.core.errors import BadReply, NotFound
 from gpuwarden.remote.launch import raise_for
 from gpuwarden.remote.ssh.config import resolve
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.ssh.machine import Ssh
 from ssh_kit import client_fixture  # noqa: F401
 from sshd import Sshd
 

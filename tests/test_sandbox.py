@@ -38,7 +38,7 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.remote.sandbox import boxes, detect
+from gpuwarden.remote.sandbox import boxes, detect, first
 from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, bubblewrap, landlock, seatbelt
 
 pytestmark = pytest.mark.anyio
@@ -602,6 +602,82 @@ def test_only_a_programs_own_environment_is_shown(tmp_path: Path) -> None:
     assert boxes.interpreters(str(program)) == tuple(str(project / n) for n in ("bin", "lib", "pyvenv.cfg"))
     (tmp_path / "id_ed25519").write_text(KEY)
     assert boxes.interpreters(str(tmp_path / "id_ed25519"), "/bin/sh", str(tmp_path / "none")) == ()
+
+
+def test_a_link_out_of_an_environment_is_not_a_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "share").symlink_to(tmp_path / "keys")
+    (venv / "lib").mkdir()
+    (venv / "lib64").symlink_to("lib")
+    (venv / "pyvenv.cfg").write_text(f"home = {tmp_path}/keys/bin\n")
+    (tmp_path / "keys" / "lib").mkdir()
+    assert boxes.interpreters(str(venv / "bin" / "python")) == tuple(
+        str(venv / n) for n in ("bin", "lib", "lib64", "pyvenv.cfg")
+    ), "and a folder is a Python's only where its library is"
+
+
+LINKS = """
+import os, sys
+os.makedirs("venv/bin")
+open("venv/pyvenv.cfg", "w").write("home = " + sys.argv[1] + "/bin")
+for name in ("lib", "share"):
+    os.symlink(sys.argv[1], "venv/" + name)
+os.symlink("/bin/sh", "venv/bin/python")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.attack("boundary", "makes an environment of links to what it wants to read, and runs its program")
+@pytest.mark.parametrize("program", ["venv/bin/python", "venv/bin/own"])
+async def test_a_program_that_a_job_made_shows_nothing(
+    real: Sandbox, victims: Victims, backend: Backend, place: Place, program: str
+) -> None:
+    assert isinstance(backend, Confining)
+    backend.confine(Local(), [victims.home])
+    makes = (
+        LINKS + "open('venv/bin/own', 'w').write('#!/bin/sh\\nexec /bin/sh \"$@\"'); os.chmod('venv/bin/own', 0o755)"
+    )
+    for number, folder in enumerate((victims.folder / "user", victims.home)):
+        spec = JobSpec(platform="local", script=makes, args=(str(folder),), timeout_s=60)
+        first = await backend.submit(spec, place, f"t-one-{number}", secrets={})
+        assert (await ended(backend, first)).state is Job.SUCCEEDED, (await backend.logs(first)).text
+        reads = f"cat {first.run_dir}/work/venv/lib/id_*; ls {first.run_dir}/work/venv/share"
+        second = JobSpec(platform="local", command=(f"{first.run_dir}/work/{program}", "-c", reads), timeout_s=60)
+        handle = await backend.submit(second, place, f"t-two-{number}", secrets={})
+        await ended(backend, handle)
+        log = (await backend.logs(handle)).text
+        assert KEY not in log and "ledger.db" not in log, log
+
+
+CALLS = """
+import ctypes, errno, os, socket
+numbers = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[os.uname().machine]
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(number):
+    ctypes.set_errno(0)
+    return libc.syscall(number, b"user", b"gpuwarden", b"x", 1, -3) == -1 and ctypes.get_errno() == errno.ENOSYS
+print([n for n in (*numbers, 425, *(n + 0x40000000 for n in (*numbers, 39))) if not refused(n)])
+socket.socket(), socket.socketpair(), os.getpid()
+socket.socket(socket.AF_VSOCK)
+"""
+
+
+@pytest.mark.attack("boundary", "reads a login's tickets from the kernel, and calls the hypervisor")
+async def test_what_no_namespace_keeps_apart_is_refused(real: Sandbox, backend: Backend, place: Place) -> None:
+    if os.uname().machine not in first.SYSTEM_CALLS:
+        pytest.skip("the numbers of this machine's calls are not known")
+    spec = JobSpec(platform="local", script=CALLS, timeout_s=60)
+    handle = await backend.submit(spec, place, "t-calls", secrets={})
+    assert (await ended(backend, handle)).state is Job.FAILED
+    log = (await backend.logs(handle)).text
+    assert log.startswith("[]\n") and "in <module>\n    socket.socket(socket.AF_VSOCK)" in log, log
+    assert "Function not implemented" in log
+
+
+def test_no_private_key_of_this_machine_is_shown() -> None:
+    assert not {p for p in boxes.system().read if p in {"/etc/ssl", "/etc/pki", "/etc/pki/tls"} or "private" in p}
 
 
 # ---------------------------------------------------------------------------------------------------------- Landlock

@@ -46,7 +46,7 @@ def imported_for(script: str, tmp_path: Path, *words: str) -> set[str]:
     return set(modules)
 
 
-@pytest.mark.parametrize("words", [["--help"], [], ["submit", "--help"], ["instances", "--help"], ["mcp", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["submit", "--help"], ["instances", "--help"], ["mcp", "--help"]])
 def test_help_imports_the_command_line_and_nothing_else(tmp_path: Path, words: list[str]) -> None:
     found = imported_for(RUN, tmp_path, *words)
     assert found.isdisjoint(LIBRARIES | BASICS)

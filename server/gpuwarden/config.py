@@ -13,6 +13,7 @@ loosen one is ignored and becomes a notice. Each effective value remembers where
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from gpuwarden.policy_record import Notice, Record, decide, digest_of
 
 PREFIX = "GPUWARDEN_"
 NOTES = "notes.toml"
+MAX_POLICY = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,12 @@ def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) ->
 
 def _read(file: Path, *, required: bool) -> bytes:
     try:
-        return file.read_bytes()
+        # A pipe in its place must not block, and a device must not be read without end.
+        with os.fdopen(
+            os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
+        ) as stream:
+            info = os.fstat(stream.fileno())
+            content = stream.read(MAX_POLICY + 1) if stat.S_ISREG(info.st_mode) else None
     except FileNotFoundError:
         if required:
             raise BadRequest(
@@ -149,6 +156,13 @@ def _read(file: Path, *, required: bool) -> bytes:
         return b""
     except OSError as error:
         raise BadRequest(f"the policy file {file} can't be read: {error.strerror}", "Check its permissions.") from error
+    if content is None or len(content) > MAX_POLICY:
+        raise BadRequest(
+            f"the policy file {file} is not a regular file of at most {MAX_POLICY >> 10} KiB", "Put your policy there."
+        )
+    if os.name == "posix" and info.st_mode & stat.S_IWOTH:
+        raise BadRequest(f"everybody may write to the policy file {file}", f"Read it through, then: chmod o-w {file}")
+    return content
 
 
 def _parsed(file: Path, content: bytes) -> dict[str, Any]:

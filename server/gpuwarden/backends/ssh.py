@@ -27,11 +27,14 @@ from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
+from gpuwarden.remote.host.any_python import ANY_PYTHON, NO_PYTHON, no_python, python_command
 from gpuwarden.remote.host.host_info import HostInfo, probe_host
 from gpuwarden.remote.host.probe_findings import RENT_ANOTHER, Asked, judge
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged
-from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, NoShell, Ssh, Take
+from gpuwarden.remote.ssh.machine import Dialogue, Ssh
+from gpuwarden.remote.ssh.outcomes import CommandFailed, NoShell
+from gpuwarden.remote.ssh.session import Take
 from gpuwarden.remote.transfer.shell_upload import PUT_S, put
 from gpuwarden.remote.transfer.stream_digest import Seal
 from gpuwarden.remote.transfer.upload import push
@@ -45,12 +48,13 @@ _NO_RUNNER = 97
 _ANY = 'for path; do [ -e "$path" ] && exit 0; done; exit 1'
 # Importing the runner instead of running it lets Python keep it compiled, which halves the time of a call.
 _START = f"""
-import importlib.util, os, sys
+import os, sys
+from importlib.machinery import SourceFileLoader
 del sys.argv[0]
 os.path.isfile(sys.argv[0]) or sys.exit({_NO_RUNNER})
-spec = importlib.util.spec_from_file_location("runner", sys.argv[0])
-runner = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(runner)
+runner = type(sys)("runner")
+runner.__file__ = sys.argv[0]
+SourceFileLoader("runner", sys.argv[0]).exec_module(runner)
 runner.main(sys.argv[1:])
 """.strip()
 
@@ -272,18 +276,21 @@ class SshBackend(RunnerBackend):
     async def _verb(
         self, place: Place, verb: str, run_dir: str | None, near: str | None = None
     ) -> tuple[_Machine, list[str]]:
-        """Return the machine, and the argument list that runs a verb of the shared runner."""
-        host = await self._host_info(place)
-        runner = self._runner_path(place, near or run_dir, host)
-        words = [host.runner_python, "-I", "-S", "-c", _START, runner, verb, *([run_dir] if run_dir else [])]
-        return await self._at(place), words
+        """Return the machine, and the argument list that runs a verb of the shared runner.
 
-    def _runner_path(self, place: Place, run_dir: str | None, host: HostInfo) -> str:
-        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, host)
+        A machine that was not probed yet finds its Python as it starts the verb.
+        """
+        machine = await self._at(place)
+        runner = await self._runner_path(place, near or run_dir)
+        python = machine.host.runner_python if machine.host else ANY_PYTHON
+        return machine, python_command(python, _START, runner, verb, *([run_dir] if run_dir else []))
+
+    async def _runner_path(self, place: Place, run_dir: str | None) -> str:
+        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, await self._host_info(place))
         return f"{root}/{TOOLS}/{launch.content_name('runner', launch.runner_source())}"
 
     async def _ship(self, place: Place, run_dir: str | None) -> None:
-        path = self._runner_path(place, run_dir, await self._host_info(place))
+        path = await self._runner_path(place, run_dir)
         await put((await self._at(place)).ssh, path, launch.runner_source())
 
     # --------------------------------------------------------------------------------------------------- connections
@@ -375,6 +382,8 @@ def _raise_for(failed: CommandFailed) -> None:
     last = failed.err.strip().rpartition(b"\n")[2]
     if last.startswith(b"{"):
         launch.raise_for(parse(last))
+    if failed.exit_code == NO_PYTHON:
+        raise no_python() from failed
     if failed.exit_code in {126, 127}:
         raise NotFound(
             "the machine's Python is not there any more", "Was the image or its environment changed?"

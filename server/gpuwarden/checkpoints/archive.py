@@ -36,11 +36,11 @@ from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_prior
 
 # These need more than the standard library, or are never run there, so the archive leaves them out.
 _HOME = {"verify.py", "save_helper.py"}
-_CORE = ("__init__.py", "contract.py", "errors.py", "guidance.py", "registry.py")
+_CORE = ("__init__.py", "contract.py", "errors.py", "evidence.py", "guidance.py", "registry.py")
 _ROWS = 1_000
 _MAX_KEY = 256
-_FILE = ("path", "format", "size", "proved", "unproved", "warnings", "doubts", "problems", "sealed", "unread")
-_FOLDER = ("layout", "path", "step", "checkpoint", "proved", "warnings", "doubts", "problems", "resume")
+_FILE = ("path", "format", "size", "proved", "unproved", "warnings", "doubts", "problems", "causes", "sealed", "unread")
+_FOLDER = ("layout", "path", "step", "checkpoint", "proved", "warnings", "doubts", "problems", "causes", "resume")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

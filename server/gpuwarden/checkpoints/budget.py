@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuwarden.checkpoints.file_model import Doubtful
+from gpuwarden.core.evidence import Cause
 
 
 @dataclass
@@ -44,4 +45,4 @@ class Budget:
         with self._lock:
             self._read += count
         if self.spent:
-            raise Doubtful(f"was not read to its end: {self.spent}")
+            raise Doubtful(f"was not read to its end: {self.spent}", Cause.LIMIT)

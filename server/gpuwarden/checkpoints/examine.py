@@ -24,11 +24,13 @@ from gpuwarden.checkpoints.file_model import (
     some,
 )
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
+from gpuwarden.checkpoints.layouts import training_file
 from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.tree import Tree, walk
-from gpuwarden.checkpoints.values import checksums, content_scan, heuristics, nonfinite
+from gpuwarden.checkpoints.values import checksums, content_scan, heuristics, nonfinite, pages
+from gpuwarden.core.evidence import Cause
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -44,26 +46,34 @@ def examine(path: Path, ask: Ask) -> Findings:
     """Examine a file or everything below a folder. Never raises for bad content."""
     if path.is_dir():
         return examine_tree(walk(path, ask.limits, ask.budget), ask)
-    unreadable, rosters = "", 0
+    unreadable, rosters = Anatomy("manifest"), 0
     if ask.only is None and not ask.expected and manifest.beside(path).is_file():
         try:
             ask = replace(ask, expected=manifest.read(manifest.beside(path), ask.limits))
             rosters = 1
             if path.name not in ask.expected:
-                unreadable = f"the manifest {short(manifest.beside(path).name, 80)} does not list it"
-        except (Broken, Doubtful) as why:
-            unreadable = str(why)
+                listed = short(manifest.beside(path).name, 80)
+                unreadable.refute(f"the manifest {listed} does not list it", Cause.CONTRADICTION)
+        except Broken as why:
+            unreadable.refute(str(why), why.cause)
+        except Doubtful as why:
+            unreadable.doubt(str(why), why.cause)
     # A link that the caller names is followed; links inside a folder are the folder's, and may be hostile.
     real = Path(os.path.realpath(path))
     entry = look(real, path.name, ask)
-    if unreadable:
-        entry.problems.append(unreadable)
-    return Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open)
+    entry.adopt(unreadable)
+    found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open)
+    alone = training_file.of_entry(entry, found)
+    found.judgements += [alone] if alone else []
+    return found
 
 
 def examine_tree(tree: Tree, ask: Ask) -> Findings:
     """Examine every file of a tree, then let the layouts judge its folders."""
     found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open)
+    ours = ask.ours(tree)
+    for folder in tree.folders if ours else ():
+        folder.files = {n: size for n, size in folder.files.items() if folder.join(n) not in ours}
     if ask.only is None:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
     else:
@@ -84,13 +94,13 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
     left_out = [n for n in sizes if looked[n] is None]
     for folder in tree.folders:
         for name, why in folder.odd.items():
-            found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
+            found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why], causes=[Cause.UNREAD])
     if left_out or tree.doubts:
         found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
         spent = ask.budget.spent if ask.budget else ""
         if left_out:
-            found.doubts.append(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}")
-        found.doubts.append("the folders were not judged, for not all of their files were looked at")
+            found.doubt(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}", Cause.LIMIT)
+        found.doubt("the folders were not judged, for not all of their files were looked at", Cause.LIMIT)
     else:
         judge(found)
     return found
@@ -107,12 +117,15 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
             found.judgements.append(said)
             try:
                 roster = manifest.read(found.place(folder.join(name)), ask.limits, ask.open)
-            except (Broken, Doubtful) as why:
-                said.problems.append(str(why))
+            except Broken as why:
+                said.refute(str(why), why.cause)
+                continue
+            except Doubtful as why:
+                said.doubt(str(why), why.cause)
                 continue
             gone = [n for n in roster if n not in tree.files and folder.join(n) not in tree.files]
             if gone:
-                said.problems.append(f"the manifest lists files that are gone: {some(gone)}")
+                said.refute(f"the manifest lists files that are gone: {some(gone)}", Cause.DAMAGE)
             else:
                 said.proved.append(f"all {len(roster):,} files of the manifest are there")
             found.rosters += 1
@@ -149,13 +162,15 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
             source.took = ask.budget.take if ask.budget else None  # a reader may need all of a file, too
             _look(source, entry, ask)
             if source.changed():
-                entry.doubts.append("was written to while it was read")
+                entry.doubt("was written to while it was read", Cause.CHANGING)
     except Broken as why:
-        entry.problems.append(str(why))
+        entry.refute(str(why), why.cause)
     except Doubtful as why:
-        entry.doubts.append(str(why))
+        entry.doubt(str(why), why.cause)
+    except MemoryError:
+        entry.doubt("the reader ran out of memory", Cause.LIMIT)
     except GAVE_UP as why:
-        entry.doubts.append(f"the reader gave up: {type(why).__name__}: {short(why, 80)}")
+        entry.doubt(f"the reader gave up: {type(why).__name__}: {short(why, 80)}")
     return entry
 
 
@@ -167,26 +182,25 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
     try:
         anatomy = _read(source, entry, head, ask.limits)
     except Broken as why:
-        anatomy = Anatomy(entry.format, problems=[str(why)])
+        anatomy = Anatomy(entry.format, problems=[str(why)], causes=[why.cause])
         entry.aside = heuristics.no_weights(entry.path, head, source.size)
     except Doubtful as why:
-        anatomy = Anatomy(entry.format, doubts=[str(why)])
+        anatomy = Anatomy(entry.format, doubts=[str(why)], causes=[why.cause])
         entry.unread = isinstance(why, Unread) and not heuristics.like_weights(entry.path, head, source.size)
     entry.anatomy = anatomy
     entry.proved += anatomy.proved
     entry.unproved += anatomy.unproved
     entry.warnings += anatomy.warnings
-    entry.problems += anatomy.problems
-    entry.doubts += anatomy.doubts
+    entry.adopt(anatomy)
     # A file that can't be read may still be shown to equal what was recorded of it.
     if ask.content and (expected or not (entry.problems or entry.doubts)):
         _content(source, entry, anatomy, expected, ask)
     if entry.temporary and entry.sealed:
         entry.unproved.append("its content: it is the leftover of an unfinished save, and part of no checkpoint")
     elif entry.temporary:
-        entry.doubts.append("the leftover of an unfinished save; delete it, or find out who still writes it")
+        entry.doubt("the leftover of an unfinished save; delete it, or find out who still writes it", Cause.CHANGING)
     elif anatomy.opaque and not entry.sealed:
-        entry.doubts.append("only a digest recorded at save time could prove it, and none was compared")
+        entry.doubt("only a digest recorded at save time could prove it, and none was compared", Cause.UNSEALED)
 
 
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
@@ -221,27 +235,31 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
     # A roster that the caller brought may have come a long way; one found beside the files finds damage, not malice.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
-    known = len(anatomy.problems), len(anatomy.proved)
+    lists = ("problems", "doubts", "causes", "proved")
+    known = {name: len(getattr(anatomy, name)) for name in lists}
     for work in anatomy.later:
         work()
-    entry.problems += anatomy.problems[known[0] :]
-    entry.proved += anatomy.proved[known[1] :]
+    for name in lists:
+        getattr(entry, name).extend(getattr(anatomy, name)[known[name] :])
     if seen.bad_spans:
-        entry.problems.append(f"the CRC of {some(seen.bad_spans)} does not fit: the bytes changed after the save")
+        entry.refute(f"the CRC of {some(seen.bad_spans)} does not fit: the bytes changed after the save")
     elif seen.spans:
         entry.proved.append(f"the CRC of {seen.spans:,} members fits")
     recorded = expected.digests if expected else {}
     compared = [n for n in recorded if n in seen.digests]
     wrong = [n for n in compared if seen.digests[n] != recorded[n]]
     if wrong:
-        entry.problems.append(f"its {wrong[0]} differs from the manifest's: these are not the bytes that were saved")
+        entry.refute(f"its {wrong[0]} differs from the manifest's: these are not the bytes that were saved")
     elif compared:
         entry.sealed = True
         entry.proved.append(f"{compared[0]} equals the manifest's")
     elif recorded:
-        entry.doubts.append("the manifest has no digest of it that can be computed here")
+        entry.doubt("the manifest has no digest of it that can be computed here", Cause.UNSEALED)
     elif not seen.spans:
         entry.unproved.append(NO_SEAL)
+    for marks in seen.marks if not entry.sealed else ():
+        for line in pages.suspicions(source, anatomy, marks, seen.zero):
+            entry.doubt(line, Cause.UNSEALED)
     if seen.scanned:
         _values(source, entry, anatomy, seen)
 
@@ -259,9 +277,9 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
         elif odd.nan or odd.inf:
             bad.append(f"{short(tensor.name, 80)} ({odd})")
     if bad:
-        entry.problems.append(f"not finite: {some(bad)}")
+        entry.refute(f"not finite: {some(bad)}", Cause.NOT_FINITE)
     elif len(seen.strange) > 200:
-        entry.doubts.append(f"{len(seen.strange):,} tensors may contain NaN or infinity; 200 were looked at")
+        entry.doubt(f"{len(seen.strange):,} tensors may contain NaN or infinity; 200 were looked at", Cause.LIMIT)
     else:
         apart = ", masks and counters apart" if len(entry.warnings) > before else ""
         entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite{apart}")

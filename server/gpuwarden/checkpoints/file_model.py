@@ -6,13 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuwarden.core.evidence import Cause, Evidence
+
 
 class Broken(Exception):
-    """The file is certainly damaged or hostile; the message says how."""
+    """The file is certainly damaged or hostile; the message says how, and `cause` is one that refutes."""
+
+    def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
+        super().__init__(why)
+        self.cause = cause
 
 
 class Doubtful(Exception):
     """The file can't be judged, and why. It never counts as whole."""
+
+    def __init__(self, why: str, cause: Cause = Cause.UNREAD) -> None:
+        super().__init__(why)
+        self.cause = cause
 
 
 class Unread(Doubtful):
@@ -32,6 +42,9 @@ class Limits:
     members: int = 300_000
     files: int = 200_000
     depth: int = 32
+    lines: int = 5_000_000  # of JSON
+    unpacked: int = 1 << 30  # decompressed from one file, or
+    unpack_ratio: int = 20  # so many times its size
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
     inflated: int = 1 << 40
 
@@ -65,6 +78,7 @@ DTYPES: dict[str, DType] = {
     "F6_E3M2": DType(6, "f"),
     "F4": DType(4, "f"),
     # A complex number is a pair of floats, and is scanned as one.
+    "C32": DType(32, "c"),
     "C64": DType(64, "c"),
     "C128": DType(128, "c"),
     "I64": DType(64, "i"),
@@ -77,7 +91,18 @@ DTYPES: dict[str, DType] = {
     "U8": DType(8, "u"),
     "BOOL": DType(8, "b"),
 }
-PARTS = {"C64": "F32", "C128": "F64"}
+PARTS = {"C32": "F16", "C64": "F32", "C128": "F64"}
+# ggml's quantised types: bytes per block, the type of its scales, and their offsets in the block.
+BLOCK_SCALES: dict[str, tuple[int, str, tuple[int, ...]]] = {
+    "Q1_0": (18, "F16", (0,)), "Q4_0": (18, "F16", (0,)), "Q4_1": (20, "F16", (0, 2)), "Q5_0": (22, "F16", (0,)),
+    "Q5_1": (24, "F16", (0, 2)), "Q8_0": (34, "F16", (0,)), "Q2_K": (84, "F16", (80, 82)), "Q3_K": (110, "F16", (108,)),
+    "Q4_K": (144, "F16", (0, 2)), "Q5_K": (176, "F16", (0, 2)), "Q6_K": (210, "F16", (208,)),
+    "Q8_K": (292, "F32", (0,)),
+    "IQ2_XXS": (66, "F16", (0,)), "IQ2_XS": (74, "F16", (0,)), "IQ2_S": (82, "F16", (0,)), "IQ3_XXS": (98, "F16", (0,)),
+    "IQ3_S": (110, "F16", (0,)), "IQ1_S": (50, "F16", (0,)), "IQ4_NL": (18, "F16", (0,)), "IQ4_XS": (136, "F16", (0,)),
+    "TQ1_0": (54, "F16", (52,)), "TQ2_0": (66, "F16", (64,)), "MXFP4": (17, "F8_E8M0", (0,)),
+    "NVFP4": (36, "F8_E4M3", (0, 1, 2, 3)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,7 +139,7 @@ class Span:
 
 
 @dataclass
-class Anatomy:
+class Anatomy(Evidence):
     """Everything a reader found in one file."""
 
     format: str
@@ -125,6 +150,7 @@ class Anatomy:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
     # What the layouts may want to look at: parsed JSON, the inert tree of a pickle, safetensors' metadata.
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)

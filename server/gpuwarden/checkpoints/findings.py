@@ -10,6 +10,7 @@ from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.file_model import Anatomy, Limits, Tensor
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Tree
+from gpuwarden.core.evidence import Cause, Evidence
 
 _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".swp", "~", ".downloading")
 
@@ -27,8 +28,8 @@ def temporary(path: str) -> bool:
 
 
 @dataclass
-class Entry:
-    """The findings about one file. `verdict` is proven, refuted or unknown, as in `core.models.Verdict`."""
+class Entry(Evidence):
+    """The findings about one file."""
 
     path: str
     format: str = "unknown"
@@ -41,16 +42,12 @@ class Entry:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
     sealed: bool = False
     # Of no format known here, and nothing about it claims to be weights.
     unread: bool = False
     # A picture, a table or a log, and nothing about it claims to be weights: broken, it breaks no checkpoint.
     aside: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """Return the worst of what was found."""
-        return "refuted" if self.problems else "unknown" if self.doubts else "proven"
 
 
 @dataclass
@@ -62,8 +59,10 @@ class Expected:
 
 
 @dataclass
-class Judgement:
-    """A layout's judgement of one folder."""
+class Judgement(Evidence):
+    """A layout's judgement of one folder. What it finds wrong is a contradiction between files, if nothing else."""
+
+    usual = (Cause.CONTRADICTION, Cause.UNREAD)
 
     layout: str
     path: str
@@ -76,11 +75,14 @@ class Judgement:
     # What prevents a resume, though the folder is whole for other uses.
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
+    # What was not examined, with what would settle it; it changes no verdict.
+    unproved: list[str] = field(default_factory=list)
 
 
 @dataclass
-class Findings:
-    """All that was found below one path."""
+class Findings(Evidence):
+    """All that was found below one path. Its problems and doubts belong to no single file or folder."""
 
     root: Path
     entries: dict[str, Entry]
@@ -92,6 +94,8 @@ class Findings:
     # How many manifests were found beside the files and believed.
     rosters: int = 0
     open: Callable[[Path, str], Source] = Source
+    problems: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
 
     def __getitem__(self, path: str) -> Entry | None:
         return self.entries.get(path)
@@ -103,8 +107,8 @@ class Findings:
         return self.tree.blobs.get(path, self.tree.root / path)
 
     def within(self, folder: str) -> list[Entry]:
-        """Return the files of a folder and everything below it."""
-        return [e for p, e in self.entries.items() if not folder or p.startswith(folder + "/")]
+        """Return the files of a folder and everything below it, or the one file of that path."""
+        return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
     def tensors(self, paths: Iterable[str]) -> dict[str, Tensor]:
         """Return all tensors of some files, by name."""
@@ -123,6 +127,8 @@ class Ask:
     progress: Callable[[int], None] | None = None
     budget: Budget | None = None
     open: Callable[[Path, str], Source] = Source
+    # Files of a folder that gpuwarden itself put there: they are no part of what is judged.
+    ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
 
     def note(self, count: int) -> None:
         """Count bytes that were read. Raises Doubtful when the budget is spent."""

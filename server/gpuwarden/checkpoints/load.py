@@ -22,6 +22,7 @@ from typing import Any
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.file_model import short
 from gpuwarden.checkpoints.findings import Entry, Findings
+from gpuwarden.core.evidence import Cause
 
 # The child gets no secrets: only what an interpreter needs to start.
 _ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "LANG", "VIRTUAL_ENV")
@@ -76,14 +77,14 @@ def load(
         if entry.load == "parsed":
             entry.proved.append("loads: all of it was parsed")
         elif not entry.load:
-            entry.doubts.append("nothing here can load it")
+            entry.doubt("nothing here can load it", Cause.NOT_LOADED)
     # Where torch's safe loader would refuse an object, our own reader loads the tensors beside it.
     queue = [e for e in todo if e.load == "tensors" and not (_inert(e) and e.anatomy and not e.anatomy.tensors)]
     limits = limits or LoadLimits()
     while queue:
         if budget and budget.spent:
             for entry in queue:
-                entry.doubts.append(f"was not loaded: {budget.spent}")
+                entry.doubt(f"was not loaded: {budget.spent}", Cause.LIMIT)
             return
         task = {
             "memory": limits.memory + 3 * max(e.size for e in queue),
@@ -97,19 +98,19 @@ def load(
             ],
         }
         seconds = limits.start_s + sum(e.size for e in queue) / limits.bytes_per_s
-        answers, why = _run(json.dumps(task), min(seconds, budget.left_s) if budget else seconds, child)
+        answers, why = run_child(json.dumps(task), min(seconds, budget.left_s) if budget else seconds, child)
         for entry, answer in zip(queue, answers):  # noqa: B905 (shipped to old Pythons)
             _settle(entry, answer)
         queue = queue[len(answers) :]
         if queue:  # the child ended at this file; a new one continues with the next
-            queue.pop(0).doubts.append(f"could not be loaded: {why}")
+            queue.pop(0).doubt(f"could not be loaded: {why}", Cause.LIMIT)
 
 
 def _inert(entry: Entry) -> bool:
     return bool(entry.anatomy and entry.anatomy.meta.get("inert"))
 
 
-def _run(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+def run_child(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
     """Run one child over a task. Return its answers, one a file, and why it ended."""
     env = {k: os.environ[k] for k in _ENV if k in os.environ}
     with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:
@@ -136,12 +137,15 @@ def _settle(entry: Entry, answer: dict[str, Any]) -> None:
     """Write the child's answer about one file into its entry."""
     elements = sum(t.numel for t in entry.anatomy.tensors) if entry.anatomy else 0
     if answer.get("error"):
-        entry.problems.append(f"does not load: {short(answer['error'], 160)}")
+        entry.refute(f"does not load: {short(answer['error'], 160)}")
+    elif answer.get("declined"):
+        entry.doubt(f"its library declines it: {short(answer['declined'], 160)}", Cause.NOT_LOADED)
     elif answer.get("missing"):
-        entry.doubts.append(f"could not be loaded: {short(answer['missing'], 80)} is not installed there")
+        entry.doubt(f"could not be loaded: {short(answer['missing'], 80)} is not installed there", Cause.NOT_LOADED)
     elif answer.get("memory"):
-        entry.doubts.append("could not be loaded within the memory limit")
+        entry.doubt("could not be loaded within the memory limit", Cause.LIMIT)
     elif answer["elements"] != elements:
-        entry.problems.append(f"{answer['by']} loads {answer['elements']:,} elements; its structure has {elements:,}")
+        by, loaded = answer["by"], answer["elements"]
+        entry.refute(f"{by} loads {loaded:,} elements; its structure has {elements:,}", Cause.CONTRADICTION)
     else:
         entry.proved.append(f"loads with {answer['by']}: {answer['tensors']:,} tensors, {elements:,} elements")

@@ -39,6 +39,11 @@ class Walker:
             self.window = self.source.at(at, min(1 << 14, self.source.size - at))
         return self.window[at - self.base]
 
+    def text(self, place: tuple[int, int]) -> str:
+        """Return a text, at most its first 1,000 bytes."""
+        begin, end = place
+        return self.source.at(begin, min(end - begin, 1000)).decode("utf-8", "replace")
+
     def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
         """Yield (number, wire type, value or (start, end)) of each field between two offsets."""
         while at < end:
@@ -47,6 +52,8 @@ class Walker:
                 raise Doubtful(f"has more than {FIELDS:,} fields; the rest was not read")
             key, at = self.varint(at, end)
             number, wire = key >> 3, key & 7
+            if not number:
+                raise Broken(f"its protobuf has the field number 0 near byte {at:,}: no writer makes one")
             if wire == 0:
                 value, at = self.varint(at, end)
                 yield number, wire, value

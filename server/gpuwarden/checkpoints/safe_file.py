@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gpuwarden.checkpoints.file_model import Broken, Doubtful
+from gpuwarden.core.evidence import Cause
 
 if TYPE_CHECKING:
     from typing import Self
@@ -68,7 +69,7 @@ class Source:
             try:
                 got = os.preadv(self.fd, [view], offset)
             except OSError as why:
-                raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why
+                raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}", Cause.CHANGING) from why
         else:
             data = _pread(self.fd, len(view), offset)
             got = len(data)
@@ -82,8 +83,8 @@ class Source:
         return self.at(0, min(length, self.size))
 
     def beside(self, name: str) -> Source | None:
-        """Open another file of the same folder; None where there is none."""
-        place = self.path.with_name(name)
+        """Open another file of the same folder, or of one below it; None where there is none."""
+        place = self.path.parent / name
         return Source(place) if place.is_file() else None
 
     def changed(self) -> bool:
@@ -136,6 +137,44 @@ class Source:
         self.close()
 
 
+class Window(Source):
+    """A part of a file, read like a separate file of the name `name`."""
+
+    def __init__(self, whole: Source, offset: int, size: int, name: str = "") -> None:
+        self.whole, self.offset, self.size = whole, offset, size
+        self.path, self.name, self.fd = whole.path, name or whole.name, -1
+
+    def at(self, offset: int, length: int) -> bytes:
+        """Read bytes of the part."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Broken("a record ends before the bytes that it announces")
+        return self.whole.at(self.offset + offset, length)
+
+
+class Reader:
+    """Reads a source forward in small pieces, out of a buffer."""
+
+    def __init__(self, source: Source, at: int = 0, end: int | None = None) -> None:
+        self.source, self.at, self.end = source, at, source.size if end is None else end
+        self._buffer, self._base = b"", at
+
+    def take(self, n: int) -> bytes:
+        """Return the next `n` bytes. Raises Broken where fewer are left."""
+        self.skip(n)
+        begin = self.at - n
+        if not self._base <= begin <= self.at <= self._base + len(self._buffer):
+            self._base = begin
+            self._buffer = self.source.at(begin, max(n, min(1 << 16, self.end - begin)))
+        return self._buffer[begin - self._base : self.at - self._base]
+
+    def skip(self, n: int) -> int:
+        """Pass over `n` bytes. Return where they begin. Raises Broken where fewer are left."""
+        if n < 0 or n > self.end - self.at:
+            raise Broken(f"is cut off: {n:,} bytes are needed at {self.at:,}, and it ends at {self.end:,}")
+        self.at += n
+        return self.at - n
+
+
 def kind(mode: int) -> str:
     """Return the name of a special file's kind."""
     for test, word in (
@@ -158,4 +197,4 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
         os.lseek(fd, offset, os.SEEK_SET)
         return os.read(fd, length)
     except OSError as why:
-        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why
+        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}", Cause.CHANGING) from why

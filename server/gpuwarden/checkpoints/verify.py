@@ -20,20 +20,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.build import build
 from gpuwarden.checkpoints.compare import Compared, compare
 from gpuwarden.checkpoints.examine import GAVE_UP, examine
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, short, some
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
 from gpuwarden.checkpoints.load import LoadLimits, load
 from gpuwarden.checkpoints.sealing import manifest as manifests
+from gpuwarden.checkpoints.tree import Tree
 from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.evidence import Cause, Evidence, gravest_first
+from gpuwarden.core.evidence import verdict as verdict_of
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 
 WHO = (
     "who wrote the manifest beside the files: whoever can write one can write the other, so it shows damage, not malice"
 )
-_RANK = {Verdict.PROVEN: 0, Verdict.UNKNOWN: 1, Verdict.REFUTED: 2}
+
+# Longest job id, and what a pull keeps in its staging folder with the most bytes that each can have.
+_LONGEST = 200
+_BESIDE = {"lock": 0, "owner": _LONGEST, LOG_NAME: 1 << 30}
 
 
 def verify(
@@ -61,11 +68,12 @@ def verify(
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
-    ask = replace(ask, expected=expected or {})
+    ask = replace(ask, expected=expected or {}, ours=_left_by_a_pull)
     found, extra = _examine(path, level, manifest, under, ask)
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
         load(found, good, load_limits, budget)
+        build([found], budget)
     if against is not None:
         other = (
             against
@@ -100,7 +108,7 @@ def _compare(found: Findings, other: Findings, extra: _Extra) -> None:
     try:
         result = compare(found, other)
     except (Broken, Doubtful, *GAVE_UP) as why:
-        extra.doubts.append(f"could not be compared with {name}: {short(why, 80)}")
+        extra.doubt(f"could not be compared with {name}: {short(why, 80)}")
         return
     _add_compared(result, name, extra)
 
@@ -108,8 +116,10 @@ def _compare(found: Findings, other: Findings, extra: _Extra) -> None:
 def _add_compared(result: Compared, name: str, extra: _Extra) -> None:
     extra.proved += [f"compared: {line}" for line in result.proved]
     extra.warnings += [f"compared: {line}" for line in result.warnings]
-    extra.problems += [f"compared with {name}: {line}" for line in result.problems]
-    extra.doubts += [f"compared with {name}: {line}" for line in result.doubts]
+    for line in result.problems:
+        extra.refute(f"compared with {name}: {line}", Cause.CONTRADICTION)
+    for line in result.doubts:
+        extra.doubt(f"compared with {name}: {line}")
 
 
 def usable(path: Path) -> Path:
@@ -126,7 +136,7 @@ def usable(path: Path) -> Path:
     return path
 
 
-class _Extra:
+class _Extra(Evidence):
     """The lines of a report that are not findings."""
 
     def __init__(self) -> None:
@@ -134,7 +144,21 @@ class _Extra:
         self.warnings: list[str] = []
         self.problems: list[str] = []
         self.doubts: list[str] = []
+        self.causes: list[Cause] = []
         self.not_checked: list[str] = []
+
+
+def _left_by_a_pull(tree: Tree) -> frozenset[str]:
+    """Return the files that a pull leaves beside the artifacts: its lock, its owner's name and the job's log."""
+    found: set[str] = set()
+    for folder in tree.folders:
+        staging = folder.folders.get(STAGING)
+        if staging is None or staging.files.get("owner", _LONGEST + 1) > _LONGEST:
+            continue
+        found.update(staging.join(n) for n, most in _BESIDE.items() if staging.files.get(n, most + 1) <= most)
+        if LOG_NAME in folder.files:
+            found.add(folder.join(LOG_NAME))
+    return frozenset(found)
 
 
 def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, ask: Ask) -> tuple[Findings, _Extra]:
@@ -149,21 +173,23 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
     found = examine(path, replace(ask, expected=roster, only=frozenset(roster)))
     gone = sorted(n for n in roster if n not in found.entries)
     if gone:
-        extra.problems.append(f"{len(gone):,} files of the manifest are not here: {some(gone)}")
+        extra.refute(f"{len(gone):,} files of the manifest are not here: {some(gone)}")
     base = under.strip("/")
     never = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
     if never:
-        extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(never)}")
+        extra.refute(
+            f"declared outputs that did not exist when the manifest was taken: {some(never)}", Cause.CONTRADICTION
+        )
     if level is not Level.STRUCTURE:
         for entry in found.entries.values():
             if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
-                entry.doubts.append("the manifest has no digest of it, so the copy can't be shown to be equal")
+                entry.doubt("the manifest has no digest of it, so the copy can't be shown to be equal", Cause.UNSEALED)
     # A pull adds the log and its staging folder beside the artifacts.
     others = [name for name in found.beyond if name != LOG_NAME and not name.startswith(f"{STAGING}/")]
     if others:
         extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
     if not roster:
-        extra.doubts.append("the manifest lists no file here")
+        extra.doubt("the manifest lists no file here")
     return found, extra
 
 
@@ -173,43 +199,54 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     unread = frozenset(e.path for e in found.entries.values() if e.unread and e.sealed and not e.problems)
     aside = frozenset(e.path for e in found.entries.values() if e.aside and e.sealed and e.problems)
     plain = [j for j in found.judgements if not j.checkpoint]
-    problems = extra.problems + [_at(j, p) for j in plain for p in j.problems]
-    doubts = found.doubts + extra.doubts + [_at(j, d) for j in plain for d in j.doubts]
-    if not files and not problems:
-        doubts.append("has no files, so there is nothing to prove")
-    whole = [c for c in checkpoints if c.verdict is Verdict.PROVEN and c.step is not None]
-    newest = max(whole, key=lambda c: c.step or 0, default=None)
+    whole = _Extra()
+    whole.adopt(found)
+    whole.adopt(extra)
+    for j in plain:
+        whole.adopt(replace(j, problems=[_at(j, p) for p in j.problems], doubts=[_at(j, d) for d in j.doubts]))
+    if not files and not whole.problems:
+        whole.doubt("has no files, so there is nothing to prove")
+    resumable = [c for c in checkpoints if c.verdict is Verdict.PROVEN and c.step is not None]
+    newest = max(resumable, key=lambda c: c.step or 0, default=None)
     if level is Level.RESUME:
         if newest is None:
-            doubts.append("no whole checkpoint with a step was found, so there is nothing to resume from")
+            whole.doubt("no whole checkpoint with a step was found, so there is nothing to resume from")
         else:
-            problems += [f"{newest.path}: {line}" for line in newest.resume]
-    whole_said = [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
+            for line in newest.resume:
+                whole.refute(f"{newest.path}: {line}", Cause.NO_RESUME)
     left = unread | aside
-    readable = [_checkpoint(j, found, left).verdict for j in found.judgements if j.checkpoint]
-    readable += [f.verdict for f in files if f.path not in left] + whole_said
+    readable = [c for j in found.judgements if j.checkpoint for c in _checkpoint(j, found, left).causes]
+    readable += [c for f in files if f.path not in left for c in f.causes]
+    parts: list[FileEvidence | CheckpointEvidence] = [*files, *checkpoints]
+    causes = gravest_first([*whole.why, *(c for part in parts for c in part.causes)])
     return Report(
         path=path,
         level=level,
-        verdict=_worst([f.verdict for f in files] + [c.verdict for c in checkpoints] + whole_said),
+        verdict=Verdict(verdict_of(causes)),
+        causes=causes,
         unread=tuple(sorted(unread)),
         aside=tuple(sorted(aside)),
-        readable=_worst(readable, none=Verdict.PROVEN),
+        readable=Verdict(verdict_of([*readable, *whole.why])),
         files=files,
         checkpoints=checkpoints,
         proved=tuple(extra.proved + [_at(j, p) for j in plain for p in j.proved]),
         warnings=tuple(extra.warnings + [_at(j, w) for j in plain for w in j.warnings]),
-        doubts=tuple(doubts),
-        problems=tuple(problems),
-        not_checked=tuple(extra.not_checked + _not_checked(level, found)),
+        doubts=tuple(whole.doubts),
+        problems=tuple(whole.problems),
+        not_checked=tuple(extra.not_checked + _open(found) + _not_checked(level, found)),
         step=newest.step if newest else None,
         newest=newest.path if newest else "",
         bytes=sum(f.size for f in files),
     )
 
 
-def _worst(verdicts: list[Verdict], none: Verdict = Verdict.UNKNOWN) -> Verdict:
-    return max(verdicts, key=_RANK.__getitem__, default=none)
+def _open(found: Findings) -> list[str]:
+    """Return what the layouts left open, each line once with the first folder that it is about."""
+    lines: dict[str, str] = {}
+    for judgement in found.judgements:
+        for line in judgement.unproved:
+            lines.setdefault(line, _at(judgement, line))
+    return list(lines.values())
 
 
 def _at(judgement: Judgement, line: str) -> str:
@@ -222,6 +259,7 @@ def _file(entry: Entry) -> FileEvidence:
         path=entry.path,
         format=entry.format,
         verdict=Verdict(entry.verdict),
+        causes=entry.why,
         size=entry.size,
         proved=tuple(entry.proved),
         unproved=tuple(entry.unproved),
@@ -244,12 +282,15 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
     resume = [
         r for j in below if j.path == judgement.path or (not j.checkpoint and part.fullmatch(j.path)) for r in j.resume
     ]
-    worst = [Verdict(e.verdict) for e in found.within(judgement.path) if e.path not in without]
-    worst += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
+    within = [e for e in found.within(judgement.path) if e.path not in without]
+    causes = gravest_first(c for said in (*within, *below) for c in said.why)
+    if not within and not causes:
+        causes = (Cause.UNREAD,)
     return CheckpointEvidence(
         path=judgement.path or ".",
         layout=judgement.layout,
-        verdict=_worst(worst),
+        verdict=Verdict(verdict_of(causes)),
+        causes=causes,
         step=judgement.step,
         proved=tuple(p for j in same for p in j.proved),
         warnings=tuple(w for j in same for w in j.warnings),

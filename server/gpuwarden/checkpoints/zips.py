@@ -10,10 +10,11 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, Span, short
 from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.core.evidence import Cause
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -32,20 +33,22 @@ class Member:
     packed: int
     size: int
     start: int
+    # The writer left the CRCs out, as torch does on request: all of them are zero.
+    unchecked: bool = False
 
 
 def members(source: Source, limits: Limits) -> dict[str, Member]:
     """Return the archive's members by name. Raises Broken for any irregularity that a writer of weights never makes."""
     count, size, offset = _directory(source)
     if count > limits.members:
-        raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not looked at")
+        raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not looked at", Cause.LIMIT)
     found: dict[str, Member] = {}
     table = source.at(offset, size)
     at = 0
     for _ in range(count):
         member, at = _entry(source, table, at, offset)
         if member.name in found:
-            raise Broken(f"has two members called {short(member.name, 60)}")
+            raise Broken(f"has two members called {short(member.name, 60)}", Cause.CONTRADICTION)
         found[member.name] = member
     if at != size:
         raise Broken("its directory is longer than its entries")
@@ -54,13 +57,18 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
     for m in sorted(found.values(), key=lambda m: (m.start, m.packed)):
         head = m.start - at
         if head < _LOCAL.size + len(m.name.encode()):
-            raise Broken(f"member {short(m.name, 60)} overlaps the one before it")
+            raise Broken(f"member {short(m.name, 60)} overlaps the one before it", Cause.CONTRADICTION)
         # header, name, extra field (64-bit sizes and padding), and the descriptor of the member before
         if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
-            raise Broken(f"{head:,} bytes that belong to nothing are before member {short(m.name, 60)}")
+            raise Broken(
+                f"{head:,} bytes that belong to nothing are before member {short(m.name, 60)}", Cause.CONTRADICTION
+            )
         at = m.start + m.packed
     if offset - at > 24:
-        raise Broken(f"{offset - at:,} bytes that belong to nothing are before the zip directory")
+        raise Broken(f"{offset - at:,} bytes that belong to nothing are before the zip directory", Cause.CONTRADICTION)
+    filled = [m for m in found.values() if m.size]
+    if len(filled) > 1 and not any(m.crc for m in filled):
+        return {name: replace(m, unchecked=True) for name, m in found.items()}
     return found
 
 
@@ -81,7 +89,9 @@ def span(member: Member) -> Span:
 def read(source: Source, member: Member, cap: int) -> bytes:
     """Return a small member's bytes, checked against its CRC. Raises Doubtful above `cap` bytes."""
     if member.size > cap:
-        raise Doubtful(f"member {short(member.name, 60)} has {member.size:,} bytes; above {cap:,} it is not read")
+        raise Doubtful(
+            f"member {short(member.name, 60)} has {member.size:,} bytes; above {cap:,} it is not read", Cause.LIMIT
+        )
     data = source.at(member.start, member.packed)
     if not member.stored:
         machine = zlib.decompressobj(-15)
@@ -91,15 +101,23 @@ def read(source: Source, member: Member, cap: int) -> bytes:
             raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
     if len(data) != member.size:
         raise Broken(f"member {short(member.name, 60)} has another size than the directory says")
-    if zlib.crc32(data) != member.crc:
+    if not member.unchecked and zlib.crc32(data) != member.crc:
         raise Broken(f"member {short(member.name, 60)} fails its CRC")
     return data
 
 
 def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
     """Yield a compressed member in pieces; compare size and CRC at the end. Memory stays flat, a bomb is refused."""
-    if member.size > limits.inflated or member.size > limits.inflate_ratio * max(member.packed, 1):
-        raise Broken(f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}: a zip bomb")
+    if member.size > limits.inflate_ratio * max(member.packed, 1):
+        raise Broken(
+            f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}, which can't be",
+            Cause.CONTRADICTION,
+        )
+    if member.size > limits.inflated:
+        raise Doubtful(
+            f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}; it is not unpacked",
+            Cause.LIMIT,
+        )
     machine, crc, size, at, pending = zlib.decompressobj(-15), 0, 0, 0, b""
     while not machine.eof and (at < member.packed or pending):
         if not pending:
@@ -114,7 +132,8 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
         if size > member.size:
             raise Broken(f"member {short(member.name, 60)} is longer than the directory says")
         yield out
-    if not machine.eof or machine.unused_data or at != member.packed or size != member.size or crc != member.crc:
+    fits = member.unchecked or crc == member.crc
+    if not machine.eof or machine.unused_data or at != member.packed or size != member.size or not fits:
         raise Broken(f"member {short(member.name, 60)} fails its size or CRC")
 
 
@@ -137,10 +156,11 @@ def _directory(source: Source) -> tuple[int, int, int]:
     end, (disk, first, here, count, size, offset, comment) = _end_record(source)
     after = source.size - end - _END.size
     if after:
-        what = "a comment" if after == comment else "bytes that belong to nothing"
-        raise Broken(f"{after:,} bytes follow its zip directory: {what}")
+        if after == comment:
+            raise Doubtful(f"a comment of {after:,} bytes follows its zip directory, which no writer of weights adds")
+        raise Broken(f"{after:,} bytes that belong to nothing follow its zip directory", Cause.CONTRADICTION)
     if disk or first or here != count:
-        raise Broken("claims to be part of a set of disks")
+        raise Doubtful("claims to be part of a set of disks")
     narrow = (count, size, offset)
     # torch writes the 64-bit record always, needed or not
     if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
@@ -159,7 +179,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
         raise Broken(f"a directory of {size:,} bytes can't contain {count:,} entries")
     wide, full = (count, size, offset), (0xFFFF, _FULL, _FULL)
     if any(n not in (w, f) for n, w, f in zip(narrow, wide, full)):  # noqa: B905
-        raise Broken("its two directory records differ")
+        raise Broken("its two directory records differ", Cause.CONTRADICTION)
     return wide
 
 
@@ -179,14 +199,14 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError as why:
-        raise Broken("has a member whose name is not UTF-8") from why
+        raise Doubtful("has a member whose name is not UTF-8") from why
     parts = name.replace("\\", "/").split("/")
     if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
-        raise Broken(f"has a member called {short(name, 60)!r}, which would leave the folder")
+        raise Broken(f"has a member called {short(name, 60)!r}, which would leave the folder", Cause.CONTRADICTION)
     if _FULL in (packed, size, offset):
         packed, size, offset = _wide(table[at + _ENTRY.size + n : stop - c], packed, size, offset)
     if flags & 1 or disk:
-        raise Broken(f"member {short(name, 60)} is encrypted or on another disk")
+        raise Doubtful(f"member {short(name, 60)} is encrypted or on another disk")
     if made >> 8 == 3 and stat.S_ISLNK(attr >> 16):
         raise Broken(f"member {short(name, 60)} is a symbolic link")
     if method not in (0, 8):
@@ -195,7 +215,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
     if start + packed > limit:
         raise Broken(f"member {short(name, 60)} reaches beyond the archive's data")
     if method == 0 and packed != size:
-        raise Broken(f"member {short(name, 60)} is stored, but its two sizes differ")
+        raise Broken(f"member {short(name, 60)} is stored, but its two sizes differ", Cause.CONTRADICTION)
     return Member(name, method == 0, crc, packed, size, start), stop
 
 
@@ -224,7 +244,7 @@ def _local(source: Source, raw: bytes, name: str, offset: int, method: int) -> i
     x: int
     sign, _, _, m, _, _, _, _, _, n, x = _LOCAL.unpack(source.at(offset, _LOCAL.size))
     if sign != b"PK\3\4":
-        raise Broken(f"member {short(name, 60)} does not begin where the directory says")
+        raise Broken(f"member {short(name, 60)} does not begin where the directory says", Cause.CONTRADICTION)
     if m != method or n != len(raw) or source.at(offset + _LOCAL.size, n) != raw:
-        raise Broken(f"member {short(name, 60)} has another name or method in its own header")
+        raise Broken(f"member {short(name, 60)} has another name or method in its own header", Cause.CONTRADICTION)
     return offset + _LOCAL.size + n + x

@@ -7,6 +7,7 @@ as `$HF_TOKEN` or the path of a key file, is not one.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -55,9 +56,21 @@ _URL: Final = re.compile(
 _HOOK: Final = re.compile(
     r"(?i)https://(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks|[\w.-]{1,80}\.webhook\.office\.com)/\w"
 )
+_NETRC: Final = re.compile(
+    r"\bmachine\s{1,9}\S{1,200}\s{1,9}login\s{1,9}\S{1,200}\s{1,9}password\s{1,9}(?P<value>[^\s\"']+)"
+)
 _QUERY: Final = re.compile(
     r"(?i)[?&](?:token|access_token|auth|api_?key|key|sig|signature|x-amz-signature|password)=(?P<value>[^\s&\"'#]+)"
 )
+
+
+def forms_of(value: str) -> Iterator[str]:
+    """Yield a secret as it is, in hexadecimal, and in base64 wherever in an encoded text it begins."""
+    raw = value.encode("utf-8", "surrogateescape")
+    yield value
+    yield raw.hex()
+    for before, skipped in enumerate((0, 2, 3)):  # the characters that also depend on what is before it
+        yield base64.b64encode(bytes(before) + raw).decode()[skipped : (before + len(raw)) * 8 // 6]
 
 
 def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -71,8 +84,9 @@ def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
     # Well-known programs take secrets under a short option or as a bare argument.
     programs = {part.rsplit("/", 1)[-1] for _, part in parts}
     for (_, before), (at, value) in pairwise(parts):
-        if before == "sshpass" and value.startswith("-p") and _is_value(value[2:]):
-            yield at, "a password for sshpass"
+        glued = programs & {"sshpass", "mysql", "mysqldump", "mariadb"}
+        if glued and value.startswith("-p") and _is_value(value[2:]):
+            yield at, f"a password for {min(glued)}"
         elif _is_value(value) and (what := _taken(programs, before, value)):
             yield at, what
 
@@ -102,6 +116,8 @@ def _marked(text: str) -> Iterator[str]:
             yield "a password in an address"
         elif found["value"] is None and _RANDOM.search(found["user"]):
             yield "a token in an address"
+    if any(_is_value(found["value"]) for found in _NETRC.finditer(text)):
+        yield "a password for a netrc file"
     if _HOOK.search(text):
         yield "the address of a webhook"
     if any(_RANDOM.search(found["value"]) for found in _QUERY.finditer(text)):
@@ -110,7 +126,7 @@ def _marked(text: str) -> Iterator[str]:
 
 def _taken(words: set[str], before: str, value: str) -> str:
     """Return which secret of a program a word is; empty for none."""
-    if "sshpass" in words and before == "-p":
+    if "sshpass" in words and before == "-p" and not re.fullmatch(r"\d{1,5}", value):  # that one is a port of ssh
         return "a password for sshpass"
     if words & {"curl", "wget", "http"} and before in {"-u", "--user", "-a"}:
         return "a user and a password" if _user_and_password(value) else ""
@@ -133,7 +149,7 @@ def secret_value(name: str, value: str) -> bool:
     if not parts or not _is_value(value):
         return False
     last, owner = parts[-1], parts[-2] if len(parts) > 1 else ""
-    if last in _PASSWORDS:
+    if last in _PASSWORDS or last.endswith(("password", "passwd")):
         return len(value) >= 3
     if last in {"auth", "authorization"}:
         return _user_and_password(value) or bool(_RANDOM.search(value))

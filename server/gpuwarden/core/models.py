@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 
@@ -127,6 +128,14 @@ class JobSpec(WithOptions):
     durable_storage: bool = False
     teardown: Verb = "terminate"
     max_restarts: int = Field(default=3, ge=0, le=100)
+    project: str = ""
+
+    @field_validator("project")
+    @classmethod
+    def _tagged(cls, text: str) -> str:
+        if text and _NAME.fullmatch(text) is None:
+            raise ValueError("a project has up to 63 letters, digits, dots, dashes and underscores")
+        return text
 
     @field_validator("name")
     @classmethod
@@ -372,6 +381,8 @@ class Observation(Frozen):
 
     `reason` is the code of what the state is based on, `why` its sentence, which may quote the job. `stale` is true
     when the last heartbeat is too old.
+    `source` is where the step is from: metrics, output or files; `curve` is the loss by step in a few points, and
+    `eta_at` when the last step is reached at the present pace, in seconds since the epoch.
     `signal` is the one that ended the job, which then has no exit code. `machine` is another text after each start of
     the machine, where the machine reports one; `lost` means that it answered and has nothing of the job's status.
     """
@@ -385,6 +396,10 @@ class Observation(Frozen):
     signal: int | None = None
     attempt: int = 1
     step: int | None = None
+    total_steps: int | None = None
+    eta_at: float | None = None
+    source: str = ""
+    curve: tuple[tuple[int, float], ...] = ()
     metrics: dict[str, float] = Field(default_factory=dict)
     started_at: float | None = None
     ended_at: float | None = None
@@ -523,6 +538,7 @@ class FileEvidence(Frozen):
     doubts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     sealed: bool = False
+    causes: tuple[Cause, ...] = ()
 
 
 class CheckpointEvidence(Frozen):
@@ -540,6 +556,7 @@ class CheckpointEvidence(Frozen):
     doubts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
 
 
 class Report(Frozen):
@@ -567,6 +584,10 @@ class Report(Frozen):
     unread: tuple[str, ...] = ()
     aside: tuple[str, ...] = ()
     readable: Verdict = Verdict.UNKNOWN
+    causes: tuple[Cause, ...] = ()
+    """Why it is not proven, the gravest first: of the whole, of its checkpoints and of its files."""
+    job: str = ""
+    """The id of the job whose outputs they are, "" for a path."""
     claimed: bool = False
     """The machine looked at its own files; no copy was verified."""
 

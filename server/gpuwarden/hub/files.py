@@ -177,7 +177,7 @@ class RangeSource(Source):
 
     def beside(self, name: str) -> Source | None:
         """Return another file of the same folder of the repo."""
-        path = self.path.with_name(name).as_posix()
+        path = (self.path.parent / name).as_posix()
         return RangeSource(self._listing, path, self._config, self._took) if path in self._listing.files else None
 
     def changed(self) -> bool:

@@ -20,6 +20,8 @@ from gpuwarden.ledger.failures import translated
 B = TypeVar("B", bound=Body)
 KEPT_SUBJECTS: Final = 500
 """Subjects whose events a process keeps in memory."""
+PIECE: Final = 25
+"""Events that are read at once where it is not known how many are wanted."""
 ROW: Final = "subject, state, since, seq, opened, job, platform, name"
 
 
@@ -34,6 +36,18 @@ class Row(NamedTuple):
     job: str | None
     platform: str | None
     name: str | None
+
+
+class EndedLease(NamedTuple):
+    """A lease whose meter stopped: its cost in US dollars as it was recorded then, None where nobody told."""
+
+    lease: str
+    job: str
+    platform: str
+    project: str
+    opened: float
+    since: float
+    cost: float | None
 
 
 class Reader:
@@ -141,6 +155,22 @@ class Reader:
         sql = f"SELECT {ROW} FROM current WHERE {' AND '.join(where)} ORDER BY since DESC, seq DESC LIMIT ?"  # noqa: S608
         return [Row(*row) for row in self._all(sql, *values, limit)]
 
+    def row(self, subject: str) -> Row | None:
+        """Return where one subject is now; None before its first move."""
+        found = self._one(f"SELECT {ROW} FROM current WHERE subject = ?", subject)  # noqa: S608 - a constant
+        return Row(*found) if found else None
+
+    def ended_leases(self, since: float) -> list[EndedLease]:
+        """Return the leases whose machines are gone and whose meters stopped after a time, the earliest first."""
+        sql = (
+            "SELECT substr(c.subject, 7), c.job, c.platform, coalesce((SELECT json_extract(a.body, '$.spec.project') "
+            "FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' LIMIT 1), ''), "
+            "c.opened, c.since, json_extract(e.body, '$.cost_usd') "
+            "FROM current c JOIN events e ON e.seq = c.seq WHERE c.machine = 'lease' AND c.state = 'stopped' "
+            "AND c.since > ? AND c.rest IS NOT 'stopped' ORDER BY c.since"
+        )
+        return [EndedLease(*row) for row in self._all(sql, since)]
+
     def platforms(self) -> list[str]:
         """Return every platform that a machine was rented from."""
         found: list[str] = []
@@ -167,8 +197,16 @@ class Reader:
     def recent(self, kind: type[B], since: float, limit: int = 1_000) -> list[Event[B]]:
         """Return the latest events of a kind, newest first, back to a time in seconds since the epoch."""
         (name,) = kinds_of(kind)
-        found = self._events("kind = ? ORDER BY seq DESC LIMIT ?", name, limit)
-        return list(takewhile(lambda e: e.at > since, found))
+        found: list[Event[B]] = []
+        below = 1 << 62
+        while len(found) < limit:  # in pieces, since most asked times are short
+            piece = self._events("kind = ? AND seq < ? ORDER BY seq DESC LIMIT ?", name, below, min(PIECE, limit))
+            fresh = list(takewhile(lambda e: e.at > since, piece))
+            found += fresh
+            if len(fresh) < PIECE:
+                break
+            below = fresh[-1].seq
+        return found[:limit]
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
         """Return the open alert of a condition, or the one that was raised once for a mark."""

@@ -225,18 +225,18 @@ class ApiClient:
 
     def _refuse(self, reply: ApiResponse, said: str) -> None:
         platform, status = self.api.platform, reply.status
-        told = f" ({status}{': ' if said else ''}{said})"
+        detail = f" ({status}{': ' if said else ''}{said})"
         if status in {401, 403}:
-            raise AuthFailed(f"{platform} refused the key{told}", f"Check {self.api.key_variable} and its scopes.")
+            raise AuthFailed(f"{platform} refused the key{detail}", f"Check {self.api.key_variable} and its scopes.")
         if status == 429:
             wait = "" if reply.after_s is None else f"; it asks to wait {reply.after_s:g} s"
-            raise RateLimited(f"{platform} was asked too often{wait}{told}", "Wait, then call again.", reply.after_s)
+            raise RateLimited(f"{platform} was asked too often{wait}{detail}", "Wait, then call again.", reply.after_s)
         if status == 402:
-            raise BadRequest(f"{platform} refused for want of credit{told}", "Add credit to the account.")
+            raise BadRequest(f"{platform} refused for want of credit{detail}", "Add credit to the account.")
         if status in {400, 422}:
-            raise BadRequest(f"{platform} refused the request{told}")
+            raise BadRequest(f"{platform} refused the request{detail}")
         if status == 409:
-            raise Conflict(f"{platform} refuses it in the present state{told}", "Look at it again.")
+            raise Conflict(f"{platform} refuses it in the present state{detail}", "Look at it again.")
 
     @staticmethod
     def _short_wait(reply: ApiResponse | Unknown) -> bool:

@@ -55,13 +55,17 @@ class Rented:
         return self.client.digest(salt)
 
     async def account_id(self) -> Answer[str]:
-        """Name the account that the key in use belongs to; asked once for each key."""
+        """Name the account that the key in use belongs to; asked once for each key.
+
+        At another address than the platform's own it is another account, or a server there could call itself ours.
+        """
         key = self.key_digest(self.name)
         if key not in self._accounts:
             answer = await self.ask_account()
             if isinstance(answer, Unknown):
                 return answer
-            self._accounts[key] = answer.value
+            elsewhere = "" if self.client.url == self.api.url.rstrip("/") else f" at {self.client.url}"
+            self._accounts[key] = answer.value + elsewhere
         return Known(self._accounts[key])
 
     async def ask_account(self) -> Answer[str]:

@@ -78,7 +78,7 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 }
 
 
-class _Told(ResponseModel, Generic[D]):
+class _Envelope(ResponseModel, Generic[D]):
     """Every reply's envelope; any other code is a failure whatever the status is."""
 
     code: Literal["Success"]
@@ -118,23 +118,23 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     code, text = reply.text("code"), reply.text("msg")
     if code in {"", "Success"}:
         return None
-    told = f"({code}: {said})"
+    detail = f"({code}: {said})"
     if code == "RecordNotFoundError":
-        return NotFound(f"AutoDL does not have it {told}")
+        return NotFound(f"AutoDL does not have it {detail}")
     if code == "TORealName":
-        return AuthFailed(f"AutoDL serves verified accounts only {told}", "Verify the account in AutoDL's console.")
+        return AuthFailed(f"AutoDL serves verified accounts only {detail}", "Verify the account in AutoDL's console.")
     if re.search(r"auth|token|login", code, re.IGNORECASE) or "登录" in text:
-        return AuthFailed(f"AutoDL refused the token {told}", "Check AUTODL_TOKEN.")
+        return AuthFailed(f"AutoDL refused the token {detail}", "Check AUTODL_TOKEN.")
     if "频繁" in text or reply.status == 429:
-        return RateLimited(f"AutoDL was asked too often {told}", "Wait, then call again.", reply.after_s)
+        return RateLimited(f"AutoDL was asked too often {detail}", "Wait, then call again.", reply.after_s)
     if "库存" in text:
-        return NoCapacity(f"AutoDL has no capacity for it now {told}", "Try another GPU, or later.")
+        return NoCapacity(f"AutoDL has no capacity for it now {detail}", "Try another GPU, or later.")
     if "余额" in text:
-        return BadRequest(f"AutoDL refused for want of credit {told}", "Add credit to the account.")
+        return BadRequest(f"AutoDL refused for want of credit {detail}", "Add credit to the account.")
     if "关机" in text:
-        return Conflict(f"AutoDL requires the instance to be stopped first {told}", "Stop it.")
+        return Conflict(f"AutoDL requires the instance to be stopped first {detail}", "Stop it.")
     if code == "RequestParameterIsWrong" or "规格不存在" in text:
-        return BadRequest(f"AutoDL refused the request {told}")
+        return BadRequest(f"AutoDL refused the request {detail}")
     return None
 
 
@@ -201,7 +201,7 @@ class AutoDL(Rented):
         }
         if key := self.ssh_key():
             order["start_command"] = authorize_key(key)
-        answer = await self.client.ask("POST", f"{_PRO}/create", _Told[Ident], body=order, creates=True)
+        answer = await self.client.ask("POST", f"{_PRO}/create", _Envelope[Ident], body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         self._tokens[answer.value.data] = token
@@ -211,7 +211,7 @@ class AutoDL(Rented):
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return one instance: its status, and its address and price while it runs."""
-        answer = await self._ask_about(id, "status", _Told[str])
+        answer = await self._ask_about(id, "status", _Envelope[str])
         if isinstance(answer, Unknown):
             return answer
         if answer.value.data not in STATES:
@@ -226,15 +226,15 @@ class AutoDL(Rented):
         found: dict[str, _Row | _RowId] = {}
         for page in range(1, MAX_PAGES + 1):
             body = {"page_index": page, "page_size": PAGE}
-            answer = await self.client.ask("POST", f"{_PRO}/list", _Told[_Page], body=body, safe=True)
+            answer = await self.client.ask("POST", f"{_PRO}/list", _Envelope[_Page], body=body, safe=True)
             if isinstance(answer, Unknown):
                 return answer
-            told, before = answer.value.data, len(found)
-            found |= {row.uuid: row for row in told.list}
-            if page >= told.max_page or len(found) == before:
+            listing, before = answer.value.data, len(found)
+            found |= {row.uuid: row for row in listing.list}
+            if page >= listing.max_page or len(found) == before:
                 break
-        if len(found) < told.result_total or page < told.max_page:
-            return Unknown(f"AutoDL listed {len(found)} of {told.result_total} instances")
+        if len(found) < listing.result_total or page < listing.max_page:
+            return Unknown(f"AutoDL listed {len(found)} of {listing.result_total} instances")
         if found and not readable(found.values(), _Row):
             return Unknown(f"none of the {len(found)} instances that AutoDL listed could be read")
         return Known(tuple(self._view(row) for row in found.values()))
@@ -262,7 +262,7 @@ class AutoDL(Rented):
         if not is_safe_id(id):
             return Known(None)
         try:
-            answer = await self._ask_about(id, "status", _Told[str])
+            answer = await self._ask_about(id, "status", _Envelope[str])
             if isinstance(answer, Unknown):
                 return answer
             state, _ = STATES.get(answer.value.data, (None, None))
@@ -276,8 +276,8 @@ class AutoDL(Rented):
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    async def _wallet(self) -> Answer[_Told[_Wallet]]:
-        return await self.client.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
+    async def _wallet(self) -> Answer[_Envelope[_Wallet]]:
+        return await self.client.ask("POST", "/api/v1/dev/wallet/balance", _Envelope[_Wallet], body={}, safe=True)
 
     async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
         """Return a GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
@@ -286,20 +286,20 @@ class AutoDL(Rented):
     async def _act(self, id: str, verb: str, **more: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("AutoDL", id)
-        answer = await self.client.ask("POST", f"{_PRO}/{verb}", _Told[object], body={"instance_uuid": id, **more})
+        answer = await self.client.ask("POST", f"{_PRO}/{verb}", _Envelope[object], body={"instance_uuid": id, **more})
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _placed(self, seen: Instance) -> Answer[Instance | None]:
         """Return a running instance with its address and price, as far as the snapshot has them."""
-        answer = await self._ask_about(seen.id, "snapshot", _Told[_Snapshot])
+        answer = await self._ask_about(seen.id, "snapshot", _Envelope[_Snapshot])
         if isinstance(answer, Unknown):
             return Known(seen.model_copy(update={"why": f"{seen.why}; no address yet: {answer.why}"}))
-        told, rate = answer.value.data, self._yuan_per_dollar()
-        known = bool(told.proxy_host) and 0 < told.ssh_port < 65536
-        place = self.place(seen.id, told.proxy_host, told.ssh_port) if known else None
+        snapshot, rate = answer.value.data, self._yuan_per_dollar()
+        known = bool(snapshot.proxy_host) and 0 < snapshot.ssh_port < 65536
+        place = self.place(seen.id, snapshot.proxy_host, snapshot.ssh_port) if known else None
         usd = None
-        if told.payg_price is not None and rate is not None:
-            usd = positive_price(told.payg_price / 1000 / rate)  # the API counts in thousandths of a yuan
+        if snapshot.payg_price is not None and rate is not None:
+            usd = positive_price(snapshot.payg_price / 1000 / rate)  # the API counts in thousandths of a yuan
         return Known(seen.model_copy(update={"place": place, "price_usd_per_hour": usd}))
 
     def _view(self, row: _Row | _RowId) -> Instance:

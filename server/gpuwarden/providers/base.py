@@ -124,8 +124,8 @@ def provider_names() -> list[str]:
 
 def account_keys() -> frozenset[str]:
     """Return the variables with an account's key, of every provider. None goes to a machine."""
-    told: list[tuple[str, ...]] = [module.ACCOUNT_KEYS for _, module in PROVIDERS.usable()]
-    return frozenset(word for keys in told for key in keys for word in (key, f"{key}_FILE"))
+    names: list[tuple[str, ...]] = [module.ACCOUNT_KEYS for _, module in PROVIDERS.usable()]
+    return frozenset(word for keys in names for key in keys for word in (key, f"{key}_FILE"))
 
 
 def account_key_values(env: Mapping[str, str]) -> dict[str, str]:

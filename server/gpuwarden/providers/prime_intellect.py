@@ -374,8 +374,10 @@ class PrimeIntellect(Rented):
         """Return the address, once the image is installed."""
         if pod.installationStatus not in {None, "FINISHED", "ACTIVE", "COMPLETED"}:
             return None
-        told = pod.sshConnection if isinstance(pod.sshConnection, str | None) else next(iter(pod.sshConnection), None)
-        match = _SSH.fullmatch(told or "")
+        address = (
+            pod.sshConnection if isinstance(pod.sshConnection, str | None) else next(iter(pod.sshConnection), None)
+        )
+        match = _SSH.fullmatch(address or "")
         if match is None:
             return None
         return self.place(pod.id, match[2], int(match[3]) if match[3] else None, match[1])

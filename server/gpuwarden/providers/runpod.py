@@ -327,8 +327,8 @@ class RunPod(Rented):
         answer = await self.graph.ask("POST", "/graphql", _Graph, body={"query": BALANCE}, safe=True)
         if isinstance(answer, Unknown):
             return answer
-        told = answer.value.data.myself
-        return Known(Balance(amount=told.clientBalance, per_hour=told.currentSpendPerHr))
+        user = answer.value.data.myself
+        return Known(Balance(amount=user.clientBalance, per_hour=user.currentSpendPerHr))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped Pod. It may come up without its GPU, which somebody else may have rented."""
@@ -413,11 +413,11 @@ class RunPod(Rented):
         answer = await self.graph.ask("POST", "/graphql", _DeployReply, body=body, creates=True)
         if isinstance(answer, Unknown):
             return answer
-        told = answer.value
-        why = "; ".join(error.message for error in told.errors)
-        if told.data is None:
-            return None if told.errors else Unknown("RunPod answered a deployment with nothing")
-        made = told.data.podFindAndDeployOnDemand
+        reply = answer.value
+        why = "; ".join(error.message for error in reply.errors)
+        if reply.data is None:
+            return None if reply.errors else Unknown("RunPod answered a deployment with nothing")
+        made = reply.data.podFindAndDeployOnDemand
         if made is None and any(word in why.casefold() for word in _CAPACITY):
             raise NoCapacity(f"RunPod refused the request: {line(why, 300)}", "Try another GPU, or later.")
         if made is None:

@@ -159,8 +159,8 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
             f"Vast.ai refused the key ({reply.status}: {said})", "Check VAST_API_KEY and its permissions."
         )
     if reply.status == 429 and reply.after_s is None:
-        told = re.search(r"threshold=(\d+(?:\.\d+)?)", text)
-        after = float(told[1]) if told else None
+        threshold = re.search(r"threshold=(\d+(?:\.\d+)?)", text)
+        after = float(threshold[1]) if threshold else None
         return RateLimited(f"Vast.ai was asked too often ({said})", "Wait, then call again.", after)
     if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
         return NoCapacity(f"that offer of Vast.ai is gone ({said})", "Ask again: there are others.")
@@ -283,8 +283,8 @@ class Vast(Rented):
         answer = await self.client.ask("GET", "/api/v0/users/current/", _User)
         if isinstance(answer, Unknown):
             return answer
-        told = answer.value
-        return Known(Balance(amount=told.balance if told.credit is None else told.credit))
+        user = answer.value
+        return Known(Balance(amount=user.balance if user.credit is None else user.credit))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped instance. It waits for its own GPU, which may be rented to somebody else."""

@@ -155,6 +155,10 @@ class _Status(_Lenient):
     exit_code: int | None = None
     signal: int | None = None
     step: int | None = None
+    total_steps: int | None = Field(default=None, ge=1)
+    eta_at: float | None = None
+    source: str = Field(default="", max_length=20)
+    curve: tuple[tuple[int, float], ...] = Field(default=(), max_length=128)
     metrics: dict[str, float] = Field(default_factory=dict, max_length=128)
     started_at: float | None = None
     ended_at: float | None = None
@@ -211,6 +215,10 @@ def observation(reply: Mapping[str, Any]) -> Observation:
         signal=status.signal,
         attempt=status.attempt,
         step=status.step,
+        total_steps=status.total_steps,
+        eta_at=status.eta_at,
+        source=line(status.source, 20),
+        curve=status.curve,
         metrics=status.metrics,
         started_at=status.started_at,
         ended_at=status.ended_at,

@@ -13,7 +13,7 @@ from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, 
 from gpuwarden.checkpoints.formats import torch_zip
 from gpuwarden.checkpoints.pickles import allow_list, symbolic, torch_objects
 from gpuwarden.checkpoints.pickles.nodes import Call
-from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.safe_file import Source, Window
 
 NAME = "dcp"
 LOAD = "tensors"
@@ -62,7 +62,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
             what = "leaves a gap or overlaps" if row.offset != at else f"needs bytes up to {row.offset + row.length:,}"
             raise Broken(f"has {source.size:,} bytes; record {short(row.name, 60)} {what}")
         at = row.offset + row.length
-        window = _Window(source, row.offset, row.length)
+        window = Window(source, row.offset, row.length)
         if window.head(2) != b"PK":
             raise Doubtful(f"record {short(row.name, 60)} is not an archive of torch.save")
         part = torch_zip.read(window, limits)
@@ -94,17 +94,3 @@ def _metadata(source: Source, limits: Limits) -> Anatomy:
     found.content = [Record.of(key, value) for key, value in storage.items()]
     found.proved.append(f"lists {len(found.content):,} records in {len({r.file for r in found.content}):,} files")
     return found
-
-
-class _Window(Source):
-    """A part of a file, read like a separate file."""
-
-    def __init__(self, whole: Source, offset: int, size: int) -> None:
-        self.whole, self.offset, self.size = whole, offset, size
-        self.path, self.name, self.fd = whole.path, whole.name, -1
-
-    def at(self, offset: int, length: int) -> bytes:
-        """Read bytes of the part."""
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise Broken("a record ends before the bytes that it announces")
-        return self.whole.at(self.offset + offset, length)

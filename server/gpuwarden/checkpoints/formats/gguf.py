@@ -6,12 +6,15 @@ import struct
 from typing import Any
 
 from gpuwarden.checkpoints.file_model import (
+    BLOCK_SCALES,
+    DTYPES,
     Anatomy,
     Broken,
     Doubtful,
     Limits,
     Tensor,
     short,
+    some,
 )
 from gpuwarden.checkpoints.safe_file import Source
 
@@ -29,6 +32,7 @@ BLOCKS = {
     20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
     24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
 _KEEP = 4096
 
@@ -98,8 +102,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if type(align) is not int or not 8 <= align <= 1 << 20 or align & (align - 1):
         raise Broken(f"states the impossible alignment {short(align, 30)}")
     _place(found, table, -(-cursor.at // align) * align, align, source.size)
-    if not isinstance(found.meta.get("general.architecture"), str):
-        found.problems.append("states no general.architecture; nothing can run it")
+    _kind(found)
     tokens = found.meta.get("tokenizer.ggml.tokens")
     embedding = next((t for t in found.tensors if t.name == "token_embd.weight"), None)
     if isinstance(tokens, dict) and embedding is not None:
@@ -107,9 +110,22 @@ def read(source: Source, limits: Limits) -> Anatomy:
             found.proved.append(f"its {tokens['count']:,} tokens have an embedding each")
         else:
             found.problems.append(f"has {tokens['count']:,} tokens but embeddings for {embedding.shape[0]:,}")
-    if any(t.dtype not in _PLAIN.values() for t in found.tensors):
-        found.unproved.append("that the scales of quantised blocks are finite")
+    bare = sorted({t.dtype for t in found.tensors} - set(DTYPES) - set(BLOCK_SCALES))
+    if bare:
+        found.unproved.append(f"that the scales of blocks of type {some(bare)} are finite")
     return found
+
+
+def _kind(found: Anatomy) -> None:
+    """Check that the model states its architecture. Of a split model only the first part does."""
+    part, parts = (found.meta.get(f"split.{key}") for key in ("no", "count"))
+    if isinstance(part, int) and isinstance(parts, int) and parts > 1:
+        if part >= parts:
+            found.problems.append(f"states that it is part {part + 1:,} of {parts:,}")
+            return
+        found.unproved.append(f"the other parts: it is part {part + 1:,} of {parts:,}")
+    if not part and not isinstance(found.meta.get("general.architecture"), str):
+        found.problems.append("states no general.architecture; nothing can run it")
 
 
 def _value(cursor: _Cursor, kind: int, depth: int) -> Any:

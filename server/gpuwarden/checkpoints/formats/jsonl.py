@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits
 from gpuwarden.checkpoints.formats.json import modest, parse
 from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.core.evidence import Cause
 
 NAME = "jsonl"
 LOAD = "parsed"
@@ -18,18 +23,27 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse every line. An incomplete last line is what a killed writer leaves, and a warning only."""
+    """Parse every line up to a limit. An incomplete last line is what a killed writer leaves, and a warning only."""
     found = Anatomy(NAME)
+    odd: list[str] = []
+    scan = json.JSONDecoder(parse_constant=lambda name: odd.append(name) or 0.0).scan_once  # type: ignore[func-returns-value]
     lines, at, rest = 0, 0, b""
-    while at < source.size:
+    while at < source.size and lines < limits.lines:
         piece = source.at(at, min(1 << 20, source.size - at))
         at += len(piece)
         *whole, rest = (rest + piece).split(b"\n")
         if len(rest) > _LINE:
-            raise Doubtful(f"line {lines + len(whole) + 1:,} is longer than {_LINE:,} bytes")
-        for line in whole:
-            lines += 1
-            _check(line, lines, found, limits)
+            raise Doubtful(f"line {lines + len(whole) + 1:,} is longer than {_LINE:,} bytes", Cause.LIMIT)
+        if not _quickly(b"\n".join(whole), scan, limits):
+            for number, line in enumerate(whole, lines + 1):
+                _check(line, number, found, limits)
+        lines += len(whole)
+    if odd:
+        found.warnings.append(f"holds {' or '.join(sorted(set(odd)))}, which is not JSON")
+    if at < source.size:
+        at = source.size - min(source.size - at, 1 << 16)
+        rest = source.at(at, source.size - at).rpartition(b"\n")[2]
+        found.unproved.append(f"the lines after number {lines:,}, which were not parsed")
     if rest.strip():
         try:
             _check(rest, lines + 1, found, limits)
@@ -41,11 +55,22 @@ def read(source: Source, limits: Limits) -> Anatomy:
     return found
 
 
+def _quickly(data: bytes, scan: Callable[[str, int], tuple[Any, int]], limits: Limits) -> bool:
+    """Return true if all lines are plain JSON. Otherwise each is looked at by itself."""
+    if not modest(data, limits):
+        return False
+    try:
+        return all(scan(line, 0)[1] == len(line) for line in data.decode("utf-8").split("\n") if line)
+    except (StopIteration, ValueError, RecursionError):
+        return False
+
+
 def _check(line: bytes, number: int, found: Anatomy, limits: Limits) -> None:
+    """Parse one line. Raises Broken for one that is not JSON."""
     if not line.strip():
         return
     if not modest(line, limits):
-        raise Doubtful(f"line {number:,} has more than {limits.containers:,} lists and objects; it is not parsed")
+        raise Doubtful(f"line {number:,} has more than {limits.containers:,} lists and objects", Cause.LIMIT)
     try:
         parse(line, found)
     except Broken as why:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 from gpuwarden.checkpoints import zips
 from gpuwarden.checkpoints.file_model import (
@@ -19,6 +21,7 @@ from gpuwarden.checkpoints.file_model import (
 )
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums
+from gpuwarden.core.evidence import Cause
 
 NAME = "numpy"
 LOAD = "tensors"
@@ -30,6 +33,8 @@ _KINDS = {
     "V2": "U16", "V1": "U8",  # bfloat16 and 8-bit floats lose their names in this format
 }  # fmt: skip
 _DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
+# Texts, bytes, times and the long floats of one processor: only their size is checked.
+_OTHER = re.compile(r"[<>|=]([USVaMm]|f(?=16|12)|c(?=32|24))(\d{1,9})(\[\w+\])?")
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -46,6 +51,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         return found
     orders = set()
     members = zips.members(source, limits)
+    large = _too_large(sum(m.size for m in members.values() if not m.stored), source.size, limits)
     for m in members.values():
         if not m.name.endswith(".npy"):
             raise Doubtful(f"holds {short(m.name, 60)}, which is not an array")
@@ -63,13 +69,26 @@ def read(source: Source, limits: Limits) -> Anatomy:
             start, big = _array(found, name, head[:_HEADER], m.size, 0)
             t = found.tensors.pop()
             found.tensors.append(Tensor(t.name, t.dtype, t.shape, -1, t.extent))
-            found.later.append(_unpack(found, t, source, m, limits, start, big))
-        orders.add(big)
+            found.later.append(large or _unpack(found, t, source, m, limits, start, big))
+        if DTYPES.get(found.tensors[-1].dtype, DTYPES["U8"]).bits > 8:
+            orders.add(big)
     found.big_endian = True in orders
     if len(orders) > 1:
         raise Doubtful("mixes byte orders")
     found.proved.append(f"{len(members):,} arrays, each of the size that its header states")
     return found
+
+
+def _too_large(size: int, packed: int, limits: Limits) -> Callable[[], None] | None:
+    """Return work that declines to decompress so much, or None where it is within the limits."""
+    most = max(limits.unpacked, limits.unpack_ratio * packed)
+    if size <= most:
+        return None
+
+    def decline() -> None:
+        raise Doubtful(f"is {size:,} bytes when decompressed; above {most:,} it is not read", Cause.LIMIT)
+
+    return decline
 
 
 def _unpack(
@@ -79,7 +98,7 @@ def _unpack(
 
     def work() -> None:
         dtype = PARTS.get(t.dtype, t.dtype)
-        kind = DTYPES[dtype]
+        kind = DTYPES.get(dtype, DTYPES["U8"])
         test = None if kind.top is None else checksums.finite_test(dtype, big)
         size, rest, skip, strange = kind.bits // 8, b"", start, False
         for piece in zips.inflate(source, m, limits):
@@ -110,16 +129,36 @@ def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[
         descr, shape = header["descr"], header["shape"]
     except (ValueError, SyntaxError, LookupError, TypeError, MemoryError, RecursionError) as why:
         raise Broken(f"{short(name, 60)} has a header that can't be read") from why
-    match = _DESCR.fullmatch(descr) if isinstance(descr, str) else None
-    if match is None or match.group(2) not in _KINDS:
-        raise Doubtful(
-            f"{short(name, 60)} has elements of type {short(descr, 40)}; objects need pickle, which is not run"
-        )
     if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape) or len(shape) > 64:
         raise Broken(f"{short(name, 60)} has a shape that makes no sense")
-    tensor = Tensor(name, _KINDS[match.group(2)], shape, at + start, 0)
-    extent = tensor.numel * DTYPES[tensor.dtype].bits // 8
+    dtype, each, big = _element(name, descr)
+    tensor = Tensor(name, dtype, shape, at + start, 0)
+    extent = tensor.numel * each
     if start + extent != size:
         raise Broken(f"{short(name, 60)} needs {start + extent:,} bytes, but has {size:,}")
-    found.tensors.append(Tensor(name, tensor.dtype, shape, at + start, extent))
-    return start, match.group(1) == ">"
+    found.tensors.append(Tensor(name, dtype, shape, at + start, extent))
+    return start, big
+
+
+def _element(name: str, descr: Any, depth: int = 0) -> tuple[str, int, bool]:
+    """Return an element's type, its size in bytes, and true if it is a big-endian number."""
+    match = _DESCR.fullmatch(descr) if isinstance(descr, str) else None
+    if match and match.group(2) in _KINDS:
+        dtype = _KINDS[match.group(2)]
+        return dtype, DTYPES[dtype].bits // 8, match.group(1) == ">"
+    other = _OTHER.fullmatch(descr) if isinstance(descr, str) else None
+    if other:
+        return descr, int(other.group(2)) * (4 if other.group(1) == "U" else 1), False
+    if isinstance(descr, list) and descr and len(descr) <= 1000 and depth < 8:
+        return "record", sum(_field(name, field, depth + 1) for field in descr), False
+    raise Doubtful(f"{short(name, 60)} has elements of type {short(descr, 40)}; objects need pickle, which is not run")
+
+
+def _field(name: str, field: Any, depth: int) -> int:
+    """Return the size in bytes of one field of a record: (name, type) or (name, type, shape)."""
+    if not isinstance(field, tuple) or len(field) not in (2, 3):
+        raise Broken(f"{short(name, 60)} has a record whose field is {short(field, 40)}")
+    shape = field[2] if len(field) == 3 else ()
+    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 31 for n in shape) or len(shape) > 64:
+        raise Broken(f"{short(name, 60)} has a record whose field is {short(field, 40)}")
+    return math.prod(shape) * _element(name, field[1], depth)[1]

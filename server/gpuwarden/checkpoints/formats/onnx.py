@@ -1,8 +1,15 @@
-"""ONNX: a protobuf without a checksum. Its lengths must nest exactly, and its weights have the size of their shapes."""
+"""ONNX: a protobuf without a checksum. Its lengths must nest exactly, and its weights have the size of their shapes.
+
+Weights are raw bytes, packed numbers, or a range of another file beside the model (external data).
+"""
 
 from __future__ import annotations
 
-from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits, Tensor, short
+import math
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits, Tensor, short, some
 from gpuwarden.checkpoints.protobuf import Walker
 from gpuwarden.checkpoints.safe_file import Source
 
@@ -11,7 +18,37 @@ LOAD = "tensors"
 _TYPES = {
     1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64", 12: "U32",
     13: "U64", 14: "C64", 15: "C128", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2", 20: "F8_E5M2FNUZ",
+    21: "U4", 22: "I4", 23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
+_BITS = {**{name: kind.bits for name, kind in DTYPES.items()}, "U4": 4, "I4": 4, "U2": 2, "I2": 2}
+# The fields of a weight, and the types whose numbers they have as they are.
+_DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
+_PACKED = {4: ("F32", "C64"), 10: ("F64", "C128")}
+_VARINTS = (5, 7, 11)
+_ONCE = (_NAME, _RAW, *_PACKED, *_VARINTS)
+_HIGH = bytes(range(128, 256))
+
+
+@dataclass
+class External:
+    """A range of another file with the bytes of one weight."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    location: str
+    offset: int
+    length: int
+
+
+@dataclass
+class _Fields:
+    """The fields of one weight: its dimensions, its numbers, and where its texts and bytes are."""
+
+    dims: list[int] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
+    external: dict[str, str] = field(default_factory=dict)
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -20,7 +57,15 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk the model's fields, its graph's fields, and each initializer."""
+    """Walk the model's fields, its graph's fields, and each weight; compare external data with the files beside it."""
+    found, external = walk(source)
+    for location in sorted({e.location for e in external}):
+        _beside(source, location, [e for e in external if e.location == location], found)
+    return found
+
+
+def walk(source: Source) -> tuple[Anatomy, list[External]]:
+    """Return what the model has in itself, and its weights in other files."""
     found = Anatomy(NAME)
     walker = Walker(source)
     versions = 0
@@ -32,43 +77,118 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if len(graphs) != 1 or not versions:
         raise Broken("has no graph or no version; it is cut off or no ONNX model")
     nodes = 0
+    external: list[External] = []
     for number, _, place in walker.fields(*graphs[0]):
         nodes += number == 1
+        if number == 1 and isinstance(place, tuple):
+            _constants(found, walker, place, external)
         if number == 5 and isinstance(place, tuple):
-            _initializer(found, walker, place)
-    found.proved.append(f"its fields nest exactly: {nodes:,} nodes, {len(found.tensors):,} weights")
-    return found
+            _weight(found, walker, place, external)
+    found.proved.append(f"its fields nest exactly: {nodes:,} nodes, {len(found.tensors) + len(external):,} weights")
+    return found, external
 
 
-def _initializer(found: Anatomy, walker: Walker, place: tuple[int, int]) -> None:
-    """Add a weight that is stored as raw bytes."""
-    dims: list[int] = []
-    spans: dict[int, tuple[int, int]] = {}
-    numbers: dict[int, int] = {}
-    for number, _, value in walker.fields(*place):
-        if isinstance(value, tuple):
-            spans[number] = value
-            packed: list[int] = []
-            at, last = value if number == 1 else (0, 0)
-            while at < last:
-                dim, at = walker.varint(at, last)
-                packed.append(dim)
-                if len(packed) > 64:
-                    raise Broken("has a weight of more than 64 dimensions")
-            dims += packed
-        elif number == 1:
-            dims.append(value)
+def _constants(found: Anatomy, walker: Walker, node: tuple[int, int], external: list[External]) -> None:
+    """Add the tensors that are attributes of a node."""
+    for number, _, place in walker.fields(*node):
+        if number == 5 and isinstance(place, tuple):
+            for inner, _, value in walker.fields(*place):
+                if inner == 5 and isinstance(value, tuple):
+                    _weight(found, walker, value, external)
+
+
+def _fields(walker: Walker, place: tuple[int, int]) -> _Fields:
+    seen = _Fields()
+    for number, wire, value in walker.fields(*place):
+        if number == _DIMS:
+            seen.dims += [value] if isinstance(value, int) else _packed(walker, value)
+            if len(seen.dims) > 64:
+                raise Broken("has a weight of more than 64 dimensions")
+        elif number == _EXTERNAL and isinstance(value, tuple):
+            texts = {n: walker.text(v) for n, _, v in walker.fields(*value) if isinstance(v, tuple)}
+            seen.external[texts.get(1, "")] = texts.get(2, "")
+        elif isinstance(value, int):
+            seen.numbers[number] = value
+        elif number in _ONCE and (number in seen.spans or wire != 2):
+            raise Broken("has a weight whose numbers are not packed, or are there twice")
         else:
-            numbers[number] = value
-    begin, end = spans.get(8, (0, 0))
-    name = walker.source.at(begin, min(end - begin, 1000)).decode("utf-8", "replace")
-    dtype = _TYPES.get(numbers.get(2, 0))
-    if numbers.get(14) == 1:
-        found.unproved.append(f"the external data of {short(name, 60)}")
-    elif 9 in spans and dtype:
-        start, end = spans[9]
-        tensor = Tensor(name, dtype, tuple(dims), start, end - start)
-        need = tensor.numel * DTYPES[dtype].bits // 8
-        if any(d > 1 << 60 for d in dims) or tensor.extent != need:
-            raise Broken(f"weight {short(name, 60)} has {tensor.extent:,} bytes; its shape needs {need:,}")
-        found.tensors.append(tensor)
+            seen.spans[number] = value
+    return seen
+
+
+def _packed(walker: Walker, place: tuple[int, int]) -> list[int]:
+    dims: list[int] = []
+    at, last = place
+    while at < last and len(dims) <= 64:
+        dim, at = walker.varint(at, last)
+        dims.append(dim)
+    return dims
+
+
+def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: list[External]) -> None:
+    """Add one weight, and check that it has as many bytes or numbers as its shape needs."""
+    seen = _fields(walker, place)
+    name = walker.text(seen.spans[_NAME]) if _NAME in seen.spans else ""
+    label = short(name, 60)
+    dtype = _TYPES.get(seen.numbers.get(_TYPE, 0))
+    if any(d > 1 << 60 for d in seen.dims):
+        raise Broken(f"weight {label} has an impossible shape")
+    shape, numel = tuple(seen.dims), math.prod(seen.dims)
+    need = -(-numel * _BITS.get(dtype or "", 0) // 8)
+    if seen.numbers.get(_LOCATION) == 1:
+        external.append(_external(name, dtype or "", shape, need, seen.external))
+    elif dtype is None:
+        found.unproved.append(f"the values of {label}, which are texts or of a type that is not known here")
+    elif _RAW in seen.spans or any(n in seen.spans and dtype in types for n, types in _PACKED.items()):
+        number = next(n for n in (_RAW, *_PACKED) if n in seen.spans)
+        start, end = seen.spans[number]
+        if end - start != need:
+            raise Broken(f"weight {label} has {end - start:,} bytes; its shape needs {need:,}")
+        found.tensors.append(Tensor(name, dtype, shape, start, need))
+    else:
+        _counted(found, walker, seen, label, dtype, numel)
+
+
+def _counted(found: Anatomy, walker: Walker, seen: _Fields, label: str, dtype: str, numel: int) -> None:
+    """Count the numbers of variable length that a weight has: each ends with a byte below 128."""
+    count = 0
+    for number in _VARINTS:
+        begin, end = seen.spans.get(number, (0, 0))
+        for at in range(begin, end, 1 << 20):
+            piece = walker.source.at(at, min(1 << 20, end - at))
+            count += len(piece.translate(None, _HIGH))
+    # Numbers of less than a byte are stored two or four to one.
+    if count not in (numel, -(-numel * _BITS[dtype] // 8)):
+        raise Broken(f"weight {label} has {count:,} numbers; its shape needs {numel:,}")
+    kind = DTYPES.get(dtype)
+    if numel and kind is not None and (kind.top is not None or kind.nan is not None):
+        found.unproved.append(f"that {label} is finite: its numbers are stored as integers")
+
+
+def _external(name: str, dtype: str, shape: tuple[int, ...], need: int, entry: dict[str, str]) -> External:
+    """Return the range that a weight names. Raises Broken for one that is invalid."""
+    location = PurePosixPath(entry.get("location", "").replace("\\", "/"))
+    offset, length = entry.get("offset", "0"), entry.get("length", str(need))
+    if not location.parts or location.is_absolute() or ".." in location.parts or ":" in location.parts[0]:
+        raise Broken(f"weight {short(name, 60)} points to {short(entry.get('location', ''), 60)!r}, out of its folder")
+    if not (offset.isdecimal() and length.isdecimal() and len(offset + length) < 40):
+        raise Broken(f"weight {short(name, 60)} has an invalid range of external data")
+    if dtype and int(length) != need:
+        raise Broken(f"weight {short(name, 60)} has {int(length):,} bytes of external data; its shape needs {need:,}")
+    return External(name, dtype, shape, str(location), int(offset), int(length))
+
+
+def _beside(source: Source, location: str, ranges: list[External], found: Anatomy) -> None:
+    """Check that a file of external data is there, and has every range."""
+    other = source.beside(location)
+    if other is None and source.path.name != PurePosixPath(source.name).name:
+        found.unproved.append(f"{len(ranges):,} weights of {short(location, 60)}, which is stored elsewhere")
+        return
+    if other is None:
+        raise Broken(f"needs {len(ranges):,} weights of {short(location, 60)}, which is not there")
+    with other:
+        size = other.size
+    short_of = [e.name for e in ranges if e.offset + e.length > size]
+    if short_of:
+        raise Broken(f"{short(location, 60)} has {size:,} bytes; it ends before these weights: {some(short_of)}")
+    found.proved.append(f"{short(location, 60)} has all bytes of {len(ranges):,} weights")

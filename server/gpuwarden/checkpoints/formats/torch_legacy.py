@@ -1,17 +1,27 @@
-"""torch.save's format before zip: three small pickles, the object, then the storages, without any checksum."""
+"""torch.save's format before zip: three small pickles, the object, then the storages, without any checksum.
+
+Plain pickles are read here too. Under torch's names there may also be a file of any other program: only where its
+bytes show that it was one of torch's is it called damaged.
+"""
 
 from __future__ import annotations
 
-from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits
+from gpuwarden.checkpoints import zips
+from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Doubtful, Limits, Unread
 from gpuwarden.checkpoints.formats.torch_zip import ENDINGS
 from gpuwarden.checkpoints.pickles import allow_list, symbolic, torch_objects
-from gpuwarden.checkpoints.pickles.nodes import Tree
+from gpuwarden.checkpoints.pickles.code_runners import runs_code
+from gpuwarden.checkpoints.pickles.nodes import Global, Tree
 from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.core.evidence import Cause
 
 NAME = "torch legacy"
 LOAD = "tensors"
+_PICKLES = (".pkl", ".pickle")
 _MAGIC = 0x1950A86A20F9469CFC6C
+_MARK = _MAGIC.to_bytes(10, "little")
 _PROTOCOL = 1001
+_MOST = 100  # pickles in a row
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -21,15 +31,16 @@ def claims(name: str, head: bytes) -> bool:
 
 def read(source: Source, limits: Limits) -> Anatomy:
     """Read the four pickles, the list of keys, then each storage with its length."""
-    found = Anatomy(NAME)
     data = source.at(0, min(source.size, limits.pickle))
     names = allow_list.of_file(source.name)
-    first = symbolic.Machine(data, limits, names=names).run()
+    machine = symbolic.Machine(data, limits, names=names)
+    try:
+        first = machine.run()
+    except (Broken, Doubtful) as why:
+        return _no_pickle(source, data, machine.tree, why)
     if first.root != _MAGIC:
-        found.format = "pickle"
-        torch_objects.fill(found, first, {}, source.name)
-        found.doubts.append("is a pickle, but none of torch's")
-        return found
+        return _pickles(source, data, first, limits)
+    found = Anatomy(NAME)
     at = first.end
     trees = []
     for _ in range(4):
@@ -42,20 +53,74 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found.big_endian = system.root.get("little_endian") is False
     stored = _stored(source, tree, keys.root, at)
     for small in (version, system, keys):
-        tree.named.update(small.named)
-        tree.odd.update(small.odd)
-        tree.opcodes.update(small.opcodes)
+        _merge(tree, small)
     torch_objects.fill(found, tree, stored, source.name)
     return found
 
 
+def _merge(tree: Tree, other: Tree) -> None:
+    tree.persistent += other.persistent
+    tree.named.update(other.named)
+    tree.odd.update(other.odd)
+    tree.opcodes.update(other.opcodes)
+
+
+def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy:
+    """Return the findings on one plain pickle, or several in a row."""
+    found = Anatomy("pickle")
+    count, at = 1, tree.end
+    while at < source.size and count < _MOST:
+        try:
+            other = symbolic.Machine(data, limits, at, allow_list.of_file(source.name)).run()
+        except (Broken, Doubtful):
+            break
+        _merge(tree, other)
+        count, at = count + 1, other.end
+    if at < source.size:
+        found.doubt(f"{source.size - at:,} bytes that are not a pickle follow its {count:,} pickles")
+    if tree.persistent:
+        torch_objects.judge(found, tree, allow_list.of_file(source.name))
+        found.doubt("refers to values outside of it, which only the program that wrote it can supply")
+    else:
+        torch_objects.fill(found, tree, {}, source.name)
+    found.meta["inert"] = True
+    if not source.name.endswith(_PICKLES):
+        found.doubt("is a plain pickle, which torch.load does not take in spite of its name")
+    return found
+
+
+def _no_pickle(source: Source, data: bytes, tree: Tree, why: Broken | Doubtful) -> Anatomy:
+    """Return the findings on a file that could not be read as a pickle to its end."""
+    found = Anatomy("pickle")
+    torch_objects.judge(found, tree, allow_list.of_file(source.name))
+    if any(runs_code(n) for n in tree.named) or Global("joblib.numpy_pickle", "NumpyArrayWrapper") in tree.named:
+        found.doubt(f"could not be read to its end: {why}", Cause.NEEDS_CODE)
+        return found
+    if isinstance(why, Doubtful):
+        raise why
+    head = data[:4096]
+    if source.size > len(data):
+        raise Doubtful(f"begins with a pickle of more than {len(data):,} bytes, which is not read", Cause.LIMIT)
+    if head[:1] == b"\x80" and head[1:2] <= b"\x05":
+        raise why
+    if zips.ends_whole(source):
+        raise Broken("ends as a zip archive does and does not begin like one: its beginning was overwritten")
+    if _MARK in head:
+        raise Broken("has torch's magic number, and what is before it was overwritten")
+    if not any(head):
+        raise Broken(f"begins with {len(head):,} zero bytes: its beginning was never written")
+    if head.lstrip()[:9].lower() in (b"<!doctype", b"<html>") or head.lstrip()[:5].lower() == b"<html":
+        raise Broken("is an HTML page: what was downloaded is an error message")
+    raise Unread("has one of torch's names, but is neither torch's nor a pickle") from why
+
+
 def _stored(source: Source, tree: Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
     """Return key -> (offset, bytes) of each storage; they must end where the file ends."""
-    kinds = {key: dtype for key, dtype, _ in map(torch_objects.storage, tree.persistent)}
+    kinds = {key: dtype for key, dtype, _ in torch_objects.storages(tree)}
     stored: dict[str, tuple[int, int]] = {}
     for key in keys:
         if not isinstance(key, str) or key not in kinds or key in stored:
-            raise Broken("its list of storages does not fit its pickle")
+            raise Broken("its list of storages does not fit its pickle", Cause.CONTRADICTION)
         count = int.from_bytes(source.at(at, 8), "little")
         size = count * DTYPES[kinds[key]].bits // 8
         stored[key] = (at + 8, size)
@@ -63,5 +128,5 @@ def _stored(source: Source, tree: Tree, keys: list[object], at: int) -> dict[str
         if at > source.size:
             raise Broken(f"ends at byte {source.size:,}, inside storage {key[:40]}, which needs bytes up to {at:,}")
     if at != source.size:
-        raise Broken(f"{source.size - at:,} bytes follow its last storage")
+        raise Broken(f"{source.size - at:,} bytes follow its last storage", Cause.CONTRADICTION)
     return stored

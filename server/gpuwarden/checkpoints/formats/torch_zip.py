@@ -1,21 +1,29 @@
-"""torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is read, never run."""
+"""torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is read, never run.
+
+TorchScript and torch.package write archives of the same names. The first contain tensors like torch.save's and a
+program, the others Python modules: neither can be loaded without running what is in it, so both stay unknown.
+"""
 
 from __future__ import annotations
 
 import re
 
 from gpuwarden.checkpoints import zips
-from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, short, some
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, Unread, short, some
 from gpuwarden.checkpoints.pickles import allow_list, symbolic, torch_objects
 from gpuwarden.checkpoints.pickles.code_runners import runs_code
 from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.core.evidence import Cause
 
 NAME = "torch zip"
-ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pth.tar", ".pt.tar", ".ckpt.tar")
 LOAD = "tensors"
 _LOOKED_INTO = 20
 _SMALL = 1 << 20
 _PLAIN = re.compile(r"(version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/[0-9]+)")
+_SCRIPT = re.compile(
+    r"((constants|traced_inputs)(\.pkl|/[0-9]+)|code/.*|extra/.*|attributes\.pkl|model\.json|tensors/.*)"
+)
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -26,23 +34,23 @@ def claims(name: str, head: bytes) -> bool:
 def read(source: Source, limits: Limits) -> Anatomy:
     """Read the archive's members and the pickle's tensors, and place each tensor inside its storage."""
     members = zips.members(source, limits)
-    roots = {n.split("/", 1)[0] for n in members if "/" in n}
-    if len(roots) != 1 or not all("/" in n for n in members):
-        raise Broken("is a zip archive, but none of torch's: its members do not share one folder")
-    root = roots.pop()
+    roots = {n.split("/", 1)[0] for n in members}
+    root = roots.pop() if len(roots) == 1 else ""
     if f"{root}/data.pkl" not in members:
-        raise Broken("is a zip archive without data.pkl: none of torch's, or its end was lost")
+        return _not_of_torch_save(source, members, limits)
     inside = {n[len(root) + 1 :]: m for n, m in members.items()}
     found = Anatomy(NAME)
+    script = "constants.pkl" in inside and any(n.startswith("code/") for n in inside)
     foreign = [n for n in inside if n != "data.pkl" and not _PLAIN.fullmatch(n)]
     if foreign:
         _other_pickles(found, source, [inside[n] for n in foreign], limits)
-        found.doubts.append(f"has members that torch does not write: {some(foreign)}")
-    for m in members.values():
-        if m.stored:
-            found.spans.append(zips.span(m))
-        else:
-            found.doubts.append(f"member {short(m.name, 60)} is compressed; torch does not do that")
+    if script:
+        found.format = "torchscript"
+        found.doubt("is a TorchScript program, whose code runs when it is loaded", Cause.NEEDS_CODE)
+        foreign = [n for n in foreign if not _SCRIPT.fullmatch(n)]
+    if foreign:
+        found.doubt(f"has members that torch does not write: {some(foreign)}")
+    _sums(found, inside, script)
     order = zips.read(source, inside["byteorder"], 16) if "byteorder" in inside else b"little"
     if order not in (b"little", b"big"):
         raise Broken(f"states the unknown byte order {short(order, 20)}")
@@ -50,10 +58,34 @@ def read(source: Source, limits: Limits) -> Anatomy:
     data = zips.read(source, inside["data.pkl"], limits.pickle)
     tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()
     if tree.end != inside["data.pkl"].size:
-        found.problems.append("bytes follow the end of its pickle")
+        found.refute("bytes follow the end of its pickle", Cause.CONTRADICTION)
+    if script:  # its classes are in the program, which is a doubt already
+        tree.named = {n: None for n in tree.named if n.module.split(".")[0] != "__torch__"}
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
     torch_objects.fill(found, tree, stored, source.name)
     return found
+
+
+def _sums(found: Anatomy, inside: dict[str, zips.Member], script: bool) -> None:
+    """Add the spans that a CRC protects; torch compresses no member but a program's text."""
+    packed = [n for n, m in inside.items() if not m.stored and not (script and _SCRIPT.fullmatch(n))]
+    if packed:
+        found.doubt(f"has compressed members, which torch does not write: {some(packed)}")
+    stored = [m for m in inside.values() if m.stored]
+    found.spans += [zips.span(m) for m in stored if not m.unchecked]
+    if any(m.unchecked for m in stored):
+        found.warnings.append("was written without checksums: a changed byte can't be seen")
+
+
+def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: Limits) -> Anatomy:
+    """Return the findings on a whole archive of another program. Raises Unread where nothing is known about it."""
+    if any(n.endswith("/.data/extern_modules") for n in members):
+        found = Anatomy("torch package")
+        found.doubt("is a torch.package: its own Python modules run when it is loaded", Cause.NEEDS_CODE)
+        found.spans += [zips.span(m) for m in members.values() if m.stored]
+        _other_pickles(found, source, [m for n, m in members.items() if n.endswith(".pkl")], limits)
+        return found
+    raise Unread("is a zip archive that torch.save did not write: it has no data.pkl in one folder")
 
 
 def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], limits: Limits) -> None:
@@ -66,4 +98,6 @@ def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], l
             continue
         evil = [n for n in named if runs_code(n)]
         if evil:
-            found.problems.append(f"member {short(member.name, 60)} would run code when unpickled: {some(evil)}")
+            found.refute(
+                f"member {short(member.name, 60)} would run code when unpickled: {some(evil)}", Cause.RUNS_CODE
+            )

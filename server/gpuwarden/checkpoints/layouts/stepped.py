@@ -6,7 +6,7 @@ import re
 from itertools import chain, islice
 from typing import Any
 
-from gpuwarden.checkpoints import trainer_state
+from gpuwarden.checkpoints import state_file, trainer_state
 from gpuwarden.checkpoints.file_model import short
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement, temporary
 from gpuwarden.checkpoints.tree import Folder
@@ -15,6 +15,7 @@ NAME = "checkpoint"
 _STEP = re.compile(r"(?:^|.*[-_])(?:checkpoint|ckpt|step|global_step|iter)[-_=]?0*(\d{1,15})")
 _STATE = "trainer_state.json"
 _ARGS = "training_args.bin"
+_OPTIMIZER = "optimizer.pt"
 _MODEL_CONFIGS = {"config.json", "adapter_config.json"}
 _BESIDE = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "scaler")
 _POSITION = ("data", "sampler", "loader", "rng", "epoch", "position")
@@ -42,6 +43,11 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         said.problems.append("the folder is empty: a save that never happened, and resume=True would stop at it")
         return said
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
+    if _is_export(folder):
+        # save_model and save_state after the training: the end's weights and log, beside the checkpoints.
+        said.checkpoint = False
+        _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
+        return said
     if not any(n.endswith(WEIGHTS) and not n.startswith(_BESIDE) for n in names):
         said.problems.append("has no weights")
     if _STATE in folder.files:
@@ -56,11 +62,17 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         elif not any(w in str(p).lower() for p in parts for w in _POSITION):
             said.warnings.append(f"{_HELPER} names no part that says where in the data to go on")
     else:
-        _stateless(folder, inside, said)
+        _stateless(folder, inside, found, said)
     return said
 
 
-def _stateless(folder: Folder, inside: list[Entry], said: Judgement) -> None:
+def _is_export(folder: Folder) -> bool:
+    """Return true for a folder of checkpoints that has a trainer's state itself, and nothing to resume from."""
+    below = any(step_of(name) is not None for name in folder.folders)
+    return below and step_of(folder.path.name) is None and _STATE in folder.files and _OPTIMIZER not in folder.files
+
+
+def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
     """Report that no state records the step. The Trainer writes its state last, so the save may be unfinished."""
     stopped = f"has no {_STATE}: the Trainer was stopped in the middle of this save"
     try:
@@ -73,6 +85,15 @@ def _stateless(folder: Folder, inside: list[Entry], said: Judgement) -> None:
         said.problems.append(stopped)
     elif not siblings and folder.files.keys() & _MODEL_CONFIGS and folder.path.name.startswith("checkpoint-"):
         said.doubts.append(f"{stopped}, or another program saved it; no file beside it shows which")
+    states = [j for j in (state_file.of_file(e, found) for e in inside) if j is not None]
+    for state in states:
+        said.resume += state.resume
+        said.proved += state.proved
+        said.warnings += state.warnings
+        if said.step is not None and state.step != said.step:
+            said.warnings.append(f"the folder is called {short(folder.path.name, 60)}, {state.path} is at {state.step}")
+    if states:
+        return
     roots = [e.anatomy.content for e in inside if e.anatomy and isinstance(e.anatomy.content, dict)]
     saved = chain((e.path for e in inside), (str(key) for root in roots for key in root))
     if not any("optim" in name.lower() for name in saved):

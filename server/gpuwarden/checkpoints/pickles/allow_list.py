@@ -24,17 +24,21 @@ STORAGES = {
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
     "BoolStorage": "BOOL", "ComplexFloatStorage": "C64", "ComplexDoubleStorage": "C128",
     "UntypedStorage": "U8", "QInt8Storage": "I8", "QUInt8Storage": "U8", "QInt32Storage": "I32",
+    "QUInt4x2Storage": "U8", "QUInt2x4Storage": "U8",
 }  # fmt: skip
 TORCH_DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e5m2": "F8_E5M2",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64", "complex128": "C128",
+    "complex32": "C32", "bits8": "U8", "bits16": "U16",
+    # Several elements share a byte: the byte is what can be checked.
+    "float4_e2m1fn_x2": "U8", "bits1x8": "U8", "bits2x4": "U8", "bits4x2": "U8",
 }  # fmt: skip
-REBUILD = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7}
+REBUILD = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7, "_rebuild_qtensor": 6}
 WRAP = frozenset({"_rebuild_parameter", "_rebuild_parameter_with_state"})
 _OTHER = (
-    "_rebuild_qtensor", "_rebuild_sparse_tensor", "_rebuild_meta_tensor_no_storage", "_rebuild_nested_tensor",
+    "_rebuild_sparse_tensor", "_rebuild_meta_tensor_no_storage", "_rebuild_nested_tensor",
     "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor", "_rebuild_wrapper_subclass",
 )  # fmt: skip
 _REBUILT = frozenset({*REBUILD, *WRAP, *_OTHER})
@@ -42,7 +46,18 @@ _TENSORS = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), 
 
 # Named, and never called: types and constants that the calls below take as arguments.
 _VALUES: _Names = {
-    "torch": frozenset({*STORAGES, *TORCH_DTYPES, "Tensor", "per_tensor_affine", "per_channel_affine", "strided"}),
+    "torch": frozenset(
+        {
+            *STORAGES,
+            *TORCH_DTYPES,
+            "Tensor",
+            "strided",
+            "per_tensor_affine",
+            "per_channel_affine",
+            "per_channel_affine_float_qparams",
+        }
+    ),
+    "torch.cuda": frozenset(STORAGES),
     "torch.storage": frozenset({"TypedStorage", "UntypedStorage", "_TypedStorage", "_UntypedStorage"}),
     "torch.nn.parameter": frozenset({"Parameter", "Buffer"}),
     "numpy": frozenset({"ndarray"}),
@@ -91,6 +106,13 @@ def _nothing(args: tuple[Any, ...]) -> bool:
 def _bytes(args: tuple[Any, ...]) -> bool:
     """Accept contents, not a length, which could be enormous."""
     return _scalars(args) and not any(isinstance(a, (int, float)) for a in args)
+
+
+def _ratio(args: tuple[Any, ...]) -> bool:
+    """Accept two integers, or text without an exponent, which could make an enormous number."""
+    if len(args) == 1:
+        return type(args[0]) is str and re.fullmatch(r"-?[0-9]{1,1000}(/[0-9]{1,1000})?", args[0]) is not None
+    return len(args) == 2 and all(type(a) is int for a in args)
 
 
 def _literal(args: tuple[Any, ...]) -> bool:
@@ -187,7 +209,7 @@ _PYTHON_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("pathlib", n): _texts for n in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")},
     **{("datetime", n): _moment for n in ("datetime", "date", "time", "timedelta", "timezone")},
     ("decimal", "Decimal"): _texts,
-    ("fractions", "Fraction"): _texts,
+    ("fractions", "Fraction"): _ratio,
     ("types", "SimpleNamespace"): _nothing,
     ("uuid", "SafeUUID"): _scalars,
 }

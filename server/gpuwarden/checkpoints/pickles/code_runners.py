@@ -71,7 +71,8 @@ _IMPORTED = "builtins ctypes importlib marshal nt os pickle posix pty runpy shut
 _REACHED = frozenset(_IMPORTED.split())
 # What is harmless in modules that are not: records and exceptions.
 _HARMLESS = frozenset(
-    {("os", "stat_result"), ("os", "terminal_size"), ("sys", "float_info"), ("sys", "version_info")}
+    {("torch._dynamo.decorators", "_DimRange")}
+    | {("os", "stat_result"), ("os", "terminal_size"), ("sys", "float_info"), ("sys", "version_info")}
     | {("logging", n) for n in ("Logger", "getLogger")}
 )
 

@@ -18,6 +18,8 @@ from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
 
 # What torch.save writes with its protocol 2, and what its safe loader accepts.
 TORCH_OPS = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fQJKMGhjqrXU\x8a\x80.")
+# What Python 3 writes besides, in its protocols 0 to 5, of values that are not classes of protocol 0.
+PYTHON_OPS = TORCH_OPS | frozenset(b"BCVFILSTdglp01\x8b\x8c\x8d\x8e\x90\x91\x92\x93\x94\x95\x96")
 
 
 class _Mark:

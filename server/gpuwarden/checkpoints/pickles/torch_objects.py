@@ -28,8 +28,12 @@ from gpuwarden.checkpoints.pickles.allow_list import (
 )
 from gpuwarden.checkpoints.pickles.code_runners import runs_code
 from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
+from gpuwarden.checkpoints.pickles.symbolic import PYTHON_OPS
+from gpuwarden.core.evidence import Cause
 
 _WITH_ATTRIBUTES = Global("torch._tensor", "_rebuild_from_type_v2")
+# Storages of which several elements share a byte.
+_PACKED = frozenset({"QUInt4x2Storage", "QUInt2x4Storage"})
 _DEPTH = 100
 _NODES = (dict, list, tuple, Call)
 _Step = Tuple[Any, Any, Any, int]  # noqa: UP006  (Python 3.8)  # where it hangs, its key there, the value, its depth
@@ -45,6 +49,8 @@ class Ref:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     numel: int
+    # Further tensors are among its arguments: the scales and zero points of a quantized one.
+    parts: bool = False
 
 
 def fill(
@@ -55,25 +61,29 @@ def fill(
 ) -> None:
     """Add to `found` the tensors of `tree`. `stored` maps a storage's key to (offset, bytes)."""
     judge(found, tree, allow_list.of_file(name))
-    if tree.opcodes:
-        codes = some(f"0x{op:02x}" for op in tree.opcodes)
-        found.doubts.append(f"its pickle uses opcodes that torch does not write: {codes}")
+    strange = [op for op in tree.opcodes if op not in PYTHON_OPS]
+    if strange:
+        codes = some(f"0x{op:02x}" for op in strange)
+        found.doubt(f"its pickle uses opcodes that neither torch nor Python writes: {codes}")
+    elif tree.opcodes:
+        found.meta["inert"] = True
+        found.unproved.append("that torch's safe loader takes it, which reads pickles of protocol 2 alone")
     found.meta["globals"] = sorted(str(n) for n in tree.named)
-    storages = set()
-    for p in tree.persistent:
-        key, dtype, numel = storage(p)
-        if key in storages:
+    used = set()
+    for key, dtype, numel in storages(tree):
+        if key in used:
             continue
-        storages.add(key)
+        used.add(key)
         if key not in stored:
             raise Broken(f"storage {short(key, 40)} is missing")
         need = numel * DTYPES[dtype].bits // 8
         if need != stored[key][1]:
-            raise Broken(f"storage {short(key, 40)} has {stored[key][1]:,} bytes; {need:,} are needed")
+            size = stored[key][1]
+            raise Broken(f"storage {short(key, 40)} has {size:,} bytes; {need:,} are needed", Cause.CONTRADICTION)
     found.tensors = [_place(where, ref, stored) for where, ref in walk(tree.root)]
     found.content = tree.root
-    found.proved.append(f"{len(found.tensors):,} tensors in {len(storages):,} storages; read without running anything")
-    unused = [k for k in stored if k not in storages]
+    found.proved.append(f"{len(found.tensors):,} tensors in {len(used):,} storages; read without running anything")
+    unused = [k for k in stored if k not in used]
     if unused:
         found.doubts.append(f"has storages that no tensor uses: {some(unused)}")
 
@@ -86,11 +96,12 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
     strangers = [n for n in tree.named if not names.allows(n)]
     evil = [n for n in strangers if runs_code(n)]
     if evil:
-        found.problems.append(f"would run code when unpickled: it names {some(evil)}")
+        found.refute(f"would run code when unpickled: it names {some(evil)}", Cause.RUNS_CODE)
     if len(strangers) > len(evil):
         others = [n for n in strangers if n not in evil]
-        found.doubts.append(f"needs code to be unpickled, so it was not: it names {some(others)}")
-    found.doubts += [f"its pickle {o}" for o in tree.odd]
+        found.doubt(f"needs code to be unpickled, so it was not: it names {some(others)}", Cause.NEEDS_CODE)
+    for odd in tree.odd:
+        found.doubt(f"its pickle {odd}", Cause.NEEDS_CODE)
     extra = [n for n in tree.named if names.beyond_torch(n)]
     if extra:
         found.meta["inert"] = True
@@ -99,16 +110,27 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
         )
 
 
+def storages(tree: Tree) -> list[tuple[str, str, int]]:
+    """Return (key, dtype, number of elements) of each storage reference.
+
+    The older format refers to the class of a module, too, with its source text: a name that `judge` reports.
+    """
+    modules = [p for p in tree.persistent if isinstance(p.pid, tuple) and len(p.pid) == 4 and p.pid[0] == "module"]
+    return [storage(p) for p in tree.persistent if p not in modules]
+
+
 def storage(p: Persistent) -> tuple[str, str, int]:
     """Return (key, dtype, number of elements) of a storage reference. Raises Broken for any other."""
     pid = p.pid
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], Global):
-        raise Broken("its pickle refers to something that is not a storage")
+        raise Broken("its pickle refers to something that is not a storage", Cause.CONTRADICTION)
     dtype = STORAGES.get(pid[1].name)
     # torch asks the location for its beginning, which must be text for it to answer
     texts = all(type(part) is str for part in pid[2:4])
-    if dtype is None or not texts or type(pid[4]) is not int or pid[4] < 0:
-        raise Broken(f"its pickle refers to a storage of the unknown kind {pid[1]}")
+    if not texts or type(pid[4]) is not int or pid[4] < 0:
+        raise Broken("its pickle refers to a storage without a name, a place or a size", Cause.CONTRADICTION)
+    if dtype is None:
+        raise Doubtful(f"its pickle refers to a storage of the unknown kind {pid[1]}")
     return pid[2], dtype, pid[4]
 
 
@@ -121,7 +143,7 @@ def _place(name: str, ref: Ref, stored: Mapping[str, tuple[int, int]]) -> Tensor
     each = DTYPES[ref.dtype].bits // 8
     reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride))  # noqa: B905
     if (ref.offset + reach) * each > size and reach:
-        raise Broken(f"tensor {short(name, 60)} reaches beyond its storage")
+        raise Broken(f"tensor {short(name, 60)} reaches beyond its storage", Cause.CONTRADICTION)
     row_major: list[int] = []
     step = 1
     for n in reversed(ref.shape):
@@ -147,8 +169,10 @@ def tensor(value: Any) -> Ref | None:
         return tensor(args[0]) if isinstance(args, tuple) and args else None
     if name not in REBUILD:
         return None
-    if not isinstance(args, tuple) or len(args) < REBUILD[name] or not isinstance(args[0], Persistent):
-        raise Broken(f"its pickle calls {name} with arguments that make no tensor")
+    if not isinstance(args, tuple) or len(args) < REBUILD[name]:
+        raise Broken(f"its pickle calls {name} with too few arguments", Cause.CONTRADICTION)
+    if not isinstance(args[0], Persistent):
+        raise Doubtful(f"its pickle calls {name} with a storage that is not torch's own reference to one")
     key, dtype, numel = storage(args[0])
     if name == "_rebuild_tensor_v3":
         stated = args[6]
@@ -158,8 +182,11 @@ def tensor(value: Any) -> Ref | None:
         dtype = found
     offset, shape, stride = args[1], sizes(args[2]), sizes(args[3])
     if type(offset) is not int or offset < 0 or shape is None or stride is None or len(shape) != len(stride):
-        raise Broken("its pickle has a tensor whose shape, stride or offset makes no sense")
-    return Ref(key, dtype, offset, shape, stride, numel)
+        raise Broken("its pickle has a tensor whose shape, stride or offset makes no sense", Cause.CONTRADICTION)
+    quantized = name == "_rebuild_qtensor"
+    if quantized and args[0].pid[1].name in _PACKED:
+        offset, shape, stride = 0, (numel,), (1,)
+    return Ref(key, dtype, offset, shape, stride, numel, quantized)
 
 
 def sizes(value: Any) -> tuple[int, ...] | None:
@@ -181,11 +208,14 @@ def walk(root: Any) -> Iterator[tuple[str, Ref]]:
         if ref is not None:
             # The path is bounded: a hostile file could make its names fill the memory.
             keys: list[str] = []
-            while step[0] is not None:
-                keys.append(short(step[1], 200))
-                step = step[0]
+            above = step
+            while above[0] is not None:
+                keys.append(short(above[1], 200))
+                above = above[0]
             yield short(".".join(reversed(keys)), 500), ref
-        elif isinstance(value, _NODES) and id(value) not in seen:
+            if not ref.parts:
+                continue
+        if isinstance(value, _NODES) and id(value) not in seen:
             seen.add(id(value))
             if depth > _DEPTH:
                 raise Doubtful(f"its pickle nests values deeper than {_DEPTH} levels")

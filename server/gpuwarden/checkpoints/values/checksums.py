@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.checkpoints.file_model import DTYPES
+from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES
 
 if TYPE_CHECKING:
     # Of raw elements: (has NaN or infinity, has anything but zero bits).
@@ -107,8 +107,13 @@ def _times(a: int, b: int) -> int:
 
 
 def finite_test(dtype: str, big_endian: bool = False) -> Test:
-    """Return the test for a real floating type of `file_model.DTYPES`. It takes whole elements, at least one."""
+    """Return the test for a real floating type of `file_model.DTYPES`, or for the scales of a quantised type.
+
+    It takes whole elements or blocks, at least one.
+    """
     numpy = numpy_or_none()
+    if dtype in BLOCK_SCALES:
+        return _scales_test(numpy, dtype)
     return plain_test(dtype, big_endian) if numpy is None else numpy_test(numpy, dtype, big_endian)
 
 
@@ -166,6 +171,24 @@ def plain_test(dtype: str, big_endian: bool = False) -> Test:
                 return True, True
             at = marks.find(1, at + 1)
         return False, any_bit(data)
+
+    return test
+
+
+def _scales_test(numpy: Any, dtype: str) -> Test:
+    """Return a test of blocks for scales that are not finite."""
+    each, kind, offsets = BLOCK_SCALES[dtype]
+    finite, size = finite_test(kind), DTYPES[kind].bits // 8
+
+    def test(data: Any) -> tuple[bool, bool]:
+        if numpy is None:
+            raw = bytes(data)
+            picked = [b"".join(raw[i : i + size] for i in range(at, len(raw), each)) for at in offsets]
+        else:
+            blocks = numpy.frombuffer(data, numpy.uint8).reshape(-1, each)
+            picked = [numpy.ascontiguousarray(blocks[:, at : at + size]).data.cast("B") for at in offsets]
+        seen = [finite(scales) for scales in picked]
+        return any(hit for hit, _ in seen), any(high for _, high in seen)
 
     return test
 

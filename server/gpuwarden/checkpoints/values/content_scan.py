@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpuwarden.checkpoints.file_model import DTYPES, PARTS, Anatomy, Span, Tensor
+from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES, PARTS, Anatomy, Span, Tensor
 from gpuwarden.checkpoints.safe_file import Source
-from gpuwarden.checkpoints.values import checksums
+from gpuwarden.checkpoints.values import checksums, pages
 
 CHUNK = 1 << 23  # in the last-level cache still; smaller blocks make threads wait for each other more often
 SEGMENT = 1 << 26  # what one thread takes of a large file at a time
@@ -32,6 +32,7 @@ class Seen:
     bad_spans: list[str] = field(default_factory=list)
     strange: list[Tensor] = field(default_factory=list)
     zero: list[Tensor] = field(default_factory=list)
+    marks: list[pages.PageMarks] = field(default_factory=list)
     spans: int = 0
     scanned: int = 0
 
@@ -54,13 +55,16 @@ def sweep(
     checks = [_Checked(s.start, s.end, s) for s in anatomy.spans]
     cover = _cover(checks, source.size) if checksums.CRC in wanted else []
     more = [c for c in cover if c.span is None]
-    watches: list[_Watch] = sorted([*floats, *checks, *more], key=lambda w: w.start)
+    marks = pages.watch(anatomy)
+    watches: list[_Watch] = sorted([*floats, *checks, *more, *marks], key=lambda w: w.start)
     note = progress or (lambda count: None)
     if threads > 1 and source.size >= 2 * SEGMENT:
         _share_out(source, watches, hashes, note, threads)
     else:
         _read(source, 0, source.size, watches, hashes, note)
-    seen = Seen({name: h.hexdigest() for name, h in hashes.items()}, spans=len(checks), scanned=len(floats))
+    seen = Seen(
+        {name: h.hexdigest() for name, h in hashes.items()}, spans=len(checks), scanned=len(floats), marks=marks
+    )
     seen.bad_spans = [c.span.label for c in checks if c.span and c.crc != c.span.crc]
     if cover:
         whole = _Checked(0, source.size)
@@ -141,7 +145,7 @@ class _Floats:
 
     @property
     def size(self) -> int:
-        return DTYPES[self.dtype].bits // 8
+        return BLOCK_SCALES[self.dtype][0] if self.dtype in BLOCK_SCALES else DTYPES[self.dtype].bits // 8
 
     @property
     def line(self) -> int:
@@ -187,7 +191,8 @@ def _floats(anatomy: Anatomy) -> list[_Floats]:
     for t in sorted(anatomy.tensors, key=lambda t: (t.start, -t.extent)):
         dtype = PARTS.get(t.dtype, t.dtype)
         kind = DTYPES.get(dtype)
-        if kind is None or (kind.top is None and kind.nan is None) or t.start < 0 or not t.extent:
+        finite = dtype not in BLOCK_SCALES and (kind is None or (kind.top is None and kind.nan is None))
+        if finite or t.start < 0 or not t.extent:
             continue
         last = latest.get(dtype)
         if last and t.start < last.end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,20 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums
 
 _BLOCK = 1 << 20
+_MASK = re.compile(r"mask|alibi|causal|attn_bias|attention_bias|position_bias|logits_bias")
 
 
 @dataclass
 class NonFinite:
-    """The numbers of a tensor's elements that are not finite. `masklike`: infinities among constant values."""
+    """The numbers of a tensor's elements that are not finite; `positive` of the infinite ones are above zero.
 
+    `masklike`: infinities among constant values, or only negative ones in what is named or shaped like a mask.
+    """
+
+    tensor: Tensor
     nan: int = 0
     inf: int = 0
+    positive: int = 0
     finite: int = 0
     low: int = 1 << 64
     high: int = -1
@@ -35,6 +42,7 @@ class NonFinite:
             bad = size >= kind.top
             inf = 0 if kind.top == 0x7F else int((size == kind.top).sum())  # E4M3 has no infinity
             self.inf += inf
+            self.positive += int((bits == kind.top).sum()) if inf else 0
             self.nan += int(bad.sum()) - inf
         rest = bits[~bad]
         self.finite += int(rest.size)
@@ -45,7 +53,11 @@ class NonFinite:
     def masklike(self) -> bool:
         """Return true if it looks like an attention mask or a lone counter, where infinity is intended."""
         constant = self.low == self.high if self.finite else self.inf == 1
-        return not self.nan and self.inf > 0 and constant
+        # A causal mask, alone or added to a bias, is infinite above the diagonal.
+        *_, rows, columns = (0, 0, *self.tensor.shape)
+        triangle = rows == columns > 1 and self.inf * 2 == self.tensor.numel // rows * (rows - 1)
+        masked = not self.positive and (triangle or _MASK.search(self.tensor.name.lower()) is not None)
+        return not self.nan and self.inf > 0 and (constant or masked)
 
     def __str__(self) -> str:
         said = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "infinite")) if n]
@@ -59,10 +71,10 @@ def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) ->
     """
     numpy = checksums.numpy_or_none()
     dtype = PARTS.get(tensor.dtype, tensor.dtype)
-    kind = DTYPES[dtype]
-    if numpy is None or kind.bits % 8:
+    kind = DTYPES.get(dtype)
+    if numpy is None or kind is None or kind.bits % 8:
         return None
-    found = NonFinite()
+    found = NonFinite(tensor)
     for bits in _blocks(source, tensor, numpy, f"{'>' if big_endian else '<'}u{kind.bits // 8}"):
         found.count(bits, kind)
     return found

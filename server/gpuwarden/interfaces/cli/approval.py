@@ -31,7 +31,6 @@ from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ApprovalGranted, JobAccepted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
-from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
@@ -214,14 +213,6 @@ def grant_spending(
     if order is not None:
         granted = granted.model_copy(update={"end_when_proven": order})
     ctx.ledger.add(issued.subject, granted)
-
-
-def waiting(ctx: Context) -> Result:
-    """Return what waits for a person, with the commands that answer it."""
-    found = list(waiting_for_approval(ctx))
-    told = [f.text for f in found]
-    steps = tuple(step for f in found for step in f.next_steps)
-    return Result(message=line(" ".join(told), 2_000) or "Nothing waits for you.", next=steps)
 
 
 def kept(job_id: str, *, voided: bool) -> Result:

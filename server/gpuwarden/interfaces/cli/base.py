@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import click
 
@@ -49,15 +50,30 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=GroupedCommands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
 )
-def cli() -> None:
-    """The safety layer between coding agents and metered GPUs.
+@JSON
+@click.pass_context
+def cli(ctx: click.Context, as_json: bool) -> int | None:
+    """The safety layer between coding agents and metered GPUs. Alone it shows what runs, waits for you and bills.
 
     New here? `gpuwarden demo` shows a training job's whole life in ten seconds, at no cost.
     """
+    if ctx.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError("--json goes after the command's name.", ctx)
+        return None
+    import anyio
+
+    from gpuwarden.interfaces.cli.glance import show_status
+
+    return anyio.run(show_status, as_json)
 
 
 def emit(body: dict[str, Any]) -> None:
@@ -101,7 +117,30 @@ def open_context(actor: str = "cli") -> Context:
 
     ctx = open_context(actor)
     ctx.phrase = in_commands  # alerts are sent to people
+    _OPENED[:] = [ctx]
     return ctx
+
+
+_OPENED: list[Context] = []
+"""The ledger that this command opened, so that its end can say what waits for a person."""
+_SHOW_IT_ALL: Final = frozenset({"status", "waits"})
+"""Replies that name every approval themselves."""
+
+
+def tell_what_waits(show: str) -> None:
+    """End a command's output on a terminal with the approval that waits, where there is one."""
+    from gpuwarden.core.errors import WardenError
+    from gpuwarden.interfaces.cli import console
+
+    if not _OPENED or show in _SHOW_IT_ALL or not console.out.is_terminal:
+        return
+    from gpuwarden.interfaces.cli.screen import pending
+    from gpuwarden.interfaces.cli.wording import command
+    from gpuwarden.lifecycle.monitoring.waiting import what_waits
+
+    with contextlib.suppress(WardenError, OSError):  # the command itself has been answered
+        if waiting := what_waits(_OPENED[0]):
+            console.out.print(pending(len(waiting), command(waiting[0].next_steps[0])), soft_wrap=True)
 
 
 def warned(reply: R, notices: Sequence[Notice]) -> R:
@@ -136,4 +175,5 @@ def answer(reply: Result, as_json: bool, show: str) -> int:
         from gpuwarden.interfaces.cli import console
 
         getattr(console, show)(reply)
+        tell_what_waits(show)
     return 0 if reply.ok else EXITS.get(reply.code, 1)

@@ -54,7 +54,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
 @JSON
 @runs_async
 async def approve(ticket: str | None, set_pin: bool, without_proof: bool, end_when_proven: Any, as_json: bool) -> int:
-    """Say yes to a teardown (t...) or to a spending (r...). Without a ticket, list what waits for you.
+    """Say yes to a teardown (t...) or to a spending (r...). Alone it lists what waits.
 
     It asks a person at a terminal; nothing else counts.
     """
@@ -63,7 +63,10 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, end_wh
     if set_pin:
         return answer(await approval.choose_pin(open_context()), as_json, "message")
     if not ticket:
-        return answer(approval.waiting(open_context()), as_json, "message")
+        from gpuwarden.interfaces import results
+        from gpuwarden.lifecycle.monitoring.waiting import what_waits
+
+        return answer(results.waits(what_waits(open_context())), as_json, "waits")
     ctx = open_context()
     reply = await approval.on_terminal(ctx, ticket, without_proof=without_proof, order=end_when_proven)
     return answer(reply, as_json, "message")
@@ -150,5 +153,16 @@ async def watch(once: bool, every_s: float, install: bool, uninstall: bool, keys
         said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
         console.watched(results.worded(reply, in_commands))
 
-    await watcher.run(tell)
+    if not console.out.is_terminal:
+        await watcher.run(tell)
+        return 0
+    from gpuwarden.interfaces.cli.screen import live_overview
+
+    with live_overview(ctx) as redraw:  # news scroll by above it
+
+        def tell_and_redraw(done: Round) -> None:
+            tell(done)
+            redraw(done.trouble)
+
+        await watcher.run(tell_and_redraw)
     return 0

@@ -132,11 +132,16 @@ def submitted(reply: SubmitReply) -> None:
 
 def checked(reply: CheckReply) -> None:
     """Print the reply to a check or a cancel."""
-    step = f", step {reply.step}" if reply.step is not None else ""
+    from gpuwarden.interfaces.cli.screen import progress_of
+
+    whole = f"/{reply.total_steps:,}" if reply.total_steps else ""
+    step = f", step {reply.step:,}{whole}" if reply.step is not None else ""
     why = f" [dim]({shown(reply.why)})[/]" if reply.why else ""
     out.print(f"[bold]{reply.job_id}[/] {colored(reply.state)}{step}{why}")
     if reply.metrics:
         out.print("  " + "  ".join(f"{shown(k)} {v:g}" for k, v in reply.metrics.items()))
+    for text in progress_of(reply):
+        out.print(f"  {shown(text)}")
     for alert in reply.alerts:
         out.print(f"  [yellow]{shown(alert)}[/]")
     if reply.meter:
@@ -150,6 +155,15 @@ def checked(reply: CheckReply) -> None:
             out.print(shown(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
         out.print(f"  [dim]fix:[/] {shown(found.fix)}")
     message(reply)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a renderer of the overview's screen."""
+    if name in ("status", "jobs", "costs", "waits"):
+        from gpuwarden.interfaces.cli import screen
+
+        return getattr(screen, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _unfenced(text: str) -> str:

@@ -32,6 +32,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
     help="See `gpuwarden profiles`; rehearsal/NAME is simulated.",
 )
 @click.option("--name", default=None, help="Short name; by default the script's.")
+@click.option("--project", default=None, help="Tag for `gpuwarden costs`.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
 @click.option(
     "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."

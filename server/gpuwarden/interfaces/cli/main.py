@@ -15,6 +15,7 @@ from gpuwarden.core.errors import BadRequest, WardenError, as_warden_error
 from gpuwarden.interfaces.cli import (  # each adds its commands to the group
     admin,
     billing,
+    glance,
     jobs,
     knowledge,
     policy,
@@ -24,6 +25,7 @@ from gpuwarden.interfaces.cli import (  # each adds its commands to the group
 from gpuwarden.interfaces.cli.base import GroupedCommands, cli, fail
 
 GroupedCommands.rooms = {
+    glance.__name__: "At a glance",
     jobs.__name__: "A job",
     billing.__name__: "What costs",
     reference.__name__: "What is known",
@@ -40,7 +42,7 @@ def run(argv: list[str] | None = None) -> int:
         code = cli.main(argv, standalone_mode=False, prog_name="gpuwarden")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:
+    except click.exceptions.NoArgsIsHelpError as error:  # `gpuwarden knowledge`, for example
         click.echo(error.format_message())
         return 0
     except BrokenPipeError:

@@ -65,7 +65,7 @@ def warned(reply: R, notices: Sequence[Notice], words: Words) -> R:
     return reply
 
 
-_PARTS: Final = {"findings": "fix", "news": "hint", "standing": "hint"}
+_PARTS: Final = {"findings": "fix", "news": "hint", "standing": "hint", "waiting": "hint"}
 """Lists of a reply whose entries carry next steps, and the field that has them in words."""
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, Field
 
+from gpuwarden.core.models import Observation
 from gpuwarden.core.sanitize import fence, line, named, quoted, redact
-from gpuwarden.core.states import TERMINAL_JOBS
+from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.interfaces.results.base import SHOWN, MeterReply, WarnedReply, meter_of
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.monitoring.check import Canceled, Checked
+from gpuwarden.lifecycle.records import LeaseRecord
 
 LOG_LIMIT = 16_000
 """Characters of a log in one reply, at most."""
@@ -35,7 +39,18 @@ class CheckReply(WarnedReply):
     """The code of `why`."""
     attempt: int = 0
     step: int | None = None
+    total_steps: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
+    progress_from: str = ""
+    """Where step and metrics are from: the job's own `metrics`, its `output`, or saved `files`."""
+    started_at: float | None = None
+    elapsed_s: float | None = None
+    remaining_s: float | None = None
+    """Seconds until the last step, at the pace of the last minutes."""
+    projected_cost_usd: float | None = None
+    """Cost when the last step is reached, of the present machine."""
+    curve: list[float] = Field(default_factory=list)
+    """The loss from the first step to the last, in a few points."""
     usage: dict[str, float] = Field(default_factory=dict)
     """The machine's last report on its GPU, memory and disk, in percent and bytes."""
     exit_code: int | None = None
@@ -45,6 +60,10 @@ class CheckReply(WarnedReply):
     log: str = ""
     log_cursor: int | None = None
     log_bytes: int | None = None
+
+    def short(self) -> dict[str, Any]:
+        """Leave out the curve, which is for eyes."""
+        return {name: value for name, value in super().short().items() if name not in ("curve", "started_at")}
 
 
 def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
@@ -62,6 +81,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         message=quoted(result.note),
         next=result.next_steps,
         step=seen.step if seen else None,
+        **_progress(seen, result.lease, running=current and seen is not None and seen.state is Job.RUNNING),
         metrics={named(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
         usage=seen.beat.model_dump(exclude_none=True) if seen and current and seen.beat else {},
         exit_code=seen.exit_code if seen else None,
@@ -72,6 +92,25 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         log_cursor=result.log.next if result.log else None,
         log_bytes=result.log.size if result.log else None,
     )
+
+
+def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: bool) -> dict[str, Any]:
+    """Return how far a job is and what it may come to. The machine's clock counts, which may differ from ours."""
+    if seen is None:
+        return {}
+    end = seen.at if running else seen.ended_at
+    left = max(0.0, seen.eta_at - seen.at) if running and seen.eta_at is not None else None
+    price = lease.instance.price_usd_per_hour if lease and lease.instance else None
+    known = lease is not None and lease.cost is not None and price is not None and left is not None
+    return {
+        "total_steps": seen.total_steps,
+        "progress_from": seen.source,
+        "started_at": seen.started_at,
+        "elapsed_s": round(end - seen.started_at, 1) if end and seen.started_at else None,
+        "remaining_s": None if left is None else round(left),
+        "projected_cost_usd": round(lease.cost + price * left / 3600, 4) if known else None,  # type: ignore[union-attr,operator]
+        "curve": [loss for _, loss in seen.curve][-64:],
+    }
 
 
 def canceled(result: Canceled) -> CheckReply:

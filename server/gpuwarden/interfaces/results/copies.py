@@ -7,7 +7,8 @@ from typing import Final
 
 from pydantic import BaseModel, Field
 
-from gpuwarden.core.guidance import Action, Hint, NextStep, do, steps
+from gpuwarden.core.evidence import Cause
+from gpuwarden.core.guidance import Action, NextStep, do, steps
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verdict
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
@@ -59,11 +60,36 @@ class VerifyReply(Result):
     evidence: list[FileReply] = Field(default_factory=list)
 
 
-_NEXT: Final[dict[Verdict, Hint]] = {
-    Verdict.PROVEN: "",
-    Verdict.REFUTED: (do(Action.PULL, "again"), "If it stays refuted, the file is broken at its source."),
-    Verdict.UNKNOWN: "Do what the list of what was not checked says.",
+_NEXT: Final[dict[Cause, str]] = {
+    Cause.RUNS_CODE: "Do not load it: unpickling it runs code. Take the weights as safetensors, or from a source that "
+    "you trust; a scratch machine without keys may convert them.",
+    Cause.DAMAGE: "If it stays damaged after another copy, it is broken at its source: take another checkpoint.",
+    Cause.CONTRADICTION: "Parts of it disagree, and another copy changes nothing: save it again from the run, or take "
+    "another checkpoint.",
+    Cause.NOT_FINITE: "Another copy changes nothing: go back to a checkpoint whose values are finite, then find out "
+    "why the run diverged.",
+    Cause.NO_RESUME: "Resume from a checkpoint that has everything, or start the optimizer again from these weights.",
+    Cause.NEEDS_CODE: "Only running its code can settle it: read the names, then load it on a scratch machine without "
+    "keys and save the tensors as safetensors.",
+    Cause.UNREAD: "Load it with the program that wrote it, or compare its digest with one recorded at save time.",
+    Cause.LIMIT: "Ask for a part of it or a lower level; on a terminal a person can allow more time and bytes.",
+    Cause.UNSEALED: "Compare it with the manifest that was made on the machine, or write one at save time.",
+    Cause.CHANGING: "Wait until nothing writes to it any more, then ask again.",
+    Cause.NOT_LOADED: "Install the library that loads this format, or load it with the program that wrote it.",
 }
+"""What settles each cause, as no interface can do it."""
+
+
+def _following(report: Report) -> list[NextStep]:
+    """Return the next steps for the causes, the gravest first; where something refutes, for what refutes alone."""
+    refuting = [cause for cause in report.causes if cause.refutes]
+    found: list[NextStep] = []
+    for cause in (refuting or report.causes)[:3]:
+        if cause is Cause.DAMAGE:
+            again = do(Action.PULL, "again", job_id=report.job) if report.job else "Copy it again from its source."
+            found += steps(again)
+        found += steps(_NEXT[cause])
+    return found
 
 
 def pulled(result: PullResult) -> PullReply:
@@ -94,23 +120,23 @@ def verified(report: Report, rest: Sequence[NextStep] = ()) -> VerifyReply:
     """Return the reply to verify_checkpoint. `rest` are the steps that remain for the job whose copy was verified."""
     bad: list[FileEvidence | CheckpointEvidence] = [c for c in report.checkpoints if c.verdict != "proven"]
     bad += [f for f in report.files if f.verdict != "proven"]
-    code, following = str(report.verdict), _NEXT[report.verdict]
+    code, following = str(report.verdict), _following(report)
     message = {
         Verdict.PROVEN: "Proven.",
         Verdict.REFUTED: "Refuted: do not rely on it.",
         Verdict.UNKNOWN: f"Inconclusive: {counted(len(report.not_checked), 'check')} could not be made.",
     }[report.verdict]
-    if rest:
-        following = "" if report.verdict == "proven" else "If it stays so after another copy, it is so at its source."
+    if rest:  # they say whether to copy again
+        following = [step for step in following if step.action is not Action.PULL]
     if report.claimed:
-        following = do(Action.PULL, "; only a copy that is verified here counts")
+        following = [do(Action.PULL, "; only a copy that is verified here counts")]
         if report.verdict == "proven":
             code, message = "claimed", "Whole, as the machine itself reports; it was not copied here."
     return VerifyReply(
         ok=report.verdict == "proven",
         code=code,
         message=message,
-        next=steps((*steps(following), *rest)),
+        next=steps((*following, *rest)),
         verdict=report.verdict,
         level=report.level,
         path=report.path,

@@ -85,28 +85,30 @@ def listed(inventory: Inventory) -> InstancesReply:
         code="ledger_incomplete" if lost else "unknown" if unknown else "ok",
         message=" ".join(filter(None, told)),
         next=steps(trouble.hint if trouble is not None else ""),
-        instances=[
-            InstanceReply(
-                platform=row.platform,
-                instance_id=named(row.instance_id) if row.instance_id else None,
-                ours=row.ours,
-                state=row.state,
-                billing=row.billing,
-                price_usd_per_hour=row.price_usd_per_hour,
-                cost_usd=row.cost_usd,
-                since=row.since,
-                job_id=row.job.id if row.job else None,
-                job_state=row.job.state if row.job else None,
-                note=quoted(row.note),
-                stopped_usd_per_hour=row.stopped_usd_per_hour,
-                stopped_at=row.stopped_at,
-                clocks=[_clock(c) for c in row.clocks],
-            )
-            for row in inventory.rows[:100]
-        ],
-        accounts=[_account(funds) for funds in inventory.accounts],
+        instances=[instance_reply(row) for row in inventory.rows[:100]],
+        accounts=[account_reply(funds) for funds in inventory.accounts],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
+    )
+
+
+def instance_reply(row: Row) -> InstanceReply:
+    """Return one machine."""
+    return InstanceReply(
+        platform=row.platform,
+        instance_id=named(row.instance_id) if row.instance_id else None,
+        ours=row.ours,
+        state=row.state,
+        billing=row.billing,
+        price_usd_per_hour=row.price_usd_per_hour,
+        cost_usd=row.cost_usd,
+        since=row.since,
+        job_id=row.job.id if row.job else None,
+        job_state=row.job.state if row.job else None,
+        note=quoted(row.note),
+        stopped_usd_per_hour=row.stopped_usd_per_hour,
+        stopped_at=row.stopped_at,
+        clocks=[clock_reply(c) for c in row.clocks],
     )
 
 
@@ -120,7 +122,8 @@ def _billing(rows: Sequence[Row], *, sure: bool) -> str:
     return f"{', and '.join(told).capitalize()}."
 
 
-def _account(funds: Funds) -> AccountReply:
+def account_reply(funds: Funds) -> AccountReply:
+    """Return the money of one account."""
     clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
     if isinstance(funds.balance, Unknown):
         return AccountReply(platform=funds.platform, per_hour=burn, note=quoted(funds.said))
@@ -129,10 +132,11 @@ def _account(funds: Funds) -> AccountReply:
         balance=funds.balance.value.amount,
         currency=named(funds.balance.value.currency, 8),
         per_hour=burn,
-        clock=_clock(clock) if clock else None,
+        clock=clock_reply(clock) if clock else None,
         note="" if funds.whole else "not every price there is known",
     )
 
 
-def _clock(clock: Deadline) -> ClockReply:
+def clock_reply(clock: Deadline) -> ClockReply:
+    """Return one deadline."""
     return ClockReply(at=clock.at, trigger=quoted(clock.trigger), effect=quoted(clock.effect))

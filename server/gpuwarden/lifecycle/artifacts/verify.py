@@ -6,6 +6,7 @@ Only the verdict on a pulled copy is recorded for the teardown gate.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +17,16 @@ from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.verify import verify as verify_path
 from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.models import Level, Report
+from gpuwarden.core.models import Level, Manifest, Report
+from gpuwarden.core.safe_names import STAGING
 from gpuwarden.core.states import Job
 from gpuwarden.hub.files import SCHEME
-from gpuwarden.lifecycle.artifacts.local_copies import last_pull, save_verified, seal
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, save_verified, seal
 from gpuwarden.lifecycle.artifacts.verify_hub import look_hub, verify_hub
 from gpuwarden.lifecycle.artifacts.verify_remote import LOOK_S, verify_there
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.remote.transfer.destination import OWNER
 
 Where = Literal["auto", "here", "instance"]
 Count = Callable[[int], None]
@@ -59,7 +62,33 @@ async def verify(
     if what.startswith(SCHEME):
         depth = level or Level.STRUCTURE
         return await verify_hub(ctx, what, depth, against=other, budget=budget, progress=progress)
-    return await verify_file(Path(what), level or Level.LOAD, against=other, budget=budget, progress=progress)
+    pulled, inside = _pull_of(ctx, Path(what))
+    if pulled and inside == ".":
+        return await verify_job(ctx, pulled.job, level or Level.LOAD, against=other, progress=progress)
+    return await verify_file(
+        Path(what),
+        level or Level.LOAD,
+        against=other,
+        budget=budget,
+        progress=progress,
+        manifest=pulled.local_manifest() if pulled else None,
+        under=inside,
+    )
+
+
+def _pull_of(ctx: Context, path: Path) -> tuple[Pulled | None, str]:
+    """Return the pull that made the folder in which a path is, None where none did, and the path's place in it."""
+    try:
+        real = path.resolve()
+        for folder in (real, *real.parents):
+            mark = folder / STAGING / OWNER
+            if mark.is_file() and not mark.is_symlink():
+                pulled = last_pull(ctx, mark.read_text("utf-8", "replace")[:200])
+                mine = pulled is not None and Path(pulled.dest).resolve() == folder
+                return (pulled, real.relative_to(folder).as_posix()) if mine else (None, "")
+    except (OSError, ValueError):  # verify_path says what is wrong with it
+        pass
+    return None, ""
 
 
 async def _other(ctx: Context, against: str | None) -> Path | Findings | None:
@@ -103,7 +132,7 @@ async def verify_job(
             "write such lines too): each counts as not sealed"
         )
         warnings += (not_ours,)
-    return report.model_copy(update={"proved": proved, "warnings": warnings})
+    return report.model_copy(update={"job": job_id, "proved": proved, "warnings": warnings})
 
 
 async def verify_file(
@@ -113,8 +142,14 @@ async def verify_file(
     against: Path | Findings | None = None,
     budget: Budget | None = None,
     progress: Count | None = None,
+    manifest: Manifest | None = None,
+    under: str = "",
 ) -> Report:
-    """Verify any checkpoint file or folder of this machine. Nothing is recorded."""
-    return await anyio.to_thread.run_sync(
-        lambda: verify_path(path, level, against=against, budget=budget, progress=progress)
+    """Verify any checkpoint file or folder of this machine. Nothing is recorded.
+
+    `manifest` is what a pull recorded of its files, `under` the path's place among them.
+    """
+    work = partial(
+        verify_path, path, level, manifest=manifest, under=under, against=against, budget=budget, progress=progress
     )
+    return await anyio.to_thread.run_sync(work)

@@ -22,6 +22,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Folder, Tree
 from gpuwarden.checkpoints.verify import report, usable, verify
 from gpuwarden.core.errors import DiskError, Refused, Unreachable
+from gpuwarden.core.evidence import Cause, gravest_first
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.core.sanitize import line
@@ -170,7 +171,8 @@ def _complete(listing: Listing, made: Report, address: str) -> Report:
     update: dict[str, object] = {"path": address}
     if gone and made.verdict is not Verdict.UNKNOWN:
         said = f"{len(gone):,} files that the Hub lists were not found after the download, such as {line(gone[0], 80)}"
-        update |= {"verdict": Verdict.REFUTED, "problems": (*made.problems, said)}
+        causes = gravest_first((*made.causes, Cause.DAMAGE))
+        update |= {"verdict": Verdict.REFUTED, "problems": (*made.problems, said), "causes": causes}
     else:
         said = f"all {len(here) - len(bare):,} large files have the sha256 that the Hub lists at {listing.commit[:12]}"
         update |= {"proved": (*made.proved, said) if made.verdict is Verdict.PROVEN else made.proved}

@@ -17,6 +17,7 @@ from gpuwarden.checkpoints.compare import Compared
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
 from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotSupported
+from gpuwarden.core.evidence import known
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Report, clean_path
 from gpuwarden.core.sanitize import line
@@ -40,6 +41,7 @@ class _Said(_Foreign):
     warnings: list[str] = Field(default=[], max_length=10)
     doubts: list[str] = Field(default=[], max_length=10)
     problems: list[str] = Field(default=[], max_length=10)
+    causes: list[str] = Field(default=[], max_length=10)
 
 
 class _File(_Said):
@@ -60,6 +62,7 @@ class _File(_Said):
             warnings=_lines(self.warnings),
             problems=_lines(self.problems),
             doubts=_lines(self.doubts),
+            causes=known(self.causes),
             sealed=self.sealed,
             unread=self.unread,
         )
@@ -81,6 +84,7 @@ class _Folder(_Said):
             _lines(self.warnings),
             _lines(self.problems),
             _lines(self.doubts),
+            causes=known(self.causes),
             checkpoint=self.checkpoint,
             resume=_lines(self.resume),
         )
@@ -131,7 +135,7 @@ async def verify_there(
     found, compared = _findings(answer)
     others = {} if against is None else {line(against, 60): compared}
     made = report(found, level, f"{job.id} on {job.spec.platform}", compared=others)
-    made = made.model_copy(update={"claimed": True, "not_checked": (CLAIM, *made.not_checked)})
+    made = made.model_copy(update={"job": job.id, "claimed": True, "not_checked": (CLAIM, *made.not_checked)})
     event = ArtifactsExaminedThere(
         verdict=made.verdict, level=level, files=len(made.files), problems=tuple(made.reasons[:20])
     )

@@ -13,7 +13,7 @@ import anyio.to_thread
 from gpuwarden.backends.base import Optioned
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
 from gpuwarden.core.guidance import manual_text
-from gpuwarden.core.leaks import spelled, spelled_in, spelled_in_script
+from gpuwarden.core.leaks import forms_of, spelled, spelled_in, spelled_in_script
 from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown, digest
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -197,7 +197,7 @@ def _ours(ctx: Context) -> dict[str, str]:
 
 def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
     """Find the secrets in a spec: by the shape of a token, by name, or by the value of a known secret."""
-    ours = _ours(ctx)
+    ours = [(name, form) for name, value in _ours(ctx).items() for form in forms_of(value)]
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
     texts += [(f"env.{name}", value) for name, value in spec.env.items()]
@@ -208,7 +208,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
     texts += [(f"inputs[{n}]", path) for n, path in enumerate(spec.inputs)]
     leaks = []
     for where, text in texts:
-        known = next((name for name, value in ours.items() if value in text), None)
+        known = next((name for name, form in ours if form in text), None)
         if known:
             leaks.append(Leak(where, f"the value of {known}"))
         elif TOKEN.search(text):

@@ -6,32 +6,22 @@ has none (lists, repo info, delete).
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gpuwarden.core.repos import REPO_ID
-from gpuwarden.rehearsal.hub.store import (
-    Commit,
-    FileRef,
-    HubStore,
-    StoredRepo,
-    User,
-    iso,
-    wants_lfs,
-)
+from gpuwarden.rehearsal.hub.access import Access, HubError, Moved, json_answer, kind_of, problem, sees
+from gpuwarden.rehearsal.hub.store import FileRef, HubStore, StoredRepo, iso
 from gpuwarden.rehearsal.hub.strict import route
+from gpuwarden.rehearsal.hub.uploads import UploadRoutes
 
 PAGE = 1_000
 _CREATE = "name organization type private visibility license sdk files resourceGroupId"
@@ -56,74 +46,8 @@ class _RepoConvertor(Convertor[str]):
 register_url_convertor("repo", _RepoConvertor())
 
 
-class HubError(Exception):
-    """An error in the Hub's form."""
-
-    def __init__(self, status: int, message: str, code: str = "") -> None:
-        super().__init__(message)
-        self.status, self.message, self.code = status, message, code
-
-
-def problem(_request: Request, error: Exception) -> Response:
-    """Return the Hub's error answer."""
-    if isinstance(error, HTTPException):
-        error = HubError(error.status_code, error.detail)
-    assert isinstance(error, HubError)
-    headers = {"X-Error-Message": error.message} | ({"X-Error-Code": error.code} if error.code else {})
-    return JSONResponse({"error": error.message}, error.status, headers)
-
-
-class HubRoutes:
+class RepoRoutes(Access):
     """The routes of repos over one store."""
-
-    def __init__(self, store: HubStore) -> None:
-        self.store = store
-
-    # ------------------------------------------------------------------------------------------------- who asks
-
-    def user(self, request: Request) -> User | None:
-        """Return the caller; None when anonymous. An unknown token is an error, not anonymous."""
-        header = request.headers.get("authorization", "")
-        if not header:
-            return None
-        user = self.store.users.get(header.removeprefix("Bearer ").strip())
-        if user is None:
-            raise HubError(401, "Invalid credentials in Authorization header")
-        return user
-
-    def known_user(self, request: Request) -> User:
-        """Return the caller, who must have a token."""
-        user = self.user(request)
-        if user is None:
-            raise HubError(401, "Invalid username or password.")
-        return user
-
-    def repo(self, request: Request, *, content: bool = False, write: bool = False) -> StoredRepo:
-        """Return the repo that the path names, as far as the caller may see it."""
-        kind, repo_id = _kind(request), request.path_params["repo"]
-        user = self.user(request)
-        repo = self.store.get(kind, repo_id)
-        if repo is None or not _sees(user, repo):
-            new = self.store.moved_to(kind, repo_id)
-            if repo is None and new:
-                raise _Moved(str(request.url).replace(f"/{repo_id}", f"/{new}", 1))
-            if user is None:
-                raise HubError(401, "Invalid username or password.")
-            raise HubError(404, "Repository not found", "RepoNotFound")
-        if write and not (user and user.may_write(repo.owner)):
-            raise HubError(403, f"You don't have the rights to write to {repo.id}")
-        inside_gate = user is not None and (user.name in repo.grants or repo.owner in {user.name, *user.orgs})
-        if content and repo.gated and not inside_gate:
-            said = f"Access to {kind} {repo.id} is restricted and you are not in the authorized list."
-            raise HubError(403 if user else 401, said, "GatedRepo")
-        return repo
-
-    def commit(self, repo: StoredRepo, rev: str) -> Commit:
-        """Return the commit of a revision."""
-        commit = repo.commit_of(rev)
-        if commit is None:
-            raise HubError(404, f"Invalid rev id: {rev}", "RevisionNotFound")
-        return commit
 
     # -------------------------------------------------------------------------------------------------- account
 
@@ -210,12 +134,12 @@ class HubRoutes:
         info = self.store.describe(repo, commit, blobs=query.get("blobs", "").lower() == "true")
         if wanted := [*query.getlist("expand"), *query.getlist("expand[]")]:
             info = {k: v for k, v in info.items() if k in {"_id", "id", *wanted}}
-        return _json(info)
+        return json_answer(info)
 
     async def listing(self, request: Request) -> Response:
         """GET the list of models or datasets: search, author, filter, sort, limit, cursor."""
-        kind, query, user = _kind(request), request.query_params, self.user(request)
-        found = [r for r in self.store.repos(kind) if _sees(user, r) and self._matches(r, query)]
+        kind, query, user = kind_of(request), request.query_params, self.user(request)
+        found = [r for r in self.store.repos(kind) if sees(user, r) and self._matches(r, query)]
         key: Callable[[StoredRepo], Any] | None = _SORTS.get(query.get("sort", "trendingScore"))
         if key is None:
             raise HubError(400, f"Invalid sort {query['sort']!r}")
@@ -229,7 +153,7 @@ class HubRoutes:
         usual = ("author", "lastModified", "private", "gated", "downloads", "likes", "tags", "createdAt", "sha")
         shown = {"_id", "id", "modelId", *(query.getlist("expand") or usual)}
         infos = [self.store.describe(r, r.commits[-1], blobs=False) for r in page]
-        return _json([{k: v for k, v in info.items() if k in shown} for info in infos], headers)
+        return json_answer([{k: v for k, v in info.items() if k in shown} for info in infos], headers)
 
     def _matches(self, repo: StoredRepo, query: Any) -> bool:
         if (author := query.get("author")) and repo.owner.lower() != author.lower():
@@ -272,7 +196,7 @@ class HubRoutes:
         limit, start = _number(request.query_params.get("limit"), PAGE), _number(request.query_params.get("cursor"), 0)
         more = start + limit < len(rows)
         url = request.url.include_query_params(cursor=start + limit)
-        return _json(rows[start : start + limit], {"Link": f'<{url}>; rel="next"'} if more else None)
+        return json_answer(rows[start : start + limit], {"Link": f'<{url}>; rel="next"'} if more else None)
 
     async def paths_info(self, request: Request) -> Response:
         """POST paths-info: the named files that exist."""
@@ -281,7 +205,7 @@ class HubRoutes:
             paths = (await request.json())["paths"]
         else:
             paths = (await request.form()).getlist("paths")
-        return _json([_entry(str(p), commit.files[str(p)]) for p in paths if str(p) in commit.files])
+        return json_answer([_entry(str(p), commit.files[str(p)]) for p in paths if str(p) in commit.files])
 
     async def refs(self, request: Request) -> Response:
         """GET branches and tags."""
@@ -290,7 +214,7 @@ class HubRoutes:
         def refs(pairs: Mapping[str, str], kind: str) -> list[dict[str, str]]:
             return [{"name": n, "ref": f"refs/{kind}/{n}", "targetCommit": oid} for n, oid in pairs.items()]
 
-        return _json({"branches": refs(repo.branches, "heads"), "tags": refs(repo.tags, "tags"), "converts": []})
+        return json_answer({"branches": refs(repo.branches, "heads"), "tags": refs(repo.tags, "tags"), "converts": []})
 
     async def commits(self, request: Request) -> Response:
         """GET the history."""
@@ -300,7 +224,7 @@ class HubRoutes:
             {"id": c.oid, "title": c.title, "message": "", "authors": [], "date": iso(c.at)}
             for c in reversed(repo.commits)
         ]
-        return _json(rows)
+        return json_answer(rows)
 
     async def make_ref(self, request: Request) -> Response:
         """POST a branch or a tag."""
@@ -330,122 +254,10 @@ class HubRoutes:
             return self.xet_file(request, self.store.blob(ref), ref.xet, auth, headers)
         return FileResponse(self.store.blob(ref), headers=headers, media_type="application/octet-stream")
 
-    def xet_file(
-        self, request: Request, file: Path, xet: str, auth: str, headers: Mapping[str, str] | None = None
-    ) -> Response:
-        """Return a file's bytes, or for a client that asks for it where its content is in the xet store."""
-        where = f"{self.store.xet.url}/v1/reconstructions/{xet}"
-        size = file.stat().st_size
-        told = {"ETag": f'"{xet}"', **(headers or {}), "X-Xet-Hash": xet, "X-Linked-Size": str(size)}
-        told |= {"Link": f'<{auth}>; rel="xet-auth", <{where}>; rel="xet-reconstruction-info"'}
-        kind = "application/vnd.xet-fileinfo+json"
-        if kind not in request.headers.get("accept", ""):
-            return FileResponse(file, headers=told, media_type="application/octet-stream")
-        info = {"hash": xet, "refreshUrl": auth, "reconstructionUrl": where, "etag": told["ETag"], "size": size}
-        return JSONResponse(info, headers=told, media_type=kind)
-
-    async def preupload(self, request: Request) -> Response:
-        """POST preupload: which files are uploaded by LFS."""
-        repo, body = self.repo(request, write=True), await request.json()
-        commit = self.commit(repo, request.path_params["rev"])
-        files = []
-        for item in body["files"]:
-            mode = "lfs" if wants_lfs(item["path"], item["size"]) else "regular"
-            old = commit.files.get(item["path"])
-            known = {"oid": old.sha256 if old.lfs else old.oid()} if old else {}
-            files.append({"path": item["path"], "uploadMode": mode, "shouldIgnore": False} | known)
-        return _json({"files": files, "commitOid": commit.oid})
-
-    async def make_commit(self, request: Request) -> Response:
-        """POST commit: newline-delimited JSON."""
-        repo = self.repo(request, write=True)
-        title, added, removed = "commit", dict[str, FileRef](), list[str]()
-        for line in (await request.body()).splitlines():
-            item = json.loads(line)
-            value = item["value"]
-            match item["key"]:
-                case "header":
-                    title = value["summary"]
-                    parent = value.get("parentCommit")
-                    if parent and parent != self.commit(repo, request.path_params["rev"]).oid:
-                        raise HubError(412, "A commit has happened since. Please refresh and try again.")
-                case "file":
-                    added[value["path"]] = self.store.add_blob(base64.b64decode(value["content"]), value["path"])
-                    added[value["path"]].lfs = False
-                case "lfsFile":
-                    added[value["path"]] = await self._lfs_file(value["oid"], value["size"])
-                case "deletedFile":
-                    removed.append(value["path"])
-                case "deletedFolder":
-                    removed.append(value["path"].rstrip("/") + "/")
-        commit = self.store.commit(repo, added, title, removed, request.path_params["rev"])
-        url = f"{request.base_url}{repo.id}/commit/{commit.oid}"
-        return _json({"success": True, "commitOid": commit.oid, "commitUrl": url, "hookOutput": ""})
-
-    async def _lfs_file(self, sha: str, size: int) -> FileRef:
-        if not re.fullmatch(r"[0-9a-f]{64}", sha):
-            raise HubError(400, "an LFS oid is a sha256 digest")
-        ref = FileRef(sha, size, lfs=True)
-        if not self.store.blob(ref).exists():
-            ref.xet = await to_thread.run_sync(self.store.xet.fetch, sha)
-        if not self.store.blob(ref).exists():
-            raise HubError(400, f"Your push was rejected because the LFS object {sha} was not uploaded.")
-        return ref
-
-    async def lfs_batch(self, request: Request) -> Response:
-        """POST the LFS batch call: where to put each object, or for a client that can the xet store for all."""
-        repo, body = self.repo(request, write=True), await request.json()
-        xet = "xet" in body.get("transfers", ())
-        refresh = f"{request.base_url}api/{repo.type}s/{repo.id}/xet-write-token/main"
-        login = dict(self.xet_answer(write=True).headers) if xet else {}
-        objects = []
-        for item in body["objects"]:
-            entry = {"oid": item["oid"], "size": item["size"]}
-            new = not (self.store.blobs / item["oid"]).exists()
-            if new and xet:
-                header = {k: v for k, v in login.items() if k.startswith("x-xet-")}
-                entry["actions"] = {"upload": {"href": refresh, "header": header}}
-            elif new:
-                put = f"{request.base_url}_lfs/{item['oid']}"
-                verify = f"{request.base_url}_lfs/{item['oid']}/verify"
-                entry["actions"] = {"upload": {"href": put, "header": {}}, "verify": {"href": verify, "header": {}}}
-            objects.append(entry)
-        answer = {"transfer": "xet" if xet else "basic", "objects": objects}
-        return JSONResponse(answer, media_type="application/vnd.git-lfs+json")
-
-    async def lfs_put(self, request: Request) -> Response:
-        """PUT the bytes of one LFS object."""
-        ref = self.store.add_blob(await request.body())
-        if ref.sha256 != request.path_params["oid"]:
-            raise HubError(400, "the content does not have the digest that was announced")
-        return PlainTextResponse("")
-
-    async def lfs_verify(self, request: Request) -> Response:
-        """POST: whether an LFS object has arrived."""
-        if not (self.store.blobs / request.path_params["oid"]).exists():
-            raise HubError(404, "object not found")
-        return JSONResponse({})
-
-    async def xet_token(self, request: Request) -> Response:
-        """GET a token for the xet store."""
-        write = "xet-write-token" in request.url.path
-        self.repo(request, content=True, write=write)
-        return self.xet_answer(write=write)
-
-    def xet_answer(self, *, write: bool) -> Response:
-        """Return the answer of every token route, as JSON and in headers."""
-        answer = self.store.xet.token(self.store.clock.now(), "write" if write else "read")
-        headers = {
-            "X-Xet-Cas-Url": str(answer["casUrl"]),
-            "X-Xet-Access-Token": str(answer["accessToken"]),
-            "X-Xet-Token-Expiration": str(answer["exp"]),
-        }
-        return JSONResponse(answer, headers=headers)
-
     # ---------------------------------------------------------------------------------------------------- routes
 
     def routes(self) -> list[BaseRoute]:
-        """Return all routes of repos, the specific ones first."""
+        """Return the routes of repos."""
         rows: list[BaseRoute] = [
             route("/api/whoami-v2", self.whoami),
             Route("/api/agent-harnesses", self.harnesses),
@@ -453,8 +265,6 @@ class HubRoutes:
             route("/api/repos/create", self.create, methods=["POST"], fields=_CREATE),
             route("/api/repos/delete", self.delete, methods=["DELETE"], fields="name organization type"),
             route("/api/repos/move", self.move, methods=["POST"], fields="fromRepo toRepo type"),
-            Route("/_lfs/{oid}", self.lfs_put, methods=["PUT"]),
-            Route("/_lfs/{oid}/verify", self.lfs_verify, methods=["POST"]),
         ]
         for kind in ("models", "datasets", "spaces"):
             base = f"/api/{kind}"
@@ -471,41 +281,22 @@ class HubRoutes:
                 route(one + "/settings", self.settings, methods=["PUT"], fields="private visibility gated"),
                 route(one + "/branch/{rev:path}", self.make_ref, methods=["POST"]),
                 route(one + "/tag/{rev:path}", self.make_ref, methods=["POST"]),
-                route(
-                    one + "/preupload/{rev}",
-                    self.preupload,
-                    methods=["POST"],
-                    fields="files gitAttributes gitIgnore sample",
-                ),
-                route(one + "/commit/{rev}", self.make_commit, methods=["POST"]),
-                route(one + "/xet-write-token/{rev}", self.xet_token),
-                route(one + "/xet-read-token/{rev}", self.xet_token),
                 route(one, self.info, query=_INFO),
             ]
             root = "" if kind == "models" else f"/{kind}"
-            rows += [
-                route(root + "/{repo:repo}.git/info/lfs/objects/batch", self.lfs_batch, methods=["POST"]),
-                route(root + "/{repo:repo}/resolve/{rev}/{path:path}", self.resolve, query=("download",)),
-            ]
-        return sorted(rows, key=lambda r: isinstance(r, Route) and r.path.startswith("/{repo"))
-
-
-class _Moved(Exception):
-    """The repo was renamed; `url` is the same request at its new name."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.url = url
+            rows.append(route(root + "/{repo:repo}/resolve/{rev}/{path:path}", self.resolve, query=("download",)))
+        return rows
 
 
 def make_app(store: HubStore, more: list[BaseRoute]) -> Starlette:
-    """Return the application over a store, with further routes that come first."""
-    handlers: Any = {
-        HubError: problem,
-        HTTPException: problem,
-        _Moved: lambda _request, moved: RedirectResponse(moved.url, 307),
-    }
-    return Starlette(routes=more + store.xet.routes() + HubRoutes(store).routes(), exception_handlers=handlers)
+    """Return the application over a store, with further routes that come first.
+
+    A path that starts with a repo's name matches much, so those routes come last.
+    """
+    rows = UploadRoutes(store).routes() + RepoRoutes(store).routes()
+    rows.sort(key=lambda row: isinstance(row, Route) and row.path.startswith("/{repo"))
+    handlers: Any = {HubError: problem, HTTPException: problem, Moved: problem}
+    return Starlette(routes=more + store.xet.routes() + rows, exception_handlers=handlers)
 
 
 _SORTS: dict[str, Callable[[StoredRepo], Any]] = {
@@ -521,17 +312,6 @@ def _usable(repo_id: str) -> bool:
     return re.fullmatch(REPO_ID, repo_id) is not None and ".." not in repo_id
 
 
-def _kind(request: Request) -> str:
-    for kind in ("dataset", "space"):
-        if request.url.path.startswith((f"/api/{kind}s", f"/{kind}s/")):
-            return kind
-    return "model"
-
-
-def _sees(user: User | None, repo: StoredRepo) -> bool:
-    return not repo.private or (user is not None and repo.owner in {user.name, *user.orgs})
-
-
 def _entry(path: str, ref: FileRef) -> dict[str, Any]:
     lfs = {"lfs": {"oid": ref.sha256, "size": ref.size, "pointerSize": len(ref.pointer)}} if ref.lfs else {}
     xet = {"xetHash": ref.xet} if ref.xet else {}
@@ -540,8 +320,3 @@ def _entry(path: str, ref: FileRef) -> dict[str, Any]:
 
 def _number(text: str | None, default: int) -> int:
     return int(text) if text and text.isdigit() else default
-
-
-def _json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    body = json.dumps(value, default=str).encode()
-    return Response(body, media_type="application/json", headers=dict(headers or {}))

@@ -22,7 +22,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
-from gpuwarden.rehearsal.hub.app import HubError, HubRoutes
+from gpuwarden.rehearsal.hub.access import Access, HubError
+from gpuwarden.rehearsal.hub.app import RepoRoutes
 from gpuwarden.rehearsal.hub.bucket_requests import AddFile, CopyFile, CreateBucket, DeleteFile, Operation, Settings
 from gpuwarden.rehearsal.hub.store import HubStore, User, iso
 from gpuwarden.rehearsal.hub.strict import NotDescribed, parsed, route
@@ -71,7 +72,7 @@ class HubBuckets:
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
-        self.hub = HubRoutes(store)
+        self.access = Access(store)
         self._root = store.root / "buckets"
         self._hashes: dict[tuple[str, int, int, int], str] = {}
         self.buckets: dict[str, Bucket] = {}
@@ -131,7 +132,7 @@ class HubBuckets:
         (bucket.files.parent / "bucket.json").write_text(text)
 
     def _bucket(self, request: Request, *, write: bool = False) -> Bucket:
-        user = self.hub.known_user(request) if write else self.hub.user(request)
+        user = self.access.known_user(request) if write else self.access.user(request)
         namespace, name = request.path_params["namespace"], request.path_params["name"]
         bucket = self.seen(user, f"{user.name if user and namespace == 'me' else namespace}/{name}")
         if bucket is None:
@@ -144,7 +145,7 @@ class HubBuckets:
 
     async def listing(self, request: Request) -> Response:
         """GET the buckets of a namespace."""
-        user, namespace = self.hub.known_user(request), request.path_params["namespace"]
+        user, namespace = self.access.known_user(request), request.path_params["namespace"]
         namespace = user.name if namespace == "me" else namespace
         words = request.query_params.get("search", "").lower()
         mine = [b for b in self.buckets.values() if b.owner == namespace and words in b.id.lower()]
@@ -152,7 +153,7 @@ class HubBuckets:
 
     async def create(self, request: Request) -> Response:
         """POST a new bucket."""
-        user, name = self.hub.known_user(request), request.path_params["name"]
+        user, name = self.access.known_user(request), request.path_params["name"]
         body = _parsed(CreateBucket, await request.json())
         owner = user.name if request.path_params["namespace"] == "me" else request.path_params["namespace"]
         if not _NAME.fullmatch(name):
@@ -180,9 +181,9 @@ class HubBuckets:
 
     async def move(self, request: Request) -> Response:
         """POST a new name for a bucket; for a repo, its own route."""
-        body, user = await request.json(), self.hub.known_user(request)
+        body, user = await request.json(), self.access.known_user(request)
         if body.get("type") != "bucket":
-            return await self.hub.move(request)
+            return await RepoRoutes(self.store).move(request)
         bucket, target = self.buckets.get(body["fromRepo"]), str(body["toRepo"])
         if bucket is None or not user.may_write(bucket.owner):
             raise HubError(404, "Repository not found", "RepoNotFound")
@@ -254,17 +255,17 @@ class HubBuckets:
         if file is None or not file.is_file():
             raise HubError(404, "Entry not found", "EntryNotFound")
         auth = f"{request.base_url}api/buckets/{bucket.id}/xet-read-token"
-        return self.hub.xet_file(request, file, await self.hash_of(file), auth)
+        return self.access.xet_file(request, file, await self.hash_of(file), auth)
 
     async def xet_token(self, request: Request) -> Response:
         """GET a token for the xet store."""
         write = request.url.path.endswith("xet-write-token")
         self._bucket(request, write=write)
-        return self.hub.xet_answer(write=write)
+        return self.access.xet_answer(write=write)
 
     async def batch(self, request: Request) -> Response:
         """POST newline-delimited operations: additions and copies of what is in the xet store, then deletions."""
-        bucket, user = self._bucket(request, write=True), self.hub.known_user(request)
+        bucket, user = self._bucket(request, write=True), self.access.known_user(request)
         operations = [_operation(line) for line in (await request.body()).splitlines() if line.strip()]
         deleting = [isinstance(o, DeleteFile) for o in operations]
         if deleting != sorted(deleting):

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute
 
-from gpuwarden.rehearsal.hub.app import HubError, HubRoutes
+from gpuwarden.rehearsal.hub.access import Access, HubError
 from gpuwarden.rehearsal.hub.buckets import HubBuckets
 from gpuwarden.rehearsal.hub.job_requests import FLAVORS, Expose, JobBody, LabelsBody
 from gpuwarden.rehearsal.hub.job_runs import DEFAULT_TIMEOUT_S, FINAL, JobRuns, RunningJob
@@ -31,7 +31,7 @@ class HubJobs:
 
     def __init__(self, store: HubStore, buckets: HubBuckets, *, unsandboxed: bool = False) -> None:
         self.store = store
-        self.hub = HubRoutes(store)
+        self.access = Access(store)
         self.runs = JobRuns(store, buckets, unsandboxed=unsandboxed)
         self.jobs = self.runs.jobs
 
@@ -171,7 +171,7 @@ class HubJobs:
 
     def caller(self, request: Request, *, write: bool = False) -> User:
         """Return the user of a request, who must belong to its namespace."""
-        user, owner = self.hub.known_user(request), request.path_params["namespace"]
+        user, owner = self.access.known_user(request), request.path_params["namespace"]
         if owner not in {user.name, *user.orgs}:
             raise HubError(404, "Not found")
         if write and not user.may_write(owner):

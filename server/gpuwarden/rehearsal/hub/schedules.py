@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
-from gpuwarden.rehearsal.hub.app import HubError
+from gpuwarden.rehearsal.hub.access import HubError
 from gpuwarden.rehearsal.hub.job_requests import JobBody, LabelsBody, ScheduleBody, ScheduledBody
 from gpuwarden.rehearsal.hub.job_runs import FINAL, RunningJob
 from gpuwarden.rehearsal.hub.jobs import HubJobs, read, shown, spec_of

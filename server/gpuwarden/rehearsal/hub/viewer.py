@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from gpuwarden.rehearsal.hub.app import HubError, HubRoutes
+from gpuwarden.rehearsal.hub.access import Access, HubError
 from gpuwarden.rehearsal.hub.store import HubStore, StoredRepo
 
 PAGE = 100
@@ -39,7 +39,7 @@ class HubViewer:
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
-        self.hub = HubRoutes(store)
+        self.access = Access(store)
         self._tables: dict[str, Table] = {}
 
     def routes(self, base: str) -> list[BaseRoute]:
@@ -131,7 +131,7 @@ class HubViewer:
         name = request.query_params.get("dataset")
         if not name:
             raise ViewerError(422, "Parameter 'dataset' is required", "MissingRequiredParameter")
-        user = self.hub.user(request)
+        user = self.access.user(request)
         repo = self.store.get("dataset", name)
         inside = repo and not (repo.private or repo.gated)
         if repo and user and (user.may_write(repo.owner) or user.name in repo.grants):

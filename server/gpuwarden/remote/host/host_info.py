@@ -9,29 +9,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuwarden.core.errors import BadReply, NotSupported
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.core.errors import BadReply
+from gpuwarden.remote.host.any_python import MORE_PATH, OLDEST, PLACES, no_python
+from gpuwarden.remote.ssh.machine import Ssh
 
 PROBE_S = 30.0
-OLDEST = (3, 8)
 
-# Images put their Python here and on the PATH of the first process, which sshd does not hand on.
-_SCRIPT = r"""
+_SCRIPT = rf"""
 printf 'home=%s\n' "$HOME"
 printf 'path=%s\n' "$PATH"
-first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
+{MORE_PATH}
 printf 'first_path=%s\n' "$first"
 PATH="$PATH:$first:$HOME/.local/bin"
 for tool in uv tmux nvidia-smi; do
   found=$(command -v "$tool" 2>/dev/null) && printf 'tool=%s %s\n' "$tool" "$found"
 done
-for python in python3 python /opt/conda/bin/python /root/miniconda3/bin/python /venv/main/bin/python \
-  /usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8; do
+for python in {PLACES}; do
   found=$(command -v "$python" 2>/dev/null) || continue
   # Names in one folder for one file are one Python; a virtual environment has a folder of its own.
   real=$(readlink -f "$found" 2>/dev/null) || real=$found
-  case "$seen" in *"|${found%/*}:$real|"*) continue ;; esac
-  seen="$seen|${found%/*}:$real|"
+  case "$seen" in *"|${{found%/*}}:$real|"*) continue ;; esac
+  seen="$seen|${{found%/*}}:$real|"
   "$found" -I -c '
 import sys
 try:
@@ -70,11 +68,7 @@ class HostInfo:
         fit = [p for p in self.pythons if p.version >= OLDEST]
         if fit:
             return fit[0].path
-        found = ", ".join(f"{p.version[0]}.{p.version[1]}" for p in self.pythons) or "none"
-        raise NotSupported(
-            f"the machine has no Python 3.8 or newer (found: {found}), which the runner needs",
-            "Choose an image with Python, or install python3 there.",
-        )
+        raise no_python(", ".join(f"{p.version[0]}.{p.version[1]}" for p in self.pythons) or "none")
 
     @property
     def job_python(self) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import Callable
 
 from gpuwarden.remote.runner.log import Log
 from gpuwarden.remote.runner.redact import Redactor
 
 
 class Output:
-    """Move output from the pipe to the log, with secrets masked."""
+    """Move output from the pipe to the log, with secrets masked. `read` is handed each piece."""
 
-    def __init__(self, log: Log, redactor: Redactor) -> None:
-        self.log, self.redactor = log, redactor
+    def __init__(self, log: Log, redactor: Redactor, read: Callable[[bytes], None]) -> None:
+        self.log, self.redactor, self.read = log, redactor, read
         self.pipe = -1
 
     def copy(self, times: int) -> bool:
@@ -26,7 +27,7 @@ class Output:
             if not data:
                 self.close()
                 break
-            self.log.write(self.redactor.feed(data))
+            self._pass_on(self.redactor.feed(data))
             came = True
         return came
 
@@ -34,8 +35,13 @@ class Output:
         """Read the rest of the pipe, which an escaped process may keep open for ever. Return whether anything came."""
         came = self.pipe >= 0 and self.copy(64)
         self.close()
-        self.log.write(self.redactor.finish())
+        self._pass_on(self.redactor.finish())
+        self.read(b"\n")  # the last line may have no end
         return came
+
+    def _pass_on(self, data: bytes) -> None:
+        self.log.write(data)
+        self.read(data)
 
     def close(self) -> None:
         """Close the pipe."""

@@ -1,69 +1,128 @@
-"""Track a job's progress by its metrics or else its output, and flag anomalies."""
+"""Track a job's progress by its metrics, else by its output and its saved files, and flag anomalies."""
 
 from __future__ import annotations
 
 import time
 
 from gpuwarden.remote.runner.anomaly import Course
+from gpuwarden.remote.runner.log_reader import LogReader
 from gpuwarden.remote.runner.metrics import Tail, split_metrics
+from gpuwarden.remote.runner.output_metrics import OutputMetrics
+from gpuwarden.remote.runner.pace import Curve, Pace
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.status_writer import Record
 
 LOSSES = ("loss", "train_loss", "train/loss")
+TOTALS = ("total_steps", "max_steps")
+FILES, PRINTED, EXACT = 1, 2, 3  # what is known from a better source is not overwritten
+SOURCES = {FILES: "files", PRINTED: "output", EXACT: "metrics"}
+LOOK_EVERY_S, POST_EVERY_S = 20.0, 1.0
 
 
 class Progress:
     """Read the job's metrics from now on, and put them into the record."""
 
-    def __init__(self, folder: str, record: Record) -> None:
+    def __init__(self, folder: str, record: Record, spec: Json) -> None:
         self.record, self.course = record, Course()
         self.metrics = Tail(folder + "/metrics.jsonl")
         self.metrics.skip()  # lines of an earlier attempt are old
         self.moved, self.stalled = time.monotonic(), False
         self.bad_names: dict[str, bool] = {}
+        self.log, self.pace, self.curve = LogReader(), Pace(), Curve()
+        self.files = OutputMetrics(folder, spec, time.time())
+        self.looked = self.posted = time.monotonic()
+        self.sources: dict[str, int] = {}
 
     def launched(self) -> None:
         """Record that the command was started."""
         self.moved = time.monotonic()
+        self.log, self.pace = LogReader(), Pace()
 
     def heard(self) -> None:
         """Count the command's output as progress, unless the command writes metrics."""
         if not self.metrics.offset:
             self.moved = time.monotonic()
 
+    def printed(self, data: bytes) -> None:
+        """Read the command's output."""
+        for row in self.log.feed(data):
+            self.take_row({**row, "total_steps": self.log.total}, PRINTED)
+
     def take(self, times: int) -> None:
-        """Read new metrics; flag values that are not finite."""
+        """Read new metrics and saved files; flag values that are not finite."""
+        self.log.rest()
         for _ in range(times):
             rows = self.metrics.read()
             for row in rows:
                 self.take_row(row)
             if not rows:
-                return
-            step = self.record.status["step"]
-            if step is not None:
-                self.tell(self.course.pace(step, time.monotonic()))
+                break
+        self.look_at_files()
+        step = self.record.status["step"]
+        if step is not None:
+            self.tell(self.course.pace(step, time.monotonic()))
 
-    def take_row(self, row: Json) -> None:
+    def look_at_files(self, last: bool = False) -> None:
+        """Take what the last look at the saved files found, and start another where one is due."""
+        now = time.monotonic()
+        if not self.files.tops or (now - self.looked < LOOK_EVERY_S and not last):
+            return
+        self.looked, found = now, self.files.ask(1.0 if last else 0.0)
+        self.files.values = {}
+        for row in found.get("rows", ()):
+            self.take_row({**row, "total_steps": found.get("total")}, FILES)
+
+    def take_row(self, row: Json, source: int = EXACT) -> None:
         """Take one line of metrics."""
         step, finite, bad = split_metrics(row)
-        if step is not None:
-            self.record.status["step"] = step
+        total = next((finite.pop(name) for name in TOTALS if name in finite), None)
+        if total is not None and self.better("total", source):
+            self.record.status["total_steps"] = int(total) or None
+        if step is not None and self.better("step", source):
+            self.record.status.update(step=step, source=SOURCES[source])
+            self.pace.reached(step, time.monotonic())
         known: dict[str, float] = self.record.status["metrics"]
         for name, value in finite.items():
+            if not self.better(name, source):
+                continue
             if name in known or len(known) < 64:
                 known[name] = value
             self.bad_names.pop(name, None)
             if name in LOSSES:
                 self.tell(self.course.loss(name, value, step))
+                self.curve.add(self.record.status["step"], value)
         for name in bad:
-            known.pop(name, None)  # an older value would appear as the present one
-            if name not in self.bad_names and len(self.bad_names) < 64:
-                self.bad_names[name] = True
-                text = "{} is not finite at step {}".format(name, self.record.status["step"])
-                self.record.alert("nonfinite", text, name)
-        self.record.event("metrics", {"step": self.record.status["step"], "metrics": finite})
+            if self.better(name, source):
+                known.pop(name, None)  # an older value would appear as the present one
+                self.tell_bad(name, source)
+        self.report(finite, source)
+
+    def better(self, name: str, source: int) -> bool:
+        """Return whether a source is as good as the best one that a name is known from."""
+        best = self.sources.get(name, 0)
+        if len(self.sources) < 256:
+            self.sources[name] = max(best, source)
+        return source >= best
+
+    def report(self, finite: Json, source: int) -> None:
+        """Put the pace and the curve into the status, and queue an event; a progress bar's are bounded in time."""
+        left_s = self.pace.left_s(self.record.status["total_steps"])
+        eta = None if left_s is None else time.time() + left_s
+        self.record.status.update(eta_at=eta, curve=self.curve.points)
         self.record.dirty = True
-        self.moved, self.stalled = time.monotonic(), False
+        now = time.monotonic()
+        if source == EXACT or (finite and now - self.posted > POST_EVERY_S):
+            self.posted = now
+            self.record.event("metrics", {"step": self.record.status["step"], "metrics": finite})
+        if source == EXACT:
+            self.moved, self.stalled = now, False
+
+    def tell_bad(self, name: str, source: int) -> None:
+        """Alert once that a value is not finite. A validation's may be so by design, as of a class that is absent."""
+        if name not in self.bad_names and len(self.bad_names) < 64:
+            self.bad_names[name] = True
+            text = "{} is not finite at step {}".format(name, self.record.status["step"])
+            self.record.alert("odd_metric" if source < EXACT and name == "val_loss" else "nonfinite", text, name)
 
     def tell(self, alert: tuple[str, str, str] | None) -> None:
         """Raise an alert where there is one."""

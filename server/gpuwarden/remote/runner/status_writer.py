@@ -24,7 +24,8 @@ def first_status(order: Json, beat_every: float) -> Json:
         "pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id(),
         "child_pid": None, "child_ticks": "", "pgid": None, "exit_code": None, "signal": None,
         "started_at": time.time(), "updated_at": time.time(), "ended_at": None, "restarts": 0,
-        "step": None, "metrics": {}, "beat": {}, "alerts": 0, "last_alerts": [], "log_dropped": 0,
+        "step": None, "total_steps": None, "eta_at": None, "source": "", "curve": [],
+        "metrics": {}, "beat": {}, "alerts": 0, "last_alerts": [], "log_dropped": 0,
         "outputs": list(order["spec"].get("outputs") or []), "heartbeat_s": beat_every,
     }  # fmt: skip
 

@@ -40,14 +40,14 @@ class Supervisor:
         self.beat_every = max(float(spec.get("heartbeat_s") or 10.0), 0.2)
         self.inode = os.stat(folder).st_ino
         self.log = Log(folder, int(spec.get("log_max_bytes") or 64 << 20))
-        self.output = Output(self.log, self.redactor)
         if os.path.lexists(folder + "/stop.json"):
             os.unlink(folder + "/stop.json")
         self.vitals = Vitals(folder, spec)
         self.post = Post(spec["post_url"], post_token, order["token"]) if spec.get("post_url") else None
         self.record = Record(folder, first_status(order, self.beat_every), self.log, self.redactor, self.post)
         self.status = self.record.status
-        self.progress = Progress(folder, self.record)
+        self.progress = Progress(folder, self.record, spec)
+        self.output = Output(self.log, self.redactor, self.progress.printed)
         self.intent = ""  # why the job is being ended: canceled, preempted or timeout
         self.signaled = 0.0
         self.killed = self.warned = False
@@ -151,6 +151,7 @@ class Supervisor:
     def finish(self, state: str, reason: str, why: str) -> None:
         """Leave the final status; on a full disk keep trying for five minutes, since everything depends on it."""
         self.progress.take(64)
+        self.progress.look_at_files(last=True)
         if self.sealer and self.sealer.stdin:
             self.sealer.stdin.close()  # it checks a last time, and nobody awaits it
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())

@@ -16,10 +16,12 @@ from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, below
 
 INIT: Final = Path(__file__).with_name("first.py")
 
-# What programs need of /etc. As root a sandboxed job could read all of it, /etc/shadow included, so it is a list.
+# What programs need of /etc. As root a sandboxed job could read all of it, so it is a list: without /etc/shadow and
+# /etc/ssl/private.
 _ETC = (
     "ld.so.cache ld.so.conf ld.so.conf.d passwd group nsswitch.conf hosts host.conf protocols services localtime "
-    "timezone ssl pki ca-certificates ca-certificates.conf crypto-policies alternatives mime.types os-release "
+    "timezone ssl/certs ssl/cert.pem ssl/ca-bundle.pem ssl/openssl.cnf pki/ca-trust pki/tls/certs pki/tls/cert.pem "
+    "pki/tls/openssl.cnf ca-certificates ca-certificates.conf crypto-policies alternatives mime.types os-release "
     "lsb-release debian_version locale.alias locale.conf default/locale OpenCL vulkan nvidia nvidia-container-runtime "
     "fonts bash.bashrc profile inputrc terminfo python3 magic gai.conf"
 )
@@ -64,15 +66,20 @@ def box_for(
 ) -> Box:
     """Return the box of a job that is started with `env`.
 
-    `programs` are what runs it, `machine` a rehearsal's folders.
+    `programs` are what runs it, `machine` a rehearsal's folders. A program that a job may have made shows nothing
+    beside itself: its environment could consist of links to whatever the job wants to read.
     """
     run_dir = os.path.realpath(run_dir)
+    hidden, write = (tuple(_real(path) for path in paths) for paths in (allowed.hidden, allowed.paths))
+    made_by_jobs = (os.path.dirname(run_dir), *hidden, *write, *map(_real, machine))
     home = os.path.realpath(env.get("HOME") or "/")
     homeless = home == "/" or below(home, (*system().read, "/proc", "/dev"))
     # The libraries and certificates that the environment names.
     named = [env.get(name, "") for name in ("CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")]
     named += env.get("LD_LIBRARY_PATH", "").split(":")
-    read = list(interpreters(sys.executable, *programs))
+    trusted = [p for p in programs if not any(below(_real(at), made_by_jobs) for at in (p, os.path.dirname(p)))]
+    read = list(interpreters(sys.executable))
+    read += [path for path in interpreters(*trusted) if not below(_real(path), hidden)]
     read += [os.path.realpath(path) for path in named if path.startswith("/") and os.path.exists(path) and path != "/"]
     if allowed.caches:  # the Hub's cache of models and datasets; the token is stored beside it, not in it
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
@@ -84,12 +91,16 @@ def box_for(
         run_dir,
         f"{run_dir}/home" if homeless else home,
         read=tuple(dict.fromkeys(read)),
-        write=tuple(os.path.realpath(os.path.expanduser(path)) for path in allowed.paths),
-        hidden=tuple(os.path.realpath(path) for path in allowed.hidden),
-        machine=tuple(os.path.realpath(path) for path in machine),
+        write=write,
+        hidden=hidden,
+        machine=tuple(map(_real, machine)),
         devices=gpus(),
         network=allowed.network,
     )
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))
 
 
 def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
@@ -125,9 +136,9 @@ def _prefixes(program: str) -> Iterator[str]:
     """Yield a program's own prefix where it is an environment of Python's or conda's; else the program alone."""
     for path in dict.fromkeys((program, os.path.realpath(program))):
         prefix = os.path.dirname(os.path.dirname(path))
-        marks = (f"{prefix}/pyvenv.cfg", f"{prefix}/conda-meta", *glob.glob(f"{prefix}/lib/python3.*/os.py"))
+        marks = (Path(prefix, "pyvenv.cfg"), Path(prefix, "conda-meta"), *Path(prefix).glob("lib/python3.*/os.py"))
         in_bin = os.path.basename(os.path.dirname(path)) == "bin" and prefix != "/"
-        if in_bin and any(os.path.exists(mark) for mark in marks):
+        if in_bin and any(mark.exists() for mark in marks):
             yield from _parts(prefix)
             yield from _base_of(prefix)
         elif os.path.isfile(path) and os.access(path, os.X_OK):
@@ -141,12 +152,15 @@ def _base_of(prefix: str) -> Iterator[str]:
     except OSError:
         return
     home = next((line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"), "")
-    if home.startswith("/") and not below(home, ("/usr",)):
-        base = os.path.dirname(home)
+    base = os.path.dirname(home)
+    if home.startswith("/") and not below(home, ("/usr",)) and any(Path(base).glob("lib*/py*3.*/os.py")):
         yield from (p for top in dict.fromkeys((base, os.path.realpath(base))) for p in _parts(top))
 
 
 def _parts(prefix: str) -> Iterator[str]:
-    """Yield what an environment consists of, without other files of a project whose folder was made one."""
+    """Yield what an environment consists of: no other files of a project whose folder was made one, and no link that
+    leads out of it.
+    """
     names = ("bin", "lib", "lib64", "include", "share", "libexec", "ssl", "pyvenv.cfg", "conda-meta")
-    yield from (p for name in names if os.path.exists(p := f"{prefix}/{name}"))
+    top = (os.path.realpath(prefix),)
+    yield from (p for name in names if os.path.exists(p := f"{prefix}/{name}") and below(os.path.realpath(p), top))

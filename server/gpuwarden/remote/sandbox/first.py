@@ -14,8 +14,10 @@ the program that builds the sandbox, or a job's `LD_PRELOAD` would run outside o
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import struct
 import sys
 import time
 from typing import NoReturn
@@ -26,6 +28,14 @@ READ, WRITE = 0b1101, 0xFFFF  # execute, read files, read folders; everything up
 ON_FILES = 0xC007  # what of it means something for a file: execute, write, read, truncate, ioctl
 TCP = 0b11  # bind, connect
 SCOPED = 0b11  # abstract Unix sockets, signals
+
+PR_SET_SECCOMP, FILTER_MODE = 22, 2
+SYSTEM_CALLS = {"x86_64": (0xC000003E, 41, 248, 249, 250), "aarch64": (0xC00000B7, 198, 217, 218, 219)}
+"""By machine: the number of its ABI, and of `socket`, `add_key`, `request_key` and `keyctl` in it."""
+IO_URING_SETUP, OTHER_ABI, AF_VSOCK = 425, 0x40000000, 40
+LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # of a filter's instructions
+AT_CALL, AT_ABI, AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -56,6 +66,8 @@ def environment(fd: int) -> dict[str, str]:
 
 def become(command: list[str], env: dict[str, str]) -> NoReturn:
     """Replace this process by the command, with the signals as a program expects them."""
+    if sys.platform == "linux":
+        forbid(os.uname().machine)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -104,6 +116,37 @@ def tell(report: int, line: str) -> None:
         os.write(report, line.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     except OSError:
         pass
+
+
+# ------------------------------------------------------------------------------------------------------------ seccomp
+
+
+def forbid(machine: str) -> None:
+    """Refuse the calls whose objects are in no namespace: the kernel's key rings, where a login may have tickets, and
+    sockets to the hypervisor or another virtual machine; and io_uring, which opens sockets too.
+
+    A kernel without filters, and a machine whose numbers are not known here, refuse nothing.
+    """
+    import ctypes
+
+    if machine not in SYSTEM_CALLS:
+        return
+    abi, open_socket, *refused = SYSTEM_CALLS[machine]
+    refused.append(IO_URING_SETUP)
+    away = len(refused) + 8  # the place of the refusal; a jump counts from the next instruction
+    rows = [(LOAD, 0, 0, AT_ABI), (IF_EQUAL, 0, away - 2, abi), (LOAD, 0, 0, AT_CALL)]
+    rows.append((IF_AT_LEAST, away - 4, 0, OTHER_ABI))
+    rows += [(IF_EQUAL, away - 5 - i, 0, number) for i, number in enumerate(refused)]
+    rows += [(IF_EQUAL, 0, 2, open_socket), (LOAD, 0, 0, AT_FIRST_ARGUMENT), (IF_EQUAL, 1, 0, AF_VSOCK)]
+    rows += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(rows), ctypes.addressof(code)))
+    try:
+        libc_call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc_call("prctl", PR_SET_SECCOMP, FILTER_MODE, ctypes.byref(program), 0, 0)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 # ----------------------------------------------------------------------------------------------------------- Landlock

@@ -16,7 +16,8 @@ from anyio import to_thread
 
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
 from gpuwarden.core.task_groups import first_error
-from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, Ran, Ssh
+from gpuwarden.remote.ssh.machine import Dialogue, Ssh
+from gpuwarden.remote.ssh.outcomes import CommandFailed, Ran
 from gpuwarden.remote.transfer.safe_open import open_regular
 from gpuwarden.remote.transfer.upload_stream import SHARE, Counts, Row, digest
 

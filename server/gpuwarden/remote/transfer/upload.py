@@ -13,7 +13,9 @@ from anyio import to_thread
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadRequest, Unreachable
 from gpuwarden.core.task_groups import first_error
-from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.host.any_python import ANY_PYTHON, NO_PYTHON, python_command
+from gpuwarden.remote.ssh.machine import Ssh
+from gpuwarden.remote.ssh.outcomes import CommandFailed
 from gpuwarden.remote.transfer.receive import LOOK_S, Progress
 from gpuwarden.remote.transfer.shell_upload import ShellPush
 from gpuwarden.remote.transfer.upload_stream import Counts, Row, UploadStream, agent_source, row
@@ -39,7 +41,7 @@ async def push(
     files: Mapping[str, Path],
     folder: str,
     *,
-    python: str | None = None,
+    python: str | None = ANY_PYTHON,
     progress: Callable[[Progress], None] | None = None,
     stall_s: float = 30.0,
     tries: int = TRIES,
@@ -47,7 +49,8 @@ async def push(
 ) -> Pushed:
     """Copy an explicit roster, name below `folder` -> local file, to a machine and compare digests there.
 
-    All go as one stream where the machine has a `python` (3.8 or newer), else one by one through its shell.
+    All go as one stream where the machine has a `python` (3.8 or newer), else, or with None, one by one through its
+    shell.
 
     Raises `BadRequest` for a name or file that can't be sent and when the machine lacks room, `Unreachable` after
     `tries` failures in a row without progress; what arrived stays and the next call continues.
@@ -70,7 +73,8 @@ async def push(
         async with anyio.create_task_group() as group:
             if progress is not None:
                 group.start_soon(watch)
-            await (job.stream(entries, python) if python else job.shell(entries))
+            if python is None or not await job.stream(entries, python):
+                await job.shell(entries)
             group.cancel_scope.cancel()
     if progress is not None and entries:
         progress(Progress(counts.name, job.total, job.total, len(entries), len(entries)))
@@ -87,8 +91,8 @@ class _Push:
     total: int
     counts: Counts = field(default_factory=Counts)
 
-    async def stream(self, entries: Sequence[Row], python: str) -> None:
-        """Send what has not arrived, over one connection after another."""
+    async def stream(self, entries: Sequence[Row], python: str) -> bool:
+        """Send what has not arrived, over one connection after another. Return False for a machine without Python."""
         rest, failures = sorted(entries, key=lambda e: e.size), 0
         first = True
         while rest or first:
@@ -102,13 +106,18 @@ class _Push:
 
             first = False
             try:
-                await self.machine.converse([python, "-I", "-c", agent_source(), self.folder], work)
+                await self.machine.converse(python_command(python, agent_source(), self.folder), work)
                 failures = 0
             except Unreachable as lost:
                 failures = 0 if stream is not None and stream.progressed else failures
                 name = next((e.name for e in rest if e.name not in self.counts.landed), self.folder)
                 failures = await self.lost(lost, name, failures)
+            except CommandFailed as failed:
+                if failed.exit_code == NO_PYTHON:
+                    return False
+                raise
             rest = [e for e in rest if e.name not in self.counts.landed]
+        return True
 
     async def shell(self, entries: Sequence[Row]) -> None:
         """Send files one by one."""

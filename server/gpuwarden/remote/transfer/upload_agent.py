@@ -28,9 +28,11 @@ import os
 import select
 import stat
 import sys
-from typing import Any, Dict, Iterator, List, Set
 
-Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes a tenth of the start
+    from typing import Any, Iterator
+
 BUFFER = 1 << 20
 MAX_LINE = 1 << 24
 CONFIRM_BYTES = 256 << 10
@@ -43,7 +45,7 @@ class StillWritten(Exception):
     """An earlier push, whose connection was cut, has not noticed that yet."""
 
 
-def say(answer: Json) -> None:
+def say(answer: dict[str, Any]) -> None:
     """Write one line."""
     data = json.dumps(answer).encode() + b"\n"
     while data:
@@ -57,11 +59,11 @@ class Agent:
         self.root = root
         self.data = bytearray(BUFFER)
         self.low = self.high = 0
-        self.folders: Set[str] = set()  # noqa: UP006
-        self.written: List[str] = []  # noqa: UP006
+        self.folders: set[str] = set()
+        self.written: list[str] = []
         self.files = self.bytes = 0
         self.told = (0, 0)
-        self.bad: List[int] = []  # noqa: UP006
+        self.bad: list[int] = []
 
     # ----------------------------------------------------------------------------------------------------------- stdin
 
@@ -221,7 +223,7 @@ class Agent:
             os.unlink(part)
             self.bad.append(self.files)
 
-    def state(self, name: str, size: int, key: str) -> List[Any]:  # noqa: UP006
+    def state(self, name: str, size: int, key: str) -> list[Any]:
         """Return whether a file of this size is there, and how much of its part."""
         return [size_of(self.place(name)) == size, max(size_of(self.part_of(name, key)), 0)]
 

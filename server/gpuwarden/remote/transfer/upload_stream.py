@@ -16,6 +16,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -23,7 +24,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
-from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
+from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.core.safe_names import local_name
 from gpuwarden.remote.ssh.session import Session
 from gpuwarden.remote.transfer.safe_open import open_regular
@@ -35,6 +36,7 @@ MAX_AHEAD: Final = 8 << 20
 SHARE: Final = 40
 TRUSTING_SHARE: Final = 8
 SYNC_S: Final = 600.0
+END_S: Final = 1.0
 _PIECE: Final = 1 << 18
 _HEADER: Final = 16
 _GATHER: Final = 128 << 10
@@ -126,6 +128,17 @@ class UploadStream:
         self._next("synced", SYNC_S)
         if self._confirmed < len(self._rows):
             raise BadReply("the machine confirmed fewer files than it was sent", "Push again.")
+        self._let_end()
+
+    def _let_end(self) -> None:
+        """Wait a moment for the agent to end by itself. To end it from outside takes longer than to push a small file.
+
+        Everything is confirmed by now, so whatever goes wrong here changes nothing.
+        """
+        self.session.end_input()
+        with suppress(TimeoutError, WardenError):
+            if not self.session.read_into(self._buffer, END_S):
+                self.session.finish()
 
     # ---------------------------------------------------------------------------------------------- what is there
 

@@ -11,10 +11,12 @@ from typing import Final
 
 from gpuwarden.interfaces.hooks.guard.shell import name_of
 
-DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio"})
+DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio",
+                            "remove-item", "ri", "del", "erase", "move-item"})  # fmt: skip
 COPIES: Final = frozenset({"cp", "rsync", "scp", "mv", "install", "ln"})
 WRITES: Final = frozenset({"tee", "dd", "install", "chmod", "chown", "vi", "vim", "nano", "emacs", "ed", "patch", "ln",
-                           "touch", "sqlite3", "sponge", "chattr"})  # fmt: skip
+                           "touch", "sqlite3", "sponge", "chattr", "set-content", "add-content", "clear-content",
+                           "out-file"})  # fmt: skip
 SCRATCH: Final = re.compile(
     r"(?:^|/)(?:tmp|\.cache|__pycache__|node_modules|\.?venv|build|dist|\.git|\.(?:pytest|mypy|ruff)_cache"
     r"|\.ipynb_checkpoints|\.Trash\S*|pip-\S*)(?:/|$)|\.(?:pyc|pyo|lock|pid|tmp|log|egg-info|sock|swp)$"
@@ -82,7 +84,11 @@ class Files:
         if name in DELETES and (why := self._deleted(name, args, plain, far)):
             return why
         if name in COPIES:
-            return self._copied(plain)
+            emptied = "/dev/null" in plain[:-1] and (far or REMOTE.match(plain[-1]))
+            return _lost(plain[-1]) if emptied else self._copied(plain)
+        if far and name == "dd":
+            written = (a.removeprefix("of=") for a in args if a.startswith("of="))
+            return next((_lost(a) for a in written if a.startswith("/dev/") or WEIGHTS.search(a)), None)
         if name == "find":
             return self._found(args, far)
         if name in {"sed", "perl", "ruby"} and any(re.match(r"-\w*i|--in-place", a) for a in args):
@@ -97,9 +103,13 @@ class Files:
             gone = plain[:-1] if name == "mv" else plain
             return next((w for a in gone if (w := self.removal(a) or self.change(a))), None)
         deep = any(re.fullmatch(r"-\w*[rR]\w*|--recursive", a) for a in args)
-        lost = [p for p in plain if not SCRATCH.search(p) and (deep or WEIGHTS.search(p))]
-        lost = [] if name == "mv" else lost
-        return _lost(lost[0]) if lost else next((w for a in plain if (w := self.removal(a))), None)
+        lost = [] if name == "mv" else [w for p in plain if (w := self.lost(p, deep=deep))]
+        return lost[0] if lost else next((w for a in plain if (w := self.removal(a))), None)
+
+    @staticmethod
+    def lost(path: str, *, deep: bool) -> str | None:
+        """Return why the removal of a path on a rented machine is stopped; `deep`: of a folder with all in it."""
+        return _lost(path) if not SCRATCH.search(path) and (deep or WEIGHTS.search(path)) else None
 
     def _copied(self, plain: list[str]) -> str | None:
         """Return why a copy is stopped: by the name that it gets, or that it keeps in the folder it goes into."""

@@ -11,21 +11,26 @@ from gpuwarden.interfaces.hooks.guard import settings
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
-from gpuwarden.interfaces.hooks.guard.programs import HTTP, called, spoken
+from gpuwarden.interfaces.hooks.guard.programs import HTTP, called, commands_in_code, removed_by_code, spoken
 from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader, name_of
 from gpuwarden.interfaces.hooks.guard.wrappers import (
     ASSIGNMENT,
     CODE,
     DOERS,
+    ENDING,
+    FLEETS,
     KEYWORDS,
     LATER,
     RUNNERS,
     SHELLS,
     SOURCED,
     SSH_VALUED,
+    WINDOWS,
     WRAPPERS,
     after_c,
+    after_command,
     candidates,
+    for_fleets,
     inside,
     script_of,
 )
@@ -147,21 +152,37 @@ class Judge:
             lines = "\n".join(command.stdin).splitlines()
             lines = [re.sub(r"^\s*(?:@\w+|(?:[\d*/,-]+\s+){4}\S+)\s+", "", line) for line in lines[:200]]
             return self._any(["\n".join(lines)], depth, far) or self.spoken(" ".join([*args, *command.stdin]))
+        if name in WINDOWS:
+            texts = after_command(args)
+            return self._any(texts, depth, far) or self.spoken("\n".join([*texts, *command.stdin]))
         if name == "tmux":
             return self._any([a for a in args if " " in a], depth, far)
         language = re.sub(r"[\d.]+$", "", name)
         if language in CODE:
-            return self._code(CODE[language], args, command.stdin)
+            return self._code(CODE[language], args, command.stdin, depth, far)
         return self.spoken(" ".join([*args, *command.stdin])) if name in DOERS else None
 
-    def _code(self, flag: str, args: list[str], stdin: list[str]) -> str | None:
+    def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
         """Return why an interpreter is stopped, by the code that it is given here."""
         code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
         if not code and script_of(args) not in {"", "-"}:
             code, stdin = self._scripts(args), []
         for text in (*code, *stdin):
-            if why := self.spoken(text) or settings.code_edits(text):
+            if why := self.spoken(text) or settings.code_edits(text) or self._run_by_code(text, depth, far):
                 return why
+            lost = (self.files.lost(path, deep=deep) for path, deep in removed_by_code(text) if far)
+            if why := next((w for w in lost if w), None):
+                return why
+        return None
+
+    def _run_by_code(self, text: str, depth: int, far: bool) -> str | None:
+        """Return why code is stopped by a command among its strings: one that runs or reaches something, or deletes."""
+        for inner, elsewhere in commands_in_code(text):
+            first = name_of((inner.split() or [""])[0])
+            if first in SHELLS or first in WRAPPERS or first in ENDING or first in {"ssh", "scp"}:
+                self.budget.spend(len(inner) // 8)
+                if why := self.shell(inner, depth + 1, far=far or elsewhere):
+                    return why
         return None
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
@@ -171,7 +192,9 @@ class Judge:
     def _elsewhere(self, name: str, args: list[str], command: Command, depth: int) -> str | None:
         """Return why a command on another machine is stopped."""
         rest: list[str] | None = None
-        if name in {"ssh", "autossh", "mosh", "pssh", "parallel-ssh"}:
+        if name in FLEETS and (name != "aws" or "ssm" in args):
+            return self._any(for_fleets(args), depth, far=True)
+        if name in {"ssh", "autossh", "mosh", "plink"}:
             rest = inside(inside(args, SSH_VALUED, name)[1:], SSH_VALUED, name)
         elif name in {"sftp", "lftp"}:
             starts = ("\n".join(text.splitlines()[:200]) for text in command.stdin)
@@ -192,6 +215,8 @@ class Judge:
             parts = [args[i + 1 :] for i in runs if name_of("".join(args[i + 1 : i + 2])) not in {"rm", "mv"}]
         elif name in RUNNERS:
             known = {*SHELLS, *WRAPPERS, *HTTP, "ssh"}
+            if far or _other_docker(args):
+                known, far = known | ENDING, True
 
             def worth_a_look(word: str) -> bool:
                 program = name_of(word)
@@ -212,7 +237,8 @@ class Judge:
     def _outputs(self, command: Command, far: bool) -> str | None:
         """Return why a command is stopped by the files that it writes, and remember what was written where."""
         if far:
-            return None
+            empties = command.name in {"", ":", "true"} or command.words == ["cat", "/dev/null"]
+            return next((w for t in command.targets if empties and (w := self.files.lost(t, deep=False))), None)
         text = "\n".join([command.printed(), *command.stdin, *command.words])
         for target in dict.fromkeys(command.targets):
             self.budget.spend(len(text) // 64)

@@ -128,7 +128,7 @@ class Patterns:
             return rest[rest.index("--") + 1 :]
         for i, word in enumerate(rest):
             option, equals, value = word.partition("=")
-            if option in {"--command", "--ssh-command", "--scripts", "--cmd", "-c"}:
+            if option in {"--command", "--ssh-command", "--scripts", "--cmd", "-c", "-C"}:
                 return [value] if equals else rest[i + 1 : i + 2]
         return [word for word in rest if not word.startswith("--")]
 

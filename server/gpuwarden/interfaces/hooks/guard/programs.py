@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
@@ -17,6 +19,37 @@ _DATA: Final = re.compile(
 )
 _ITEM: Final = re.compile(r"[\w\[\].-]+(?::?=)(?!=)[\s\S]*")
 _METHOD_IN_CODE: Final = re.compile(r"(?i)\bdelete\b|\bpost\b|\bput\b|\bpatch\b|data\s*=|json\s*=|body\s*:")
+
+
+_STRING: Final = re.compile(
+    r"\"{3}(.{0,2000}?)\"{3}|'{3}(.{0,2000}?)'{3}|`([^`]{0,1000})`"
+    r"|\"((?:[^\"\\\n]|\\.){0,1000})\"|'((?:[^'\\\n]|\\.){0,1000})'",
+    re.DOTALL,
+)
+_LIST: Final = re.compile(r"\[\s*((?:(?:\"[^\"\n]{0,300}\"|'[^'\n]{0,300}')\s{0,20},?\s{0,20}){2,50})\]")
+_ELSEWHERE: Final = re.compile(r"\bexec_command\s*\(|\bConnection\s*\(|\bSSHClient\b")
+_REMOVES: Final = re.compile(
+    r"\b(rmtree|remove|unlink|removedirs)\s*\(\s*(?:[rf]?[\"']([^\"'\n]{1,300})[\"'])?|"
+    r"Path\(\s*[rf]?[\"']([^\"'\n]{1,300})[\"']\s*\)\.(?:unlink|rmdir)"
+)
+MOST_STRINGS: Final = 100
+
+
+def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the texts in code that may be commands, each with whether it runs on another machine."""
+    far = _ELSEWHERE.search(text) is not None
+    for found in islice(_LIST.finditer(text), MOST_STRINGS):
+        yield " ".join(shlex.quote(word[1:-1]) for word in re.findall(r"\"[^\"]*\"|'[^']*'", found[1])), far
+    for found in islice(_STRING.finditer(text), MOST_STRINGS):
+        yield re.sub(r"\\(.)", r"\1", next(filter(None, found.groups()), "")), far
+
+
+def removed_by_code(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the paths that code removes, each with whether a whole folder goes; a path that is computed is `*`."""
+    for found in islice(_REMOVES.finditer(text), MOST_STRINGS):
+        path = found[2] or found[3]
+        if path or found[1] == "rmtree":
+            yield path or "*", found[1] == "rmtree"
 
 
 def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:

@@ -20,7 +20,7 @@ WRAPPERS: Final[dict[str, str]] = {
     "caffeinate": "t", "unbuffer": "", "parallel": "jNSn", "busybox": "", "flock": "wE", "strace": "eopEs",
     "ltrace": "eo", "sshpass": "pf", "systemd-run": "pEuMH", "systemd-inhibit": "", "proxychains4": "f", "torify": "",
     "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo", "rlwrap": "",
-    "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f",
+    "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
 }  # fmt: skip
 """Wrapper -> those of its one-letter options that take a value."""
 RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba",
@@ -38,6 +38,11 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter",
                            "--package", "--project", "--property", "--unit", "--max-lines", "--replace", "--interval",
                            "--with-requirements", "--index-url", "--directory", "--env-file", "--spec"})  # fmt: skip
+FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansible", "salt", "salt-ssh", "fab", "aws"})
+"""Programs that run a command on other machines, somewhere among their words."""
+ENDING: Final = frozenset({"rm", "rmdir", "shred", "unlink", "truncate", "find", "rsync", "shutdown", "poweroff",
+                           "halt", "systemctl", "sudo"})  # fmt: skip
+WINDOWS: Final = frozenset({"powershell", "pwsh", "cmd"})
 SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")
 
@@ -68,6 +73,22 @@ def after_c(args: Sequence[str]) -> list[str]:
     given = " ".join("'" + word.replace("'", "'\\''") + "'" for word in rest[2:])
     text = re.sub(r'"?\$[@*]"?', lambda _: given, rest[0])
     return [re.sub(r"\$(\d)", lambda m: dict(enumerate(rest[1:])).get(int(m[1]), m[0]), text)]
+
+
+def for_fleets(args: Sequence[str]) -> Iterator[str]:
+    """Yield what may be a command for other machines: a word that is a sentence, or the words from a program's on."""
+    for i, word in enumerate(args[:80]):
+        text = re.sub(r"^-{0,2}[\w-]{1,40}=\[?", "", word).strip("[]\"'")
+        if " " in text:
+            yield text
+        elif text in ENDING:
+            yield " ".join(args[i:])
+
+
+def after_command(args: Sequence[str]) -> list[str]:
+    """Return the text that PowerShell or cmd runs."""
+    flag = next((i for i, a in enumerate(args) if re.fullmatch(r"(?i)-c(?:o\w*)?|/[ck]", a)), None)
+    return [] if flag is None else [" ".join(args[flag + 1 :])]
 
 
 def candidates(args: Sequence[str], known: Callable[[str], bool]) -> Iterator[list[str]]:

@@ -14,6 +14,7 @@ from gpuwarden.interfaces.mcp.tools.base import ENDS, READ, WRITE, JobId, answer
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S, Until, wait
 from gpuwarden.lifecycle.submission.submit import submit
 
 
@@ -28,8 +29,11 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             int | None, Field(description="Read the log from this byte; omit for its end", ge=0)
         ] = None,
         log_bytes: Annotated[int, Field(description="Bytes of log to return", ge=0, le=16_000)] = 2_000,
+        until: Annotated[Until | None, Field(description="Wait up to 45 s for this news")] = None,
     ) -> Annotated[CallToolResult, results.CheckReply]:
         """State, step, metrics, meter and log of a job, now. Also moves it on: boots, launches, resumes."""
+        if until is not None:
+            await wait(ctx, job_id, until, MAX_WAIT_S)
         result = await check(ctx, job_id, cursor=log_cursor, limit=log_bytes)
         values = ctx.hidden(result.texts, result.job.spec.secrets)
         return answer(ctx, results.checked(result, values), result.job.spec.secrets)
@@ -78,6 +82,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         options: Annotated[
             dict[str, Any] | None, Field(description="What only this platform has; see its profile")
         ] = None,
+        project: Annotated[str, Field(description="Tag for costs")] = "",
         dry_run: Annotated[bool, Field(description="Only check")] = False,
         receipt: Annotated[
             str | None, Field(description="From the checking call, to launch exactly these arguments")

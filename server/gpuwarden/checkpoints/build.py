@@ -1,0 +1,86 @@
+"""Build the architecture that a config describes, without weights, and compare it with the tensors beside it.
+
+The child is `build_child.py`; it gets the parsed config and the tensors' names and shapes, and no path. Where it
+can't build an architecture, that line stays open, and the verdict is the other checks'.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gpuwarden.checkpoints import architectures
+from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.file_model import short, some
+from gpuwarden.checkpoints.findings import Findings, Judgement
+from gpuwarden.checkpoints.layouts import model
+from gpuwarden.checkpoints.layouts.stepped import content
+from gpuwarden.checkpoints.load import run_child
+
+CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.build_child")
+_MEMORY = 16 << 30  # of address space; a model on the meta device takes little of it
+_START_S = 90.0
+_EACH_S = 15.0
+_MOST = 200
+
+
+def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
+    """Add to each model's judgement whether transformers builds it from these tensors."""
+    tasks: dict[str, list[Judgement]] = {}
+    for found in founds:
+        _tasks(found, tasks)
+    if not tasks or not (importlib.util.find_spec("transformers") and importlib.util.find_spec("torch")):
+        return
+    texts = list(tasks)
+    models = ",".join(texts)
+    seconds = _START_S + _EACH_S * len(texts)
+    answers, why = run_child(
+        f'{{"memory": {_MEMORY}, "models": [{models}]}}', min(seconds, budget.left_s) if budget else seconds, CHILD
+    )
+    answers += [{"unable": why}] * (len(texts) - len(answers))
+    for text, answer in zip(texts, answers):  # noqa: B905  (Python 3.8)
+        for judgement in tasks[text]:
+            _settle(judgement, answer)
+
+
+def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
+    """Add the child's tasks with the judgements that each is for: checkpoints of one run share theirs."""
+    folders = {f.rel: f for f in found.tree.folders} if found.tree else {}
+    for judgement in found.judgements:
+        folder = folders.get(judgement.path)
+        if judgement.layout != model.NAME or judgement.problems or folder is None:
+            continue
+        config = content(found, folder.join(model.CONFIG))
+        tensors = model.held(folder, found)
+        if not isinstance(config, dict) or not tensors or not config.get("architectures"):
+            continue
+        if architectures.quantized(config):
+            continue
+        text = json.dumps({"config": config, "tensors": [[n, t.shape] for n, t in sorted(tensors.items())]})
+        if text in tasks or len(tasks) < _MOST:
+            tasks.setdefault(text, []).append(judgement)
+
+
+def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
+    """Write the child's answer about one model into its judgement."""
+    if "unable" in answer:
+        judgement.unproved.append(f"whether its architecture takes the tensors: {short(answer['unable'], 160)}")
+        return
+    # The table left this open, and it is answered now.
+    judgement.unproved.clear()
+    for what, told in (
+        ("missing", "tensors that the architecture needs are not there"),
+        ("wrong", "tensors have other shapes than the architecture"),
+        ("beyond", "tensors are of layers that the architecture does not have"),
+    ):
+        if answer[what]:
+            judgement.problems.append(f"{answer[f'{what}_count']:,} {told}: {some(answer[what])}")
+    if answer["unexpected"]:
+        judgement.warnings.append(
+            f"{answer['unexpected_count']:,} tensors are none of the architecture's: {some(answer['unexpected'])}"
+        )
+    if not judgement.problems:
+        judgement.proved.append(f"{answer['by']} builds its architecture, and finds each of its tensors")

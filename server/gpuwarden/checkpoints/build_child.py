@@ -1,0 +1,86 @@
+"""Build architectures in a child process: read the task as JSON on stdin, print one JSON line per model on stdout.
+
+The installed transformers builds each model without weights, on torch's `meta` device, and matches the names and
+shapes of the tensors as its own loader does. No file is opened, no code of a repository runs, and nothing is asked of
+a network or of another program.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+from gpuwarden.checkpoints.load_child import limit_memory
+
+# They would let a config choose code, or name other repositories to read it from.
+_LEFT_OUT = (
+    "auto_map", "quantization_config", "_name_or_path", "name_or_path", "attn_implementation", "_attn_implementation",
+    "_attn_implementation_internal", "experts_implementation", "_experts_implementation", "custom_pipelines",
+)  # fmt: skip
+_FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess.Popen", "os.system", "os.exec",
+              "os.posix_spawn", "os.fork")  # fmt: skip
+_SHOWN = 5
+
+
+def main() -> None:
+    """Build every model of the task; continue with the next one whatever a config causes."""
+    task = json.load(sys.stdin)
+    out, sys.stdout = sys.stdout, sys.stderr
+    limit_memory(int(task["memory"]))
+    for model in task["models"]:
+        try:
+            answer = compare(model["config"], model["tensors"])
+        except ImportError as why:
+            answer = {"unable": f"{why.name} is not installed"}
+        except Exception as why:  # a config that transformers can't use
+            answer = {"unable": " ".join(f"{type(why).__name__}: {why}".split())[:200]}
+        print(json.dumps(answer), file=out, flush=True)
+
+
+def _forbid(event: str, _: Any) -> None:
+    if event.startswith(_FORBIDDEN):
+        raise PermissionError(f"{event} is not allowed here")
+
+
+def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
+    """Return which tensors the architecture lacks, does not know, or has in other shapes."""
+    import torch
+    import transformers
+
+    sys.addaudithook(_forbid)
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    name = (config.get("architectures") or [""])[0]
+    made = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
+        return {"unable": f"transformers {transformers.__version__} has no architecture {str(name)[:60]!r}"}
+    settings = transformers.AutoConfig.for_model(**{k: v for k, v in config.items() if k not in _LEFT_OUT})
+    state = {n: torch.empty(shape, dtype=torch.float32, device="meta") for n, shape in tensors}
+    built, info = made.from_pretrained(
+        None, config=settings, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True,
+        device_map="meta", attn_implementation="eager", dtype=torch.float32,
+    )  # fmt: skip
+    wrong = [f"{n} {list(ours)}, not {list(theirs)}" for n, ours, theirs in info["mismatched_keys"]]
+    unexpected = set(info["unexpected_keys"])
+    # The loader renames tensors before it looks for their place.
+    roles = {_role(n) for n in (*state, *built.state_dict()) if n not in unexpected}
+    beyond = {n for n in unexpected if _role(n) in roles}
+    found = {
+        "missing": info["missing_keys"], "wrong": wrong, "beyond": beyond, "unexpected": unexpected - beyond
+    }  # fmt: skip
+    lists = {what: sorted(names) for what, names in found.items()}
+    return {
+        "by": f"transformers {transformers.__version__}",
+        **{what: [n[:200] for n in names[:_SHOWN]] for what, names in lists.items()},
+        **{f"{what}_count": len(names) for what, names in lists.items()},
+    }
+
+
+def _role(name: str) -> str:
+    """Return a tensor's name without the numbers of layers and experts."""
+    return re.sub(r"\d+", "#", name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""External data of an ONNX model: the bytes of its weights, in a file that is named after the model."""
+
+from __future__ import annotations
+
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Limits, Tensor, Unread
+from gpuwarden.checkpoints.formats import onnx
+from gpuwarden.checkpoints.safe_file import Source
+
+NAME = "onnx data"
+LOAD = "tensors"
+
+
+def claims(name: str, head: bytes) -> bool:
+    """Return true for names such as model.onnx.data, model.onnx_data and model.onnx_data_1."""
+    model, ending, rest = name.partition(".onnx")
+    return bool(model and ending) and rest.startswith((".data", "_data", ".weights", "_weights"))
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Place the weights that the model beside it keeps here."""
+    found = Anatomy(NAME)
+    name = source.name.rsplit("/", 1)[-1]
+    model = source.beside(name.partition(".onnx")[0] + ".onnx")
+    if model is None:
+        raise Unread("is external data of an ONNX model that is not beside it")
+    with model:
+        _, external = onnx.walk(model)
+    mine = [e for e in external if e.location == name]
+    if not mine:
+        raise Unread(f"is no part of {model.path.name}: no weight of the model points to it")
+    for e in mine:
+        if e.offset + e.length > source.size:
+            raise Broken(f"ends at byte {source.size:,}; weight {e.name[:60]} needs {e.offset + e.length:,}")
+        found.tensors.append(Tensor(e.name, e.dtype, e.shape, e.offset, e.length))
+    found.tensors.sort(key=lambda t: t.start)
+    last = max(t.start + t.extent for t in found.tensors)
+    if source.size - last > 4096:
+        # The library appends to a file that is there already.
+        found.warnings.append(f"{source.size - last:,} bytes follow its last weight: an earlier save, it seems")
+    found.proved.append(f"has the bytes of {len(mine):,} weights of {model.path.name}")
+    return found

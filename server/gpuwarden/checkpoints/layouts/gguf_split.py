@@ -1,0 +1,62 @@
+"""A GGUF model in parts: each part states its number, how many there are, and how many tensors they have together."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpuwarden.checkpoints.file_model import Anatomy, short, some
+from gpuwarden.checkpoints.findings import Findings, Judgement
+from gpuwarden.checkpoints.tree import Folder
+
+NAME = "split gguf"
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def claims(folder: Folder) -> bool:
+    """Return true for a folder with a part of a model."""
+    return any(_PART.fullmatch(name) for name in folder.files)
+
+
+def judge(folder: Folder, found: Findings) -> Judgement:
+    """Compare what the parts of each model state with each other and with their names."""
+    said = Judgement(NAME, folder.rel)
+    models: dict[tuple[str, int], dict[int, str]] = {}
+    for name in folder.files:
+        match = _PART.fullmatch(name)
+        if match:
+            models.setdefault((match.group(1), int(match.group(3))), {})[int(match.group(2))] = name
+    for (stem, count), parts in sorted(models.items()):
+        gone = [n for n in range(1, min(count, 100_000) + 1) if n not in parts]
+        if gone:
+            lost = some(f"{n:05}" for n in gone)
+            said.problems.append(f"{len(gone):,} of {count:,} parts of {short(stem, 60)} are missing: {lost}")
+            continue
+        read = {}
+        for number, name in sorted(parts.items()):
+            entry = found[folder.join(name)]
+            if entry and entry.anatomy and entry.anatomy.meta and not entry.anatomy.problems:
+                read[number] = entry.anatomy
+        # A part that can't be read is its own evidence.
+        if len(read) == count:
+            _agree(stem, count, read, said)
+    return said
+
+
+def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> None:
+    """Check the numbers that the parts state, and that no tensor is in two of them."""
+    before = len(said.problems)
+    for number, part in read.items():
+        stated: tuple[Any, Any] = part.meta.get("split.no"), part.meta.get("split.count")
+        if stated != (number - 1, count):
+            named = "no number" if stated == (None, None) else f"part {stated[0]} of {stated[1]}, counted from 0"
+            said.problems.append(f"part {number:,} of {count:,} of {short(stem, 60)} states {named}")
+    totals = {part.meta.get("split.tensors.count") for part in read.values()}
+    names = [t.name for part in read.values() for t in part.tensors]
+    if totals != {len(names)}:
+        stated_totals = some(sorted(map(str, totals)))
+        said.problems.append(f"the parts of {short(stem, 60)} have {len(names):,} tensors; they state {stated_totals}")
+    if len(set(names)) != len(names):
+        said.problems.append(f"two parts of {short(stem, 60)} have a tensor of the same name")
+    if len(said.problems) == before:
+        said.proved.append(f"all {count:,} parts of {short(stem, 60)} are there, with {len(names):,} tensors together")

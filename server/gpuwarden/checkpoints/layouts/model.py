@@ -1,0 +1,85 @@
+"""A transformers model: config.json, the tensors beside it and the tokenizer describe the same architecture."""
+
+from __future__ import annotations
+
+import re
+
+from gpuwarden.checkpoints import architectures
+from gpuwarden.checkpoints.file_model import Tensor, some
+from gpuwarden.checkpoints.findings import Findings, Judgement, temporary
+from gpuwarden.checkpoints.layouts.stepped import content
+from gpuwarden.checkpoints.tree import Folder
+
+NAME = "model"
+CONFIG = "config.json"
+_WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{1,9}-of-\d{1,9})?\.(?:safetensors|bin)")
+# save_pretrained writes these beside a config, and nothing else writes them.
+_BESIDE = ("generation_config.json",)
+
+
+def claims(folder: Folder) -> bool:
+    """Return true for a folder with a model's weights under the names that transformers gives them."""
+    return bool(weights(folder)) and not temporary(folder.rel)
+
+
+def weights(folder: Folder) -> list[str]:
+    """Return the names of the files with the model's weights: safetensors where both kinds are there, as loaders do."""
+    names = sorted(n for n in folder.files if _WEIGHTS.fullmatch(n))
+    return [n for n in names if n.endswith(".safetensors")] or names
+
+
+def held(folder: Folder, found: Findings) -> dict[str, Tensor]:
+    """Return the model's tensors by name; none where a file of them is damaged or not understood."""
+    names = [folder.join(n) for n in weights(folder)]
+    whole = all((e := found[n]) and e.anatomy and e.anatomy.tensors and not e.problems for n in names)
+    return found.tensors(names) if whole else {}
+
+
+def judge(folder: Folder, found: Findings) -> Judgement:
+    """Compare the config with the tensors by the table of families, and the tokenizer with the embeddings."""
+    said = Judgement(NAME, folder.rel)
+    tensors = held(folder, found)
+    if CONFIG not in folder.files:
+        _bare(folder, found, said)
+    else:
+        config = content(found, folder.join(CONFIG))
+        if isinstance(config, dict) and tensors and config.get("model_type"):
+            made = architectures.agree(config, tensors)
+            said.proved += made.proved
+            said.problems += made.problems
+            said.doubts += made.doubts
+            said.unproved += made.unproved
+    _tokenizer(folder, found, tensors, said)
+    return said
+
+
+def _bare(folder: Folder, found: Findings, said: Judgement) -> None:
+    """Report a config that is not there though other files are that are only written beside one."""
+    beside = [n for n in _BESIDE if n in folder.files]
+    parent = folder.rel.rpartition("/")[0]
+    others = [f for f in found.tree.folders if f.rel.rpartition("/")[0] == parent and f.rel] if found.tree else []
+    have = [f.rel for f in others if f.rel != folder.rel and claims(f) and _described(f, found)]
+    if beside:
+        said.problems.append(f"has {beside[0]} but no {CONFIG}: nothing can build the model")
+    elif have and folder.rel:
+        said.problems.append(f"has no {CONFIG}, unlike {some(have)}: nothing can build the model")
+
+
+def _described(folder: Folder, found: Findings) -> bool:
+    config = content(found, folder.join(CONFIG))
+    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
+
+
+def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said: Judgement) -> None:
+    """Check that every token has an embedding."""
+    count = architectures.tokens(content(found, folder.join("tokenizer.json")))
+    rows = architectures.embedded(tensors)
+    if count is None or rows is None:
+        return
+    if count > rows:
+        said.problems.append(
+            f"the tokenizer has {count:,} tokens, the model has embeddings for {rows:,}: "
+            "the last tokens would be looked up beyond the table"
+        )
+    else:
+        said.proved.append(f"all {count:,} tokens of the tokenizer have an embedding")

@@ -1,0 +1,30 @@
+"""A folder with files that each hold a whole training state: the one of the highest step is judged."""
+
+from __future__ import annotations
+
+from gpuwarden.checkpoints import state_file
+from gpuwarden.checkpoints.findings import Entry, Findings, Judgement, temporary
+from gpuwarden.checkpoints.layouts.stepped import step_of
+from gpuwarden.checkpoints.tree import Folder
+
+NAME = "training state"
+_FILES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+
+
+def claims(folder: Folder) -> bool:
+    """Return true for a folder with files that may hold a training state, and no step in its own name."""
+    files = any(n.endswith(_FILES) for n in folder.files)
+    return files and step_of(folder.path.name) is None and not temporary(folder.rel)
+
+
+def judge(folder: Folder, found: Findings) -> Judgement:
+    """Judge the file of the highest step; a folder without such a file gets a judgement that says nothing."""
+    entries = (found[folder.join(n)] for n in sorted(folder.files) if n.endswith(_FILES))
+    made = [j for j in (of_entry(e, found) for e in entries if e is not None) if j is not None]
+    return max(made, key=lambda j: j.step or 0, default=Judgement(NAME, folder.rel))
+
+
+def of_entry(entry: Entry, found: Findings) -> Judgement | None:
+    """Return the judgement of one file, None for one without a training state."""
+    stem = entry.path.rsplit("/", 1)[-1].split(".", 1)[0]
+    return state_file.of_file(entry, found, step_of(stem))

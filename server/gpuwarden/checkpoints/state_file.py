@@ -1,0 +1,90 @@
+"""Read a whole training state from one file: plain torch.save of a dict, nanoGPT, Lightning.
+
+The step, the optimizer and the scheduler are values inside the file. Standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Tuple  # noqa: UP035  (Python 3.8)
+
+from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
+from gpuwarden.checkpoints.pickles.torch_objects import tensor
+from gpuwarden.checkpoints.values import optimizer
+
+NAME = "training state"
+# The names that people give these parts, the most telling first.
+_STEP = ("global_step", "step", "iter_num", "iteration", "iter", "it", "num_updates", "current_step", "n_iter")
+_OPTIMIZER = (
+    "optimizer", "optimizer_states", "optimizer_state_dict", "optimizer_state", "optim", "opt", "optim_state_dict",
+    "optimizers",
+)  # fmt: skip
+_SCHEDULER = (
+    "scheduler", "lr_schedulers", "lr_scheduler", "scheduler_state_dict", "lr_scheduler_state_dict", "sched",
+    "schedulers",
+)  # fmt: skip
+_MODEL = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "model_state")
+_State = Tuple[str, Any]  # noqa: UP006  # where it is in the file, and the optimizer's state dict
+
+
+def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgement | None:
+    """Return a judgement of a file with a model, an optimizer and a step; None for any other file.
+
+    `named` is the step in the file's name, which counts where the file has none inside.
+    """
+    root = entry.anatomy.content if entry.anatomy and entry.verdict == "proven" and not entry.temporary else None
+    if not isinstance(root, dict):
+        return None
+    key = next((k for k in _MODEL if _mapping(root.get(k))), None)
+    states = list(_optimizers(root))
+    name = entry.path.rsplit("/", 1)[-1]
+    given = (root.get(k) for k in _STEP)
+    inside: int | None = next((v for v in given if type(v) is int and 0 <= v < 1 << 60), None)
+    step = named if inside is None else inside
+    if key is None or step is None or (not states and inside is None):
+        return None
+    said = Judgement(NAME, entry.path, step=step, checkpoint=True)
+    said.proved.append(f"is at step {step:,}")
+    if named is not None and named != step:
+        said.warnings.append(f"is called {name}, and is at step {step:,}")
+    if not states:
+        said.resume.append("has no optimizer: a resume would start it afresh")
+    for where, state in states:
+        _optimizer(entry, found, where, state, _shapes(root[key]), said)
+    if states and not any(root.get(k) for k in _SCHEDULER):
+        said.warnings.append("has no scheduler: a resume needs another source for the learning rate")
+    return said
+
+
+def _mapping(value: Any) -> bool:
+    """Return true for a dict with tensors."""
+    return isinstance(value, dict) and any(tensor(v) is not None for v in value.values())
+
+
+def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
+    """Yield the optimizers' state dicts: one, or a list or a dict of several."""
+    for key in (k for k in _OPTIMIZER if k in root):
+        value = root[key]
+        several = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
+        if "param_groups" in several:
+            yield key, value
+        else:
+            yield from ((f"{key}.{k}", v) for k, v in several.items() if isinstance(v, dict) and "param_groups" in v)
+
+
+def _shapes(weights: dict[Any, Any]) -> list[tuple[int, ...]]:
+    refs = (tensor(v) for v in weights.values())
+    return [ref.shape for ref in refs if ref is not None]
+
+
+def _optimizer(
+    entry: Entry, found: Findings, where: str, state: Any, shapes: list[tuple[int, ...]], said: Judgement
+) -> None:
+    """Check that the optimizer's state is that of the model in the file, at its step."""
+    made = optimizer.judge(state, shapes, [], where)
+    said.resume += made.resume
+    said.warnings += made.warnings
+    said.proved += made.proved
+    with found.open(found.place(entry.path), entry.path) as source:
+        steps = optimizer.steps(source, entry.anatomy.tensors if entry.anatomy else [], f"{where}.")
+    if steps is not None and said.step is not None and steps > said.step:
+        said.warnings.append(f"the optimizer has made {steps:,} steps, the file says {said.step:,}")

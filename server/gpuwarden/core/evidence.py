@@ -1,0 +1,114 @@
+"""The rule by which evidence becomes a verdict. Standard library only: it is shipped to machines.
+
+- *refuted* needs positive evidence: damage, a contradiction between parts, or a name that is known to run code.
+- *unknown* is everything that is merely not understood; its causes say what would settle it.
+- *proven* is what is left: all was read, and loading it can't call anything outside the allow-list.
+
+A cause is a value. Sentences about it are for people, and no branch reads one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Iterable, List, Tuple  # noqa: UP035  (evaluated on Python 3.8)
+
+
+class Cause(str, Enum):  # noqa: UP042
+    """Why something is not proven, the gravest first. The first five refute."""
+
+    __str__ = str.__str__
+
+    RUNS_CODE = "runs_code"
+    DAMAGE = "damage"
+    CONTRADICTION = "contradiction"
+    """Two parts disagree: two readers would see two files, or files of one folder do not belong together."""
+    NOT_FINITE = "not_finite"
+    NO_RESUME = "no_resume"
+    """It is whole, and what a resume needs is missing or does not fit."""
+
+    NEEDS_CODE = "needs_code"
+    """Loading it calls what is on no list: harmless or not, nothing here can show it."""
+    UNREAD = "unread"
+    """No reader here understands it, or not all of it."""
+    LIMIT = "limit"
+    """It exceeds a limit on time, memory or size."""
+    UNSEALED = "unsealed"
+    """No digest of it was recorded that can be compared."""
+    CHANGING = "changing"
+    """It was written to while it was read, or could not be opened."""
+    NOT_LOADED = "not_loaded"
+    """The library that loads its format is missing or declines it."""
+
+    @property
+    def refutes(self) -> bool:
+        """Return true for positive evidence."""
+        return self in _REFUTES
+
+
+_REFUTES = frozenset({Cause.RUNS_CODE, Cause.DAMAGE, Cause.CONTRADICTION, Cause.NOT_FINITE, Cause.NO_RESUME})
+_ORDER = {cause: place for place, cause in enumerate(Cause)}
+
+
+def gravest_first(causes: Iterable[Cause]) -> Tuple[Cause, ...]:  # noqa: UP006
+    """Return each cause once."""
+    return tuple(sorted(set(causes), key=_ORDER.__getitem__))
+
+
+def verdict(causes: Iterable[Cause]) -> str:
+    """Return proven, refuted or unknown, as in `models.Verdict`."""
+    first = next(iter(gravest_first(causes)), None)
+    return "proven" if first is None else "refuted" if first.refutes else "unknown"
+
+
+def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
+    """Return the causes that another machine reports; those that this version does not know are left out."""
+    by_text = {str(cause): cause for cause in Cause}
+    return [by_text[t] for t in texts if isinstance(t, str) and t in by_text]
+
+
+class Evidence:
+    """What was found: `problems` refute, `doubts` leave it unknown; `causes` classify both.
+
+    A line that a plug-in adds without a cause counts as the kind's usual one.
+    """
+
+    problems: List[str]  # noqa: UP006
+    doubts: List[str]  # noqa: UP006
+    causes: List[Cause]  # noqa: UP006
+    usual = (Cause.DAMAGE, Cause.UNREAD)
+
+    def refute(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
+        """Add positive evidence against it."""
+        if not cause.refutes:
+            raise ValueError(f"{cause} is not evidence that refutes")
+        self.problems.append(why)
+        self.causes.append(cause)
+
+    def doubt(self, why: str, cause: Cause = Cause.UNREAD) -> None:
+        """Add something that is not understood or not done."""
+        if cause.refutes:
+            raise ValueError(f"{cause} is more than a doubt")
+        self.doubts.append(why)
+        self.causes.append(cause)
+
+    def adopt(self, other: Evidence) -> None:
+        """Add the problems and doubts of another look at the same thing."""
+        self.problems += other.problems
+        self.doubts += other.doubts
+        self.causes += other.why
+
+    @property
+    def why(self) -> Tuple[Cause, ...]:  # noqa: UP006
+        """Return the causes, gravest first; lines without one have the usual cause."""
+        refuting, doubting = self.usual
+        found = list(self.causes)
+        if self.problems and not any(c.refutes for c in found):
+            found.append(refuting)
+        if self.doubts and all(c.refutes for c in found):
+            found.append(doubting)
+        return gravest_first(found)
+
+    @property
+    def verdict(self) -> str:
+        """Return the worst of what was found."""
+        return verdict(self.why)

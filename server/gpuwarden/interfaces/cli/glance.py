@@ -1,0 +1,100 @@
+"""Commands that show where everything is: status, jobs, costs, wait."""
+
+from __future__ import annotations
+
+import click
+
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_async, warned
+
+STATES = click.Choice(
+    ["accepted", "provisioning", "submitting", "queued", "running", "preempted", "unknown", "succeeded", "failed",
+     "canceled"]
+)  # fmt: skip
+
+
+@cli.command()
+@click.option("--offline", is_flag=True, help="Ask no platform and no machine: what the ledger has.")
+@JSON
+@runs_async
+async def status(offline: bool, as_json: bool) -> int:
+    """Show what runs, waits for you, ended and bills."""
+    return await show_status(as_json, offline=offline)
+
+
+async def show_status(as_json: bool, *, offline: bool = False) -> int:
+    """Print the overview; `gpuwarden` alone does the same."""
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring.overview import overview
+
+    ctx = open_context()
+    reply = results.status_of(await overview(ctx, offline=offline))
+    return answer(warned(reply, ctx.notices), as_json, "status")
+
+
+@cli.command()
+@click.option("--state", "states", multiple=True, type=STATES, help="Only jobs in this state; may be given again.")
+@click.option("--platform", default="", metavar="NAME", help="Only jobs of this platform.")
+@click.option("--project", default="", metavar="TAG", help="Only jobs of this project.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Jobs on a page.")
+@click.option("--after", default="", metavar="JOB", help="Go on after this job, the last of the page before.")
+@JSON
+@runs_async
+async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int, after: str, as_json: bool) -> int:
+    """List jobs, ended ones too, the latest first."""
+    from gpuwarden.core.states import Job
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring.overview import job_page
+
+    ctx = open_context()
+    wanted = tuple(Job(state) for state in states)
+    page = job_page(ctx, states=wanted, platform=platform, project=project, limit=limit, after=after)
+    return answer(results.jobs_of(page), as_json, "jobs")
+
+
+@cli.command()
+@click.option("--by", type=click.Choice(["day", "platform", "project"]), default="day", show_default=True)
+@click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="How far back, from today.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
+@JSON
+@runs_async
+async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
+    """Show what machines cost by day, platform or project."""
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring.spending import charges, day_start
+
+    ctx = open_context()
+    since = day_start(ctx.clock.now() - (days - 1) * 86_400)
+    reply = warned(results.costs_of(charges(ctx, since), since, by), ctx.notices)
+    if as_csv and not as_json:
+        from gpuwarden.interfaces.cli.screen import costs_csv
+
+        click.echo(costs_csv(reply), nl=False)
+        return 0
+    return answer(reply, as_json, "costs")
+
+
+@cli.command()
+@click.argument("job_id")
+@click.option(
+    "--until", type=click.Choice(["step", "state", "alert"]), default="state", show_default=True,
+    help="What to wait for: a new step, another state, a new alert. The job's end always ends the wait.",
+)  # fmt: skip
+@click.option("--timeout", "seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True)
+@JSON
+@runs_async
+async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
+    """Wait for news of a job, for a bounded time.
+
+    Exit code 0: it came, 2: the time was over.
+    """
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring import wait as use_case
+    from gpuwarden.lifecycle.monitoring.check import check
+
+    ctx = open_context()
+    came = await use_case.wait(ctx, job_id, until, seconds)  # type: ignore[arg-type]  # click.Choice checked it
+    found = await check(ctx, job_id, limit=0)
+    reply = results.checked(found, ctx.hidden(found.texts, found.job.spec.secrets))
+    if not came:
+        reply = reply.model_copy(update={"ok": False, "code": "unknown", "message": f"No news in {seconds:g} s."})
+    return answer(warned(reply, ctx.notices), as_json, "checked")

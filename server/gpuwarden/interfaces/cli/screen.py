@@ -1,0 +1,267 @@
+"""Draw the overview: what runs, what waits for a person, what bills, in the width of the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import pairwise
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.plural import counted
+from gpuwarden.interfaces.cli import console
+from gpuwarden.interfaces.cli.wording import command
+from gpuwarden.interfaces.results.check import CheckReply
+from gpuwarden.interfaces.results.overview import (
+    CostsReply,
+    JobLineReply,
+    JobsReply,
+    StatusReply,
+    WaitingReply,
+    WaitsReply,
+)
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+CURVE = 24
+MIN_ROWS = 3
+
+
+def local(at: float | None, form: str = "%H:%M") -> str:
+    """Format a time of this computer's zone; `-` outside of the calendar."""
+    try:
+        return datetime.fromtimestamp(at).astimezone().strftime(form) if at is not None else "-"
+    except (OverflowError, ValueError, OSError):
+        return "-"
+
+
+def zone() -> str:
+    """Return the name of this computer's time zone now."""
+    return datetime.now().astimezone().strftime("%Z")
+
+
+def span(seconds: float | None) -> str:
+    """Format a duration: `2d 3h`, `3h 20m`, `4m 10s`, `8s`."""
+    if seconds is None:
+        return "-"
+    left = max(0, round(seconds))
+    parts = [(left // 86_400, "d"), (left // 3_600 % 24, "h"), (left // 60 % 60, "m"), (left % 60, "s")]
+    first = next((n for n, (count, _) in enumerate(parts) if count), 3)
+    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count) or "0s"
+
+
+def sparkline(values: list[float], width: int = CURVE) -> str:
+    """Return a curve as a row of blocks, each the mean of its part of the values."""
+    if len(values) < 2:
+        return ""
+    width = min(width, len(values))
+    cuts = [round(n * len(values) / width) for n in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    low, high = min(means), max(means)
+    return "".join(BLOCKS[round((v - low) / (high - low) * 7) if high > low else 0] for v in means)
+
+
+def status(reply: StatusReply) -> None:
+    """Print the overview."""
+    console.out.print(drawn(reply, console.out.height if console.out.is_terminal else None))
+    console.message(reply)
+    if not (reply.running or reply.waiting or reply.ended):
+        console.out.print("[dim]next:[/] `gpuwarden demo` shows a job's whole life at no cost; `gpuwarden --help`.")
+
+
+@contextlib.contextmanager
+def live_overview(ctx: Context) -> Iterator[Callable[[dict[str, str]], None]]:
+    """Show the overview in place, and yield a function that draws it again; it takes what could not be looked at."""
+    from rich.live import Live
+
+    from gpuwarden.interfaces.cli.base import without_secrets
+    from gpuwarden.interfaces.results.overview import status_of
+    from gpuwarden.lifecycle.monitoring.overview import glance
+
+    def now(unknown: dict[str, str]) -> Group:
+        return drawn(without_secrets(status_of(glance(ctx, unknown))), console.out.height)
+
+    with Live(now({}), console=console.out, auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda unknown: live.update(now(unknown), refresh=True)
+
+
+def drawn(reply: StatusReply, height: int | None = None) -> Group:
+    """Return the overview as it is printed, shortened to a number of lines: what waits and runs goes first."""
+    parts: list[RenderableType] = []
+    rows = 40 if height is None else max(MIN_ROWS, (height - 12) // 2)
+    if reply.waiting:
+        parts += [Text("Waiting for you", style="bold yellow"), _waiting(reply.waiting[:rows])]
+    for title, lines in (("Running", reply.running), ("Ended", reply.ended)):
+        if lines:
+            parts += [Text(title, style="bold"), _jobs(lines[:rows])]
+        if len(lines) > rows:
+            parts.append(Text(f"and {len(lines) - rows:,} more: gpuwarden jobs", style="dim"))
+    parts += [Text.from_markup(line) for line in _money(reply)]
+    parts += [Text.from_markup(f"[red]alert[/] {console.shown(text)}") for text in reply.alerts[:rows]]
+    unseen = reply.unknown.items()
+    parts += [Text.from_markup(f"[magenta]unknown[/] {console.shown(k)}: {console.shown(v)}") for k, v in unseen]
+    return Group(*parts)
+
+
+def _waiting(waiting: list[WaitingReply]) -> Table:
+    table = _plain_table()
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for w in waiting:
+        ends = f" [dim](until {local(w.expires_at)})[/]" if w.expires_at else ""
+        way = " ".join(f"[bold]{console.shown(command(step))}[/]" for step in w.next)
+        table.add_row(f"  {w.ticket}", f"{console.shown(w.text)}{ends}\n{way}")
+    return table
+
+
+def _jobs(lines: list[JobLineReply]) -> Table:
+    table = _plain_table()
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column()
+    for line in lines:
+        bills = f"[yellow]bills {usd_per_hour(line.price_usd_per_hour)}[/] " if line.billing else ""
+        cost = f"{usd(line.cost_usd)}" if line.cost_usd or line.billing else ""
+        clocks = "".join(f" [yellow]{local(c.at, '%m-%d %H:%M')} {console.shown(c.effect)}[/]" for c in line.clocks[:1])
+        table.add_row(
+            f"  [bold]{line.job_id}[/]",
+            f"{console.colored(line.state)} {local(line.since)}",
+            console.shown(line.platform),
+            f"{console.shown(line.name)} {_progress(line)}{bills}{cost}{clocks}".rstrip(),
+        )
+    return table
+
+
+def _progress(line: JobLineReply) -> str:
+    parts = []
+    if line.step is not None:
+        parts.append(f"step {line.step:,}" + (f"/{line.total_steps:,}" if line.total_steps else ""))
+    parts += [f"loss {line.loss:.4g}"] if line.loss is not None else []
+    parts += [f"{span(line.remaining_s)} left"] if line.remaining_s is not None else []
+    parts += [f"GPU {line.gpu_percent:.0f} %"] if line.gpu_percent is not None else []
+    return " ".join(parts) + " " if parts else ""
+
+
+def _money(reply: StatusReply) -> list[str]:
+    """Return the lines on money and time: spent, billing now, machines of others, accounts that end."""
+    spent = reply.spending
+    cap = f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: any spending is asked about)"
+    lines = [f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {_billing(reply)}"]
+    if spent.rehearsed_today_usd:
+        lines.append(f"[dim]pretend money of rehearsals today: {usd(spent.rehearsed_today_usd)}[/]")
+    for other in reply.others:
+        bills = "[yellow]bills[/]" if other.billing else "[magenta]may bill[/]"
+        named = f"{console.shown(other.platform)} {console.shown(other.instance_id or 'id unknown')}"
+        lines.append(f"{bills} {named} {usd_per_hour(other.price_usd_per_hour)} [dim]{console.shown(other.note)}[/]")
+    for clock in (account.clock for account in reply.accounts if account.clock):
+        when = local(clock.at, "%Y-%m-%d %H:%M")
+        lines.append(f"[yellow]{when}[/] {console.shown(clock.trigger)}; {console.shown(clock.effect)}")
+    return [*lines, f"[dim]{local(reply.at, '%Y-%m-%d %H:%M:%S')} {zone()}[/]"]
+
+
+def _billing(reply: StatusReply) -> str:
+    """Return what bills now by the hour. A price that is not known is named, never counted as nothing."""
+    billing = [line for line in (*reply.running, *reply.ended) if line.billing]
+    real = [line for line in billing if not line.platform.startswith(REHEARSAL)]
+    if not real:
+        return "only rehearsals bill" if billing else "nothing of ours bills"
+    unknown = sum(line.price_usd_per_hour is None for line in real)
+    more = f" and {counted(unknown, 'machine')} at an unknown price" if unknown else ""
+    return f"now {usd_per_hour(reply.spending.usd_per_hour)}{more}"
+
+
+def _plain_table() -> Table:
+    return Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+
+
+def jobs(reply: JobsReply) -> None:
+    """Print a page of jobs."""
+    if reply.jobs:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for head in ("job", f"state since ({zone()})", "platform"):
+            table.add_column(head, no_wrap=True)
+        table.add_column("what")
+        table.add_column("cost", justify="right", no_wrap=True)
+        for line in reply.jobs:
+            what = f"{line.project}/{line.name}" if line.project else line.name
+            bills = "[yellow]bills[/] " if line.billing else ""
+            table.add_row(
+                f"[bold]{line.job_id}[/]",
+                f"{console.colored(line.state)} {local(line.since, '%m-%d %H:%M')}",
+                console.shown(line.platform),
+                f"{console.shown(what)} {_progress(line)}".rstrip(),
+                f"{bills}{usd(line.cost_usd)}" if line.cost_usd or line.billing else "-",
+            )
+        console.out.print(table)
+    console.message(reply)
+    if reply.after:
+        console.out.print(f"[dim]older ones:[/] gpuwarden jobs --after {reply.after}")
+
+
+def costs(reply: CostsReply) -> None:
+    """Print costs as a table."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(reply.by, no_wrap=True)
+    for head in ("cost", "jobs"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in reply.rows:
+        doubt = f" [magenta]and {row.unknown} unknown[/]" if row.unknown else ""
+        table.add_row(console.shown(row.key), f"{usd(row.usd)}{doubt}", str(row.machines))
+    table.add_row("[bold]total[/]", f"[bold]{usd(reply.total_usd)}[/]", "")
+    console.out.print(table)
+    console.out.print(
+        f"[dim]since {local(reply.since, '%Y-%m-%d %H:%M')} {zone()}, without rehearsals' pretend money[/]"
+    )
+    console.message(reply)
+
+
+def costs_csv(reply: CostsReply) -> str:
+    """Return costs as CSV; a text that a spreadsheet would compute is written with a quote before it."""
+    out = io.StringIO()
+    rows = csv.writer(out)
+    rows.writerow([reply.by, "usd", "jobs", "jobs_of_unknown_cost"])
+    for row in reply.rows:
+        key = f"'{row.key}" if row.key[:1] in "=+-@" else row.key
+        rows.writerow([key, f"{row.usd:.4f}", row.machines, row.unknown])
+    return out.getvalue()
+
+
+def waits(reply: WaitsReply) -> None:
+    """Print what waits for a person."""
+    if reply.waiting:
+        console.out.print(_waiting(reply.waiting))
+    console.message(reply)
+
+
+def progress_of(reply: CheckReply) -> list[str]:
+    """Return the lines below a job's state: how far, how long, at what cost, and its curve."""
+    lines = []
+    if reply.started_at is not None:
+        left = f", about {span(reply.remaining_s)} left" if reply.remaining_s is not None else ""
+        begun = f"{local(reply.started_at, '%Y-%m-%d %H:%M')} {zone()}"
+        cost = f", {usd(reply.projected_cost_usd)} at its end" if reply.projected_cost_usd is not None else ""
+        lines.append(
+            f"started {begun}, {span(reply.elapsed_s)} ago{left}{cost}" if reply.elapsed_s else f"started {begun}"
+        )
+    curve = sparkline(reply.curve)
+    if curve:
+        lines.append(f"loss {curve} {reply.curve[0]:.4g} -> {reply.curve[-1]:.4g}")
+    gpu = reply.usage.get("gpu_util")
+    if gpu is not None:
+        memory = reply.usage.get("gpu_mem_used")
+        lines.append(f"GPU {gpu:.0f} %" + (f", {memory / 2**30:.1f} GiB" if memory else ""))
+    return lines
+
+
+def pending(count: int, first: str) -> str:
+    """Return the line that other commands end with while something waits."""
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return (
+        f"[yellow]{counted(count, 'approval')} {'waits' if count == 1 else 'wait'} for you:[/] [bold]{first}[/]{more}"
+    )

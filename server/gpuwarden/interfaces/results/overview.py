@@ -1,0 +1,222 @@
+"""Replies of status, jobs, costs, wait and of the list of what waits for a person."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.guidance import Action, NextStep, do
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import named, quoted
+from gpuwarden.interfaces.results.base import Guided, Result, WarnedReply
+from gpuwarden.interfaces.results.inventory import (
+    AccountReply,
+    ClockReply,
+    InstanceReply,
+    account_reply,
+    clock_reply,
+    instance_reply,
+)
+from gpuwarden.lifecycle.monitoring.overview import JobLine, JobPage, Overview
+from gpuwarden.lifecycle.monitoring.spending import Charge, total
+from gpuwarden.lifecycle.monitoring.waiting import Waiting
+
+SHOWN = 100
+
+
+class WaitingReply(Guided):
+    """One question to a person. `hint` answers it; `cost_usd` is what the machine has cost or the job may cost."""
+
+    ticket: str
+    kind: str
+    text: str
+    since: float
+    job_id: str | None = None
+    platform: str = ""
+    cost_usd: float | None = None
+    price_usd_per_hour: float | None = None
+    expires_at: float | None = None
+    hint: str = ""
+
+
+class JobLineReply(Guided):
+    """One job in a list."""
+
+    job_id: str
+    name: str
+    platform: str
+    state: str
+    since: float
+    project: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    remaining_s: float | None = None
+    gpu_percent: float | None = None
+    cost_usd: float | None = None
+    price_usd_per_hour: float | None = None
+    billing: bool = False
+    clocks: list[ClockReply] = Field(default_factory=list)
+
+
+class SpendingReply(BaseModel):
+    """US dollars since local midnight and in this local month, what bills by the hour now, and the cap of a day."""
+
+    today_usd: float
+    month_usd: float
+    usd_per_hour: float
+    per_day_cap_usd: float
+    rehearsed_today_usd: float = 0.0
+
+
+class StatusReply(WarnedReply):
+    """Everything on one screen. `unknown` is what could not be looked at; it may be billing."""
+
+    at: float
+    running: list[JobLineReply] = Field(default_factory=list)
+    waiting: list[WaitingReply] = Field(default_factory=list)
+    ended: list[JobLineReply] = Field(default_factory=list)
+    spending: SpendingReply
+    others: list[InstanceReply] = Field(default_factory=list)
+    """Machines that the platforms list and no job here runs on."""
+    accounts: list[AccountReply] = Field(default_factory=list)
+    alerts: list[str] = Field(default_factory=list)
+    unknown: dict[str, str] = Field(default_factory=dict)
+
+
+class JobsReply(Result):
+    """A page of jobs, the latest move first. `after` names where the next page begins."""
+
+    jobs: list[JobLineReply] = Field(default_factory=list)
+    after: str | None = None
+
+
+class CostReply(BaseModel):
+    """The costs of one group, in US dollars. `unknown` counts the machines whose cost nobody knows."""
+
+    key: str
+    usd: float
+    machines: int
+    unknown: int = 0
+
+
+class CostsReply(WarnedReply):
+    """Costs of a time by day, platform or project. Rehearsals' pretend money is not in the total."""
+
+    since: float
+    by: str
+    rows: list[CostReply] = Field(default_factory=list)
+    total_usd: float = 0.0
+
+
+class WaitsReply(Result):
+    """What waits for a person."""
+
+    waiting: list[WaitingReply] = Field(default_factory=list)
+
+
+def status_of(seen: Overview) -> StatusReply:
+    """Return the reply to status."""
+    unknown = {named(k, 80): quoted(v) for k, v in seen.unknown.items()}
+    spent = seen.spending
+    return StatusReply(
+        code="unknown" if unknown else "ok",
+        message="" if seen.running or seen.ended or seen.waiting else "Nothing runs, waits or bills.",
+        at=seen.at,
+        running=[job_line(line) for line in seen.running[:SHOWN]],
+        waiting=[waiting_reply(w) for w in seen.waiting],
+        ended=[job_line(line) for line in seen.ended[:SHOWN]],
+        spending=SpendingReply(
+            today_usd=round(spent.today, 4),
+            month_usd=round(spent.month, 4),
+            usd_per_hour=round(spent.per_hour, 4),
+            per_day_cap_usd=spent.day_cap,
+            rehearsed_today_usd=round(spent.pretend_today, 4),
+        ),
+        others=[instance_reply(row) for row in seen.others[:SHOWN]],
+        accounts=[account_reply(funds) for funds in seen.accounts],
+        alerts=[quoted(alert.text, 300) for alert in seen.alerts],
+        unknown=unknown,
+    )
+
+
+def job_line(line: JobLine) -> JobLineReply:
+    """Return one job of a list."""
+    job, seen = line.job, line.seen
+    losses = [v for k, v in seen.metrics.items() if k in ("loss", "train_loss", "train/loss")] if seen else []
+    return JobLineReply(
+        job_id=job.id,
+        name=job.spec.name,
+        platform=job.spec.platform,
+        state=job.state,
+        since=job.since,
+        project=job.spec.project,
+        step=seen.step if seen else None,
+        total_steps=seen.total_steps if seen else None,
+        loss=losses[0] if losses else None,
+        remaining_s=max(0.0, seen.eta_at - seen.at) if seen and seen.eta_at else None,
+        gpu_percent=seen.beat.gpu_util if seen and seen.beat else None,
+        cost_usd=line.cost_usd,
+        price_usd_per_hour=line.price_usd_per_hour,
+        billing=line.billing,
+        clocks=[clock_reply(clock) for clock in line.clocks],
+        next=_after_end(line),
+    )
+
+
+def _after_end(line: JobLine) -> tuple[NextStep, ...]:
+    """Return the step for a job that has ended and bills; `check` knows the rest of the way."""
+    ended = line.billing and line.job.state in {"succeeded", "failed", "canceled"}
+    return (do(Action.CHECK, job_id=line.job.id),) if ended else ()
+
+
+def waiting_reply(waiting: Waiting) -> WaitingReply:
+    """Return one question to a person."""
+    return WaitingReply(
+        ticket=waiting.ticket,
+        kind=waiting.kind,
+        text=quoted(waiting.text, 400),
+        since=waiting.since,
+        job_id=waiting.job_id,
+        platform=waiting.platform,
+        cost_usd=waiting.cost_usd,
+        price_usd_per_hour=waiting.price_usd_per_hour,
+        expires_at=waiting.expires_at,
+        next=waiting.next_steps,
+    )
+
+
+def waits(found: Sequence[Waiting]) -> WaitsReply:
+    """Return the reply to `approve` without a ticket."""
+    return WaitsReply(
+        message=f"{counted(len(found), 'approval').capitalize()} {'waits' if len(found) < 2 else 'wait'} for you.",
+        waiting=[waiting_reply(w) for w in found],
+    )
+
+
+def jobs_of(page: JobPage) -> JobsReply:
+    """Return the reply to jobs."""
+    return JobsReply(
+        message="" if page.lines else "No such job.",
+        jobs=[job_line(line) for line in page.lines],
+        after=page.after,
+    )
+
+
+def costs_of(found: Sequence[Charge], since: float, by: str) -> CostsReply:
+    """Return the reply to costs, grouped by `day`, `platform` or `project`."""
+    groups: dict[str, list[Charge]] = defaultdict(list)
+    for charge in found if by == "platform" else (c for c in found if not c.pretend):
+        groups[{"day": charge.day, "platform": charge.platform, "project": charge.project}[by]].append(charge)
+    rows = [
+        CostReply(
+            key=named(key, 80) if key else "(none)",
+            usd=round(sum(c.usd or 0.0 for c in mine), 4),
+            machines=len({c.job_id for c in mine}),
+            unknown=len({c.job_id for c in mine if c.usd is None}),
+        )
+        for key, mine in sorted(groups.items())
+    ]
+    return CostsReply(since=since, by=by, rows=rows, total_usd=round(total(found), 4))

@@ -1,0 +1,185 @@
+"""Everything that the person who pays wants to know, on one screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpuwarden.core.deadlines import Deadline, Funds
+from gpuwarden.core.models import Observation
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.ledger.reading import Row
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.monitoring.balances import known_funds
+from gpuwarden.lifecycle.monitoring.expirations import clocks_of
+from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
+from gpuwarden.lifecycle.monitoring.inventory import Row as Machine
+from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
+from gpuwarden.lifecycle.monitoring.notify import Alert
+from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
+from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
+
+DAY_S = 86_400.0
+ENDED_SHOWN = 5
+MAX_SCANNED = 2_000
+"""Jobs that one page looks at for a platform or a project; the next page goes on there."""
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One job in a list. `cost_usd` is of all its machines, None where unknown; `billing` counts unknown as yes."""
+
+    job: JobRecord
+    cost_usd: float | None
+    price_usd_per_hour: float | None
+    billing: bool
+    seen: Observation | None = None
+    clocks: tuple[Deadline, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Money in US dollars: since local midnight, in this local month, and the caps; of a rehearsal apart."""
+
+    today: float
+    month: float
+    per_hour: float
+    day_cap: float
+    pretend_today: float
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What runs, waits, has ended, bills and is spent. `unknown` is what could not be looked at."""
+
+    at: float
+    running: tuple[JobLine, ...]
+    waiting: tuple[Waiting, ...]
+    ended: tuple[JobLine, ...]
+    spending: Spending
+    accounts: tuple[Funds, ...]
+    alerts: tuple[Alert, ...]
+    unknown: dict[str, str]
+    others: tuple[Machine, ...] = ()
+    """Machines that the platforms list and that no job here runs on."""
+
+
+async def overview(ctx: Context, *, offline: bool = False) -> Overview:
+    """Move every job on and ask every platform in use, unless `offline`, and return the whole picture."""
+    if offline:
+        return glance(ctx, {})
+    found = await list_instances(ctx)
+    doubt = {"ledger": f"{found.ledger.message}. {found.ledger.hint}"} if found.ledger else {}
+    others = tuple(row for row in found.rows if row.job is None and row.billing is not False)
+    return replace(glance(ctx, found.unknown | doubt), others=others)
+
+
+def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
+    """Return the whole picture as the ledger and this process's last looks have it."""
+    now = ctx.clock.now()
+    lines = {job_id: line_of(ctx, read_job(ctx.ledger, job_id)) for job_id in job_ids(ctx.ledger, *OPEN_JOBS)}
+    for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES):
+        lines.setdefault(job_id, line_of(ctx, read_job(ctx.ledger, job_id)))
+    recent = [row for row in ctx.ledger.page("job", *_ENDED, limit=ENDED_SHOWN) if row.since > now - DAY_S]
+    fresh = [row.subject.removeprefix("job/") for row in recent if row.state != Job.REFUSED]
+    ended = {j: lines.pop(j) if j in lines else line_of(ctx, read_job(ctx.ledger, j)) for j in fresh}
+    old = {j: lines.pop(j) for j, line in list(lines.items()) if line.job.state in TERMINAL_JOBS}  # and bills still
+    every = (*lines.values(), *old.values(), *ended.values())
+    return Overview(
+        at=now,
+        running=tuple(lines.values()),
+        waiting=tuple(what_waits(ctx)),
+        ended=(*old.values(), *ended.values()),
+        spending=_spending(ctx, now, every),
+        accounts=tuple(known_funds(ctx)),
+        alerts=tuple(Alert.read(event) for event in ctx.ledger.standing_alerts()),
+        unknown=unknown,
+    )
+
+
+_ENDED = tuple(sorted(TERMINAL_JOBS - {Job.REFUSED}))
+
+
+def line_of(ctx: Context, job: JobRecord) -> JobLine:
+    """Return a job with its meter."""
+    leases = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
+    live = [lease for lease in leases if lease.state in LIVE_LEASES]
+    known = [spent(ctx, lease.id) for lease in leases]
+    prices = [price for lease in live if (price := price_of(ctx, lease)) is not None]
+    return JobLine(
+        job,
+        cost_usd=None if None in known else sum(cost or 0.0 for cost in known),
+        price_usd_per_hour=sum(prices) if prices else None,
+        billing=any(_bills(lease) for lease in live),
+        seen=ctx.observed.get(job.id),
+        clocks=tuple(clock for lease in live for clock in clocks_of(ctx, lease, job) if not clock.after_job),
+    )
+
+
+def _bills(lease: LeaseRecord) -> bool:
+    return lease.instance is None or lease.instance.meter is not False
+
+
+def _spending(ctx: Context, now: float, lines: tuple[JobLine, ...]) -> Spending:
+    found = charges(ctx, month_start(now))
+    today = [c for c in found if c.day >= _day_of(now)]
+    return Spending(
+        today=total(today),
+        month=total(found),
+        per_hour=sum(line.price_usd_per_hour or 0.0 for line in lines if line.billing and _real(line)),
+        day_cap=ctx.policy.caps.per_day_usd,
+        pretend_today=total(today, pretend=True),
+    )
+
+
+def _real(line: JobLine) -> bool:
+    return not line.job.spec.platform.startswith(REHEARSAL)
+
+
+def _day_of(now: float) -> str:
+    return datetime.fromtimestamp(day_start(now)).astimezone().strftime("%Y-%m-%d")
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """Some jobs, the latest move first, and where the next page begins; None at the end."""
+
+    lines: tuple[JobLine, ...]
+    after: str | None
+
+
+def job_page(
+    ctx: Context,
+    *,
+    states: tuple[Job, ...] = (),
+    platform: str = "",
+    project: str = "",
+    limit: int = 20,
+    after: str = "",
+) -> JobPage:
+    """Return a page of jobs, ended ones too. `after` is the job that the page before ended with."""
+    before, found, scanned = _row_of(ctx, after) if after else None, list[JobLine](), 0
+    wanted = states or tuple(state for state in Job if state is not Job.REFUSED)
+    while scanned < MAX_SCANNED:
+        rows = ctx.ledger.page("job", *wanted, limit=min(100, 2 * limit), before=before)
+        for row in rows:
+            before, scanned = row, scanned + 1
+            if platform and row.platform != platform:
+                continue
+            job = read_job(ctx.ledger, row.subject.removeprefix("job/"))
+            if project and job.spec.project != project:
+                continue
+            found.append(line_of(ctx, job))
+            if len(found) == limit:
+                return JobPage(tuple(found), job.id)
+        if not rows:
+            return JobPage(tuple(found), None)
+    return JobPage(tuple(found), before.subject.removeprefix("job/") if before else None)
+
+
+def _row_of(ctx: Context, job_id: str) -> Row:
+    job = read_job(ctx.ledger, job_id)  # raises for a job that there is not
+    row = ctx.ledger.row(job.subject)
+    assert row is not None
+    return row

@@ -1,0 +1,98 @@
+"""What machines have cost: by day, platform and project, from the ledger alone.
+
+A machine's cost is spread evenly over the time from its order to its end, so that a day has its share of a long run.
+Machines that ended are read with one query for the asked time; no machine that ended before it is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpuwarden.core.states import LIVE_LEASES
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.monitoring.meter import spent
+from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
+
+MAX_DAYS = 400
+
+
+@dataclass(frozen=True)
+class Charge:
+    """The share of one machine's cost that falls on one local day. `usd` None means that nobody knows it."""
+
+    day: str
+    platform: str
+    project: str
+    job_id: str
+    usd: float | None
+
+    @property
+    def pretend(self) -> bool:
+        """Return whether this is a rehearsal's money."""
+        return self.platform.startswith(REHEARSAL)
+
+
+@dataclass(frozen=True)
+class _Bill:
+    job_id: str
+    platform: str
+    project: str
+    begun: float
+    ended: float
+    usd: float | None
+
+
+def charges(ctx: Context, since: float, until: float | None = None) -> list[Charge]:
+    """Return the costs of a time, in seconds since the epoch, the oldest day first."""
+    until = ctx.clock.now() if until is None else until
+    found = [
+        charge for bill in _bills(ctx, since) for charge in _by_day(bill, max(since, until - MAX_DAYS * 86_400), until)
+    ]
+    return sorted(found, key=lambda c: (c.day, c.platform, c.job_id))
+
+
+def total(found: Iterable[Charge], *, pretend: bool = False) -> float:
+    """Return the sum of what is known, without or only of rehearsals."""
+    return sum(c.usd or 0.0 for c in found if c.pretend is pretend)
+
+
+def day_start(at: float) -> float:
+    """Return when the local day of a time began."""
+    return datetime.fromtimestamp(at).astimezone().replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+def month_start(at: float) -> float:
+    """Return when the local month of a time began."""
+    day = datetime.fromtimestamp(day_start(at)).astimezone().replace(day=1)
+    return datetime(day.year, day.month, 1).astimezone().timestamp()
+
+
+def _bills(ctx: Context, since: float) -> Iterator[_Bill]:
+    """Yield every machine that may have cost something since a time."""
+    now = ctx.clock.now()
+    for ended in ctx.ledger.ended_leases(since):
+        cost = ended.cost if ended.cost is not None else spent(ctx, ended.lease)
+        yield _Bill(ended.job, ended.platform, ended.project, ended.opened, ended.since, cost)
+    resting = [name.removeprefix("lease/") for name in ctx.ledger.resting()]
+    for lease_id in (*lease_ids(ctx.ledger, *LIVE_LEASES), *resting):
+        lease = read_lease(ctx.ledger, lease_id)
+        project = read_job(ctx.ledger, lease.job_id).spec.project
+        yield _Bill(lease.job_id, lease.platform, project, lease.opened_at, now, spent(ctx, lease_id))
+
+
+def _by_day(bill: _Bill, since: float, until: float) -> Iterator[Charge]:
+    """Split one machine's cost at local midnights; only the days of the asked time are yielded."""
+    whole = max(bill.ended - bill.begun, 1e-9)
+    at = max(bill.begun, since)
+    end = max(min(bill.ended, until), at)
+    while True:
+        midnight = datetime.fromtimestamp(day_start(at)).astimezone() + timedelta(days=1, hours=3)
+        stop = min(end, day_start(midnight.timestamp()))  # three hours on: a day may have 23 hours, or 25
+        share = None if bill.usd is None else bill.usd * ((stop - at) / whole if bill.ended > bill.begun else 1.0)
+        day = datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d")
+        yield Charge(day, bill.platform, bill.project, bill.job_id, share)
+        at = stop
+        if at >= end:
+            return

@@ -1,0 +1,58 @@
+"""Wait for news of a job, for a bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final, Literal
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.states import TERMINAL_JOBS
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.records import read_job
+
+Until = Literal["step", "state", "alert"]
+MAX_WAIT_S: Final = 45.0
+"""The longest wait for a model's client, some of which give a call 60 seconds."""
+FIRST_S, MOST_S = 1.0, 15.0
+
+News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
+
+
+async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
+    """Look at a job until its state, its step or its alerts change; return whether that came in time.
+
+    A job that has ended is not waited for. Looks come further apart while nothing changes.
+    """
+    end, pause = ctx.clock.now() + seconds, FIRST_S
+    first = await _news(ctx, job_id)
+    while True:
+        now = await _news(ctx, job_id) if pause > FIRST_S else first
+        if read_job(ctx.ledger, job_id).state in TERMINAL_JOBS or _changed(first, now, until):
+            return True
+        left = end - ctx.clock.now()
+        if left <= 0:
+            return False
+        await ctx.clock.sleep(min(pause, left))
+        pause = min(pause * 1.5, MOST_S)
+
+
+async def _news(ctx: Context, job_id: str) -> News:
+    """Move a job on and return its state, step and alerts. What can't be seen now is no news."""
+    with contextlib.suppress(WardenError):
+        await advance(ctx, job_id)
+    job = read_job(ctx.ledger, job_id)
+    seen = ctx.observed.get(job_id)
+    mine = (event.data for event in ctx.ledger.standing_alerts() if event.subject == job.subject)
+    raised = tuple((alert.condition, alert.text, None) for alert in mine)
+    told = tuple((a.kind, a.text, a.step) for a in seen.alerts) if seen else ()
+    return job.state, seen.step if seen else None, (*raised, *told)
+
+
+def _changed(first: News, now: News, until: Until) -> bool:
+    """Return whether something of the kind that is waited for is new. A change of state ends every wait."""
+    if first[0] != now[0]:
+        return True
+    if until == "step":
+        return now[1] is not None and now[1] != first[1]
+    return until == "alert" and bool(set(now[2]) - set(first[2]))

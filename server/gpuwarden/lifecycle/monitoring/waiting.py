@@ -1,0 +1,98 @@
+"""What waits for a person: machines that may end, prices above the caps, and ends that nobody has seen happen.
+
+Everything is read from the ledger, so the answer is as fresh as the last process that moved the jobs on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.core.guidance import Action, NextStep, approval, do
+from gpuwarden.core.money import at_most, usd, usd_per_hour
+from gpuwarden.core.states import Job, Teardown
+from gpuwarden.ledger.events import JobAccepted, ReceiptIssued
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
+from gpuwarden.lifecycle.records import read_job, read_receipt, read_teardown
+
+RECEIPTS_S = 86_400.0
+"""No receipt is good for longer."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One question to a person. `cost_usd` is what its machine has cost, or what the job may cost; None: unknown."""
+
+    ticket: str
+    kind: str
+    text: str
+    since: float
+    job_id: str | None = None
+    name: str = ""
+    platform: str = ""
+    cost_usd: float | None = None
+    price_usd_per_hour: float | None = None
+    expires_at: float | None = None
+    next_steps: tuple[NextStep, ...] = ()
+
+
+def what_waits(ctx: Context) -> list[Waiting]:
+    """Return every open question to a person, the oldest first."""
+    tickets = ctx.ledger.subjects("teardown", Teardown.AWAITING_HUMAN, Teardown.NEEDS_HUMAN)
+    found = [_teardown(ctx, name.removeprefix("teardown/")) for name in tickets]
+    issued = ctx.ledger.recent(ReceiptIssued, ctx.clock.now() - RECEIPTS_S)
+    found += [w for event in issued if event.data.ask and (w := _spending(ctx, event.subject)) is not None]
+    return sorted(found, key=lambda w: w.since)
+
+
+def _teardown(ctx: Context, ticket: str) -> Waiting:
+    record = read_teardown(ctx.ledger, ticket)
+    job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
+    price, cost = price_of(ctx, lease), spent(ctx, lease.id)
+    asked = record.state is Teardown.AWAITING_HUMAN
+    rate = "" if price is None else f", {usd_per_hour(price)}"
+    text = (
+        f"{record.verb} the machine of {job.spec.name} on {lease.platform}: it bills{rate}, {usd(cost)} so far"
+        if asked
+        else f"the approved end of the machine of {job.spec.name} is not seen; look at {lease.platform}'s console"
+    )
+    steps = (approval(ticket),) if asked else (do(Action.CHECK, job_id=job.id),)
+    return Waiting(
+        ticket,
+        "teardown" if asked else "unseen_end",
+        text,
+        record.since,
+        job_id=job.id,
+        name=job.spec.name,
+        platform=lease.platform,
+        cost_usd=cost,
+        price_usd_per_hour=price,
+        expires_at=record.expires_at,
+        next_steps=steps,
+    )
+
+
+def _spending(ctx: Context, subject: str) -> Waiting | None:
+    """Return the question about a receipt's price; None where it is answered, used, expired or of no use any more."""
+    ticket, now = subject.removeprefix("receipt/"), ctx.clock.now()
+    receipt = read_receipt(ctx.ledger, ticket)
+    issued = receipt.issued
+    if now > issued.expires_at or receipt.approved_at(now) or ctx.ledger.used(JobAccepted, ticket) is not None:
+        return None
+    if issued.job is not None and read_job(ctx.ledger, issued.job).state is not Job.PROVISIONING:
+        return None
+    worst = "" if issued.worst_cost is None else f", {at_most(issued.worst_cost)}"
+    first = ctx.ledger.history(subject)[0]
+    return Waiting(
+        ticket,
+        "price" if issued.job else "spending",
+        f"{issued.name} on {issued.platform} at {usd_per_hour(issued.price)}{worst}: {issued.ask}",
+        first.at,
+        job_id=issued.job,
+        name=issued.name,
+        platform=issued.platform,
+        cost_usd=issued.worst_cost,
+        price_usd_per_hour=issued.price,
+        expires_at=issued.expires_at,
+        next_steps=(approval(ticket),),
+    )

@@ -1,0 +1,57 @@
+"""Start Python on a host of which nothing is known yet: a shell there finds one that is new enough.
+
+A probe of the host (`host_info`) finds the same one, for a further round trip and a start of every Python there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuwarden.core.errors import NotSupported
+from gpuwarden.remote.ssh.shell_quote import quote
+
+ANY_PYTHON: Final = ""
+"""In place of an interpreter's path: whichever is there."""
+NO_PYTHON: Final = 95
+"""The exit code where none is."""
+OLDEST: Final = (3, 8)
+PLACES: Final = (
+    "python3 python /opt/conda/bin/python /root/miniconda3/bin/python /venv/main/bin/python "
+    "/usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8"
+)
+"""Where images put it, in the order of preference."""
+
+# Images put their Python on the PATH of the first process, which sshd does not hand on.
+MORE_PATH: Final = r"""
+first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
+""".strip()
+
+# Runs what follows, or exits with 96 where Python is too old to compile that. Older ones exit with 2 for lack of `-I`.
+_GATE: Final = f"import sys; sys.version_info < {OLDEST} and sys.exit(96); exec(sys.argv.pop(1))"
+_START: Final = rf"""
+start() {{
+  python=$(command -v "$1" 2>/dev/null) || return
+  shift
+  "$python" -I -S -c {quote(_GATE)} "$@"
+  code=$?
+  case $code in 2 | 96 | 126 | 127) ;; *) exit $code ;; esac
+}}
+start python3 "$@"
+{MORE_PATH}
+PATH="$PATH:$first:$HOME/.local/bin"
+for place in {PLACES}; do start "$place" "$@"; done
+exit {NO_PYTHON}
+""".strip()
+
+
+def python_command(python: str, source: str, *args: str) -> list[str]:
+    """Return the words that run a program of the standard library only: with this interpreter, or with any."""
+    return [python, "-I", "-S", "-c", source, *args] if python else ["/bin/sh", "-c", _START, "sh", source, *args]
+
+
+def no_python(found: str = "none") -> NotSupported:
+    """Return the error for a host on which no Python is new enough for the runner."""
+    return NotSupported(
+        f"the machine has no Python 3.8 or newer (found: {found}), which the runner needs",
+        "Choose an image with Python, or install python3 there.",
+    )

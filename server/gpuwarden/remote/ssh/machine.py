@@ -1,0 +1,198 @@
+"""One machine over SSH: run a command, stream its output, feed its input, cancel it for good.
+
+Blocking calls run in worker threads. Each machine has one connection (`link`), and each command a session on it.
+Commands are argument lists; secrets go to stdin. A command that is canceled or runs out of time is ended on the
+machine before the caller goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from gpuwarden.core.errors import BadReply, Unreachable
+from gpuwarden.remote.ssh.config import Endpoint
+from gpuwarden.remote.ssh.host_keys import HostKey
+from gpuwarden.remote.ssh.link import Link
+from gpuwarden.remote.ssh.outcomes import Ran
+from gpuwarden.remote.ssh.session import KILL_S, Session, Take
+
+COMMAND_S = 60.0
+MAX_OUTPUT = 4 << 20
+
+
+class Ssh:
+    """One machine. Safe to use from many tasks; the connection is shared."""
+
+    def __init__(self, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> None:
+        self.link = Link(endpoint, pin, config)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Return where and as whom commands run."""
+        return self.link.endpoint
+
+    @property
+    def pin(self) -> str | None:
+        """Return the only host key that is accepted; None before the first connection."""
+        return self.link.pin
+
+    async def open(self) -> HostKey:
+        """Connect unless connected, and return the host key. From then on only this key is accepted."""
+        return (await to_thread.run_sync(self.link.connection, abandon_on_cancel=True)).key
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = COMMAND_S, limit: int = MAX_OUTPUT
+    ) -> Ran:
+        """Run a command to its end and return its bounded output.
+
+        Raises `Unreachable` when the connection or the time is lost (the command was ended, or may have been carried
+        out), and `BadReply` when it printed more than `limit` bytes.
+        """
+        async with self._session(argv) as session:
+            with _deadline(self.endpoint, timeout_s):
+                return await to_thread.run_sync(session.exchange, stdin, limit, abandon_on_cancel=True)
+
+    async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
+        """Return the command's output as it comes. Raises `CommandFailed` at the end unless the exit code is 0.
+
+        Leaving the iteration early ends the command. The caller bounds the wait for each piece.
+        """
+        async with self._session(argv) as session:
+            await to_thread.run_sync(session.start, stdin, abandon_on_cancel=True)
+            while chunk := await to_thread.run_sync(session.read, abandon_on_cancel=True):
+                yield chunk
+            await to_thread.run_sync(session.finish, abandon_on_cancel=True)
+
+    async def pour(self, argv: Sequence[str], take: Take, *, stdin: bytes = b"") -> None:
+        """Hand a command's output to `take`, which runs in one worker thread; a view is overwritten after its return.
+
+        Raises as `stream` does, and what `take` raises. `take` is never called after that, nor after a cancel.
+        """
+        await self.converse(argv, lambda session: session.pour(take, stdin))
+
+    async def converse(self, argv: Sequence[str], work: Callable[[Session], None]) -> None:
+        """Let `work` start a command and talk with it, in one worker thread, which has ended when this returns.
+
+        After a cancel the session reads and takes nothing any more.
+        """
+        begun, ended = threading.Event(), threading.Event()
+
+        def run() -> None:
+            begun.set()
+            try:
+                work(session)
+            finally:
+                ended.set()
+
+        try:
+            async with self._session(argv) as session:
+                await to_thread.run_sync(run, abandon_on_cancel=True)
+        finally:
+            if begun.is_set():
+                with anyio.CancelScope(shield=True):
+                    await to_thread.run_sync(ended.wait)
+
+    async def feed(
+        self,
+        argv: Sequence[str],
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        stall_s: float = 30.0,
+        limit: int = MAX_OUTPUT,
+    ) -> Ran:
+        """Run a command with `chunks` as its stdin. Raises `Unreachable` when it takes no byte for `stall_s`."""
+        async with aclosing(chunks), self._session(argv) as session:
+            with _deadline(self.endpoint, stall_s):
+                await to_thread.run_sync(session.start, None, abandon_on_cancel=True)
+            async for chunk in chunks:
+                with _deadline(self.endpoint, stall_s):
+                    if not await to_thread.run_sync(session.send, chunk, abandon_on_cancel=True):
+                        break
+            with _deadline(self.endpoint, 2 * stall_s):
+                return await to_thread.run_sync(session.drain, limit, abandon_on_cancel=True)
+
+    async def repin(self, pin: str) -> None:
+        """Accept only this key from now on."""
+        await self.aclose()
+        self.link.pin = pin
+
+    async def aclose(self) -> None:
+        """Close the transport; the next call opens a new one."""
+        await to_thread.run_sync(self.link.close)
+
+    @asynccontextmanager
+    async def _session(self, argv: Sequence[str]) -> AsyncIterator[Session]:
+        """A command on the machine that is not left behind: unless it ended, it is killed on the way out."""
+        session = Session(self.link, argv)
+        try:
+            yield session
+        finally:
+            if session.running():
+                with anyio.CancelScope(shield=True), anyio.move_on_after(KILL_S):
+                    await to_thread.run_sync(session.kill, abandon_on_cancel=True)
+            session.close()
+
+
+class Dialogue:
+    """A command that answers one line for every line it is given, kept running between requests.
+
+    After a failure it is gone; the next request starts it again. One request at a time.
+    """
+
+    def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
+        self.machine, self.argv = machine, tuple(argv)
+        self._session: Session | None = None
+        self._turn = threading.Lock()
+
+    async def ask(self, line: bytes, *, timeout_s: float = COMMAND_S) -> bytes:
+        """Send one line and return the line that answers it. Raises `Unreachable`, or `CommandFailed` when it ended."""
+        try:
+            with _deadline(self.machine.endpoint, timeout_s):
+                return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)
+        except BaseException:
+            self.close()  # a late answer must not be mistaken for the next one
+            raise
+
+    def _ask(self, line: bytes) -> bytes:
+        with self._turn:
+            session = self._session
+            if session is None or session.channel is None or session.channel.exited():
+                self.close()  # a dead one keeps its slot until then
+                session = self._session = Session(self.machine.link, self.argv)
+                session.start(None)
+            session.send(line + b"\n")
+            answer = bytearray()
+            while not answer.endswith(b"\n"):
+                chunk = session.read()
+                answer += chunk
+                if not chunk:
+                    session.finish()
+                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} ended without an answer", "Try again.")
+                if len(answer) > MAX_OUTPUT:
+                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} gave an endless line", "Try again.")
+            return bytes(answer)
+
+    def close(self) -> None:
+        """Close its stdin and its channel, on which it ends."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+@contextmanager
+def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
+    """Limit the time of a block: `anyio.fail_after` that raises `Unreachable`."""
+    try:
+        with anyio.fail_after(seconds):
+            yield
+    except TimeoutError:
+        raise Unreachable(
+            f"{endpoint} gave no answer in {seconds:g} s; the command was ended there if it could be",
+            "It may have been carried out. Check before trying again.",
+        ) from None

@@ -1,0 +1,46 @@
+"""The end of a remote command: its output and exit code, or the error that replaces them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuwarden.core.errors import BadReply
+from gpuwarden.remote.ssh.config import Endpoint
+
+
+class NoShell(BadReply):
+    """The account runs no commands: a forced command, a restricted shell, or file transfer only."""
+
+    def __init__(self, endpoint: Endpoint, said: str, *, only_files: bool) -> None:
+        if only_files:
+            super().__init__(
+                f"the account {endpoint} allows file transfer only (SFTP) and starts no command, so no job can run",
+                "Use an account with a shell, or remove `ForceCommand internal-sftp` for this one.",
+            )
+        else:
+            super().__init__(
+                f"{endpoint} did not start the command; its shell said: {said or 'nothing'}",
+                "Is the login shell a real shell? A forced command, a restricted shell (rbash, git-shell, nologin) or "
+                "a printing rc file may be in the way.",
+            )
+
+
+class CommandFailed(BadReply):
+    """A remote command ended with another code than 0. `code` is None when a signal ended it."""
+
+    def __init__(self, argv: Sequence[str], code: int | None, err: bytes) -> None:
+        self.exit_code = code
+        self.err = err
+        how = f"exit code {code}" if code is not None else "a signal"
+        tail = err.decode("utf-8", "replace").strip()[-500:]
+        super().__init__(f"{argv[0]} on the machine ended with {how}: {tail or 'no output'}")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The result of a command. `code` is None when a signal ended it; `err` is the beginning of stderr."""
+
+    code: int | None
+    out: bytes
+    err: bytes

@@ -1,0 +1,81 @@
+"""Healthy files of the libraries that people train with, written by those libraries at test time.
+
+Every function below `@configuration` writes the files of one configuration into an empty folder. The expected verdict
+is part of the registration, so that it is decided before anything is verified: proven, except for the files whose
+names fit `unknown`, which can't be read without running code.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import importlib.util
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MODULES = ("torch_files", "torch_training", "hub_models", "training_runs", "other_libraries")
+CONFIGURATIONS: dict[str, Configuration] = {}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to write files with real libraries, and the verdicts that are expected of them."""
+
+    name: str
+    write: Callable[[Path], object]
+    needs: tuple[str, ...]
+    # Patterns of names of files that need code to be read.
+    unknown: tuple[str, ...] = ()
+    # The step that a resume would go on from; None where the files are not meant for a resume.
+    step: int | None = None
+
+    @property
+    def unseen(self) -> bool:
+        """Return true for the third that nobody looks at while verdicts are fixed."""
+        return zlib.crc32(self.name.encode()) % 3 == 0
+
+    @property
+    def lacks(self) -> list[str]:
+        """Return the modules that are not installed."""
+        return [m for m in self.needs if importlib.util.find_spec(m) is None]
+
+    def expected(self, path: str) -> str:
+        """Return the verdict that a file should get."""
+        return "unknown" if any(fnmatch.fnmatch(path, p) for p in self.unknown) else "proven"
+
+
+def configuration(
+    name: str, *needs: str, unknown: tuple[str, ...] = (), step: int | None = None
+) -> Callable[[Callable[[Path], object]], Callable[[Path], object]]:
+    """Register a function that writes the files of a configuration."""
+
+    def register(write: Callable[[Path], object]) -> Callable[[Path], object]:
+        assert name not in CONFIGURATIONS, name
+        CONFIGURATIONS[name] = Configuration(name, write, needs, unknown, step)
+        return write
+
+    return register
+
+
+def family(
+    prefix: str, values: Iterator[Any] | list[Any] | dict[str, Any] | tuple[Any, ...], *needs: str, **more: Any
+) -> Callable[[Callable[[Path, Any], object]], Callable[[Path, Any], object]]:
+    """Register one configuration for each of some values; a dict gives a name for each."""
+    named = values if isinstance(values, dict) else {str(v): v for v in values}
+
+    def register(write: Callable[[Path, Any], object]) -> Callable[[Path, Any], object]:
+        for label, value in named.items():
+            configuration(f"{prefix}: {label}", *needs, **more)(lambda at, v=value: write(at, v))
+        return write
+
+    return register
+
+
+def configurations() -> list[Configuration]:
+    """Return all configurations, sorted by name."""
+    for module in MODULES:
+        importlib.import_module(f"healthy.{module}")
+    return [CONFIGURATIONS[name] for name in sorted(CONFIGURATIONS)]

@@ -1,0 +1,234 @@
+"""A model's config, tensors, tokenizer and shards describe one architecture, or the folder is refuted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from conftest import need
+from gpuwarden.checkpoints.architectures import tokens
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Report, Verdict
+from healthy.hub_models import MODELS, build, tokenizer
+
+import numpy as np
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_EACH = {
+    "self_attn.q_proj": (16, 16), "self_attn.k_proj": (8, 16), "self_attn.v_proj": (8, 16), "self_attn.o_proj": (16, 16),
+    "mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16), "mlp.down_proj": (16, 24), "input_layernorm": (16,),
+    "post_attention_layernorm": (16,),
+}  # fmt: skip
+Arrays = dict[str, Any]
+
+
+def arrays() -> Arrays:
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (50, 16), "model.norm.weight": (16,), "lm_head.weight": (50, 16)
+    }  # fmt: skip
+    shapes |= {f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in _EACH.items()}
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+
+
+def llama(at: Path, config: dict[str, Any] | None = None, edit: Callable[[Arrays], object] = lambda _: None) -> Path:
+    made = arrays()
+    edit(made)
+    at.mkdir(parents=True, exist_ok=True)
+    save_file(made, at / "model.safetensors")
+    (at / "config.json").write_text(json.dumps(LLAMA | (config or {})))
+    return at
+
+
+def words(count: int, added: int = 0) -> str:
+    vocab = {f"t{i}": i for i in range(count)}
+    return json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": []},
+                       "added_tokens": [{"id": count + i, "content": f"<{i}>"} for i in range(added)]})  # fmt: skip
+
+
+def seen(report: Report) -> str:
+    return "\n".join(report.reasons)
+
+
+def test_an_agreeing_model_is_proven_with_a_line_on_it(tmp_path: Path) -> None:
+    root = llama(tmp_path)
+    (root / "tokenizer.json").write_text(words(48, 2))
+    report = verify(root, Level.STRUCTURE)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert "the 21 tensors that config.json describes are there, in its shapes" in report.proved
+    assert "all 50 tokens of the tokenizer have an embedding" in report.proved
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"hidden_size": 32}, "other shapes than config.json describes"),
+        ({"num_hidden_layers": 3}, "tensors that are not there: layers.2."),
+        ({"num_hidden_layers": 1}, "has layers up to number 1, but config.json says 1 layers"),
+        ({"num_key_value_heads": 4}, "k_proj.weight [8, 16], not [16, 16]"),
+        ({"intermediate_size": 25}, "gate_proj.weight [24, 16], not [25, 16]"),
+        ({"vocab_size": 51}, "embed_tokens.weight [50, 16], not [51, 16]"),
+        ({"model_type": "qwen2"}, "tensors that are not there: layers.0.self_attn.q_proj.bias"),
+        ({"model_type": "gpt2"}, "none of its 21 tensors has a name that gpt2 gives to a layer"),
+    ],
+)
+def test_a_config_of_another_model_is_a_contradiction(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+    report = verify(llama(tmp_path, config), Level.STRUCTURE)
+    assert report.verdict is (Verdict.UNKNOWN if "gpt2" in said else Verdict.REFUTED)
+    assert said in seen(report)
+
+
+def drop(*names: str) -> Callable[[Arrays], object]:
+    return lambda made: [made.pop(n) for n in list(made) if any(part in n for part in names)]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (drop("layers.1."), "layers.1.self_attn.q_proj.weight"),
+        (drop("layers.0.mlp.up_proj"), "not there: layers.0.mlp.up_proj.weight"),
+        (drop("lm_head"), "not there: lm_head.weight"),
+        (drop("model.norm"), "not there: norm.weight"),
+        (
+            lambda made: made.update({"model.layers.1.self_attn.q_proj.weight": np.ones((16, 8), "f4")}),
+            "layers.1.self_attn.q_proj.weight [16, 8], not [16, 16]",
+        ),
+        (
+            lambda made: made.update({n: a.astype("f2") for n, a in made.items() if "layers.1" in n}),
+            "parts of two saves",
+        ),
+    ],
+)
+def test_tensors_that_the_config_does_not_describe(tmp_path: Path, edit: Callable[[Arrays], object], said: str) -> None:
+    report = verify(llama(tmp_path, edit=edit), Level.STRUCTURE)
+    assert report.verdict is (Verdict.UNKNOWN if "two saves" in said else Verdict.REFUTED)
+    assert said in seen(report)
+
+
+def test_tied_weights_are_stored_once_or_twice(tmp_path: Path) -> None:
+    for name, edit in (("once", drop("lm_head")), ("twice", drop())):
+        report = verify(llama(tmp_path / name, {"tie_word_embeddings": True}, edit), Level.STRUCTURE)
+        assert report.verdict is Verdict.PROVEN, seen(report)
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings(tmp_path: Path) -> None:
+    root = llama(tmp_path)
+    for text in (words(51), words(50, 1)):
+        (root / "tokenizer.json").write_text(text)
+        assert "the tokenizer has 51 tokens, the model has embeddings for 50" in seen(verify(root, Level.STRUCTURE))
+    assert tokens({"model": {"vocab": [["a", 0.0], ["b", -1.0]]}}) == 2, "Unigram"
+    assert tokens({"model": {"vocab": {"a": "x"}}}) is None and tokens([]) is None
+
+
+def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+    for step in (1, 2):
+        llama(tmp_path / f"run/part-{step}")
+    (tmp_path / "run/part-2/config.json").unlink()
+    report = verify(tmp_path / "run", Level.STRUCTURE)
+    assert report.problems == ("part-2: has no config.json, unlike part-1: nothing can build the model",)
+    root = tmp_path / "run/part-2"
+    assert verify(root, Level.STRUCTURE).verdict is Verdict.PROVEN, "a model of plain torch has none either"
+    (root / "generation_config.json").write_text("{}")
+    assert "has generation_config.json but no config.json" in seen(verify(root, Level.STRUCTURE))
+
+
+def test_an_architecture_that_the_table_lacks_leaves_one_line_open(tmp_path: Path) -> None:
+    report = verify(llama(tmp_path, {"model_type": "own"}), Level.STRUCTURE)
+    assert report.verdict is Verdict.PROVEN
+    assert "whether the tensors are those of the architecture own" in "\n".join(report.not_checked)
+    packed = verify(llama(tmp_path, {"quantization_config": {"bits": 4}}), Level.STRUCTURE)
+    assert "they are quantized" in "\n".join(packed.not_checked)
+
+
+@pytest.mark.parametrize("config", [{"num_hidden_layers": 10**9}, {"hidden_size": "x"}, {"head_dim": -1},
+                                    {"architectures": 5}, {"architectures": [5]}, {"model_type": ["llama"]}])  # fmt: skip
+def test_a_hostile_config_costs_nothing_and_raises_nothing(tmp_path: Path, config: dict[str, Any]) -> None:
+    verify(llama(tmp_path, config), Level.STRUCTURE)
+
+
+# --------------------------------------------------------------------------------- what transformers itself builds
+
+
+def want_transformers() -> None:
+    for name in ("torch", "transformers"):
+        need(name, importlib.util.find_spec(name) is not None)
+
+
+@pytest.mark.slow
+def test_transformers_decides_where_the_table_does_not(tmp_path: Path) -> None:
+    want_transformers()
+    build("ViT").save_pretrained(tmp_path / "good")
+    config = json.loads((tmp_path / "good/config.json").read_text())
+    tensors = load_file(tmp_path / "good/model.safetensors")
+
+    def variant(name: str, lost: str = "-", **changed: Any) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config | changed))
+        save_file({n: a for n, a in tensors.items() if lost not in n}, tmp_path / name / "model.safetensors")
+
+    variant("wide", intermediate_size=32)
+    variant("short", num_hidden_layers=1)
+    variant("long", num_hidden_layers=3)
+    variant("lost", lost="layer.1.attention.attention.query.weight")
+    # Code of a repository is never asked for; an unknown class leaves the line open.
+    variant("own", architectures=["OwnModel"], auto_map={"AutoModel": "modeling_own.OwnModel"})
+    variant("kernel", _attn_implementation="someone/kernel", attn_implementation="someone/kernel")
+    report = verify(tmp_path, Level.LOAD)
+    told = {p.partition(":")[0]: p for p in report.problems}
+    assert told.keys() == {"wide", "short", "long", "lost"}, told
+    assert "tensors have other shapes than the architecture" in told["wide"]
+    assert "tensors are of layers that the architecture does not have" in told["short"]
+    assert "tensors that the architecture needs are not there" in told["long"]
+    assert "tensors that the architecture needs are not there" in told["lost"]
+    assert {p.partition(":")[0] for p in report.proved if "finds each of its tensors" in p} == {"good", "kernel"}
+    assert any(line.startswith("own:") and "has no architecture 'OwnModel'" in line for line in report.not_checked)
+
+
+@pytest.mark.prove
+def test_every_family_is_proven_whole_and_refuted_with_a_tensor_less(tmp_path: Path) -> None:
+    """What transformers writes agrees with what it builds; a lost tensor and a doubled one do not."""
+    want_transformers()
+    import torch
+    from safetensors.torch import load_file as load
+    from safetensors.torch import save_file as save
+
+    for name in sorted(MODELS):
+        good = tmp_path / name.replace(" ", "_") / "good"
+        build(name).save_pretrained(good)
+        state = load(good / "model.safetensors")
+        floats = (n for n, t in state.items() if t.is_floating_point() and t.ndim > 1)
+        lost = max(floats, key=lambda n: state[n].numel())
+        for bad, made in (
+            ("lost", {n: t for n, t in state.items() if n != lost}),
+            ("doubled", state | {lost: torch.cat([state[lost]] * 2)}),
+        ):
+            (good.parent / bad).mkdir()
+            save(made, good.parent / bad / "model.safetensors", {"format": "pt"})
+            (good.parent / bad / "config.json").write_bytes((good / "config.json").read_bytes())
+    report = verify(tmp_path, Level.LOAD)
+    judged = {p.partition(":")[0] for p in report.problems}
+    wanted = {f"{name.replace(' ', '_')}/{bad}" for name in MODELS for bad in ("lost", "doubled")}
+    assert judged == wanted, judged ^ wanted
+
+
+@pytest.mark.slow
+def test_a_resized_embedding_and_its_tokenizer_agree(tmp_path: Path) -> None:
+    want_transformers()
+    made, made_words = build("Qwen2 tied"), tokenizer()
+    made_words.add_tokens([f"<{i}>" for i in range(300)])
+    made.save_pretrained(tmp_path)
+    made_words.save_pretrained(tmp_path)
+    assert "the model has embeddings for 256" in seen(verify(tmp_path, Level.STRUCTURE))
+    made.resize_token_embeddings(len(made_words))
+    made.save_pretrained(tmp_path)
+    assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN

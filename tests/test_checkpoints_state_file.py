@@ -1,0 +1,155 @@
+"""A resume from one file with model, optimizer and step; and from a run whose root has the export."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import need
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Report, Verdict
+from test_checkpoints_resume import saved
+
+State = dict[str, Any]
+
+
+def torch() -> Any:
+    need("torch", importlib.util.find_spec("torch") is not None)
+    import torch
+
+    return torch
+
+
+def state(step: int = 3) -> State:
+    t = torch()
+    t.manual_seed(0)
+    made = t.nn.Sequential(t.nn.Linear(8, 4), t.nn.Linear(4, 4))
+    optimizer = t.optim.AdamW(made.parameters())
+    scheduler = t.optim.lr_scheduler.StepLR(optimizer, 1)
+    for _ in range(step):
+        made(t.randn(2, 8)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    return {"step": step, "model": made.state_dict(), "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict()}  # fmt: skip
+
+
+def renamed(**names: str) -> Callable[[State], object]:
+    return lambda made: [made.__setitem__(new, made.pop(old)) for old, new in names.items()]
+
+
+def nothing(made: State) -> None:
+    assert made["step"] == 3
+
+
+def in_a_list(made: State) -> None:
+    """As Lightning saves several optimizers and schedulers."""
+    made |= {"optimizer_states": [made.pop("optimizer")], "lr_schedulers": [made.pop("scheduler")]}
+    made |= {"state_dict": made.pop("model"), "global_step": made.pop("step"), "epoch": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("state.pt", nothing),
+        ("ckpt.pt", renamed(step="iter_num")),
+        ("epoch=0-step=3.ckpt", in_a_list),
+        ("last.pth", renamed(model="model_state_dict", optimizer="optimizer_state_dict", step="global_step")),
+        ("step_3.pt", lambda made: made.pop("step")),
+        ("ckpt.pth", lambda made: made.update(optimizer={"a": made["optimizer"]})),
+    ],
+)
+def test_the_parts_are_found_under_the_names_that_people_give_them(
+    tmp_path: Path, name: str, edit: Callable[[State], object]
+) -> None:
+    made = state()
+    edit(made)
+    torch().save(made, tmp_path / name)
+    for path, newest in ((tmp_path, name), (tmp_path / name, name)):
+        report = verify(path, Level.STRUCTURE)
+        assert (report.verdict, report.step, report.newest) == (Verdict.PROVEN, 3, newest), report
+        assert report.checkpoints[0].resume == ()
+        assert "the optimizer's 4 moments have the shapes of the model's tensors" in report.checkpoints[0].proved
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda made: made.pop("optimizer"), "has no optimizer"),
+        (lambda made: made["optimizer"]["state"].clear(), "saved before its first step"),
+        (lambda made: made["optimizer"]["state"][0].pop("exp_avg_sq"), "lack a part of their state"),
+        (
+            lambda made: made["model"].update({"0.weight": torch().ones(9, 9)}),
+            "moments of shapes that the model lacks",
+        ),
+    ],
+)
+def test_what_a_resume_would_miss(tmp_path: Path, edit: Callable[[State], object], said: str) -> None:
+    made = state()
+    edit(made)
+    torch().save(made, tmp_path / "state.pt")
+    report = verify(tmp_path, Level.STRUCTURE)
+    assert report.verdict is Verdict.PROVEN and said in "\n".join(report.checkpoints[0].resume)
+
+
+def test_of_several_files_the_one_of_the_highest_step_counts(tmp_path: Path) -> None:
+    for step in (1, 3, 2):
+        torch().save(state(step), tmp_path / f"ckpt_{step}.pt")
+    assert verify(tmp_path, Level.STRUCTURE).newest == "ckpt_3.pt"
+    data = (tmp_path / "ckpt_3.pt").read_bytes()
+    (tmp_path / "ckpt_3.pt").write_bytes(data[: len(data) // 2])
+    report = verify(tmp_path, Level.STRUCTURE)
+    assert (report.verdict, report.newest) == (Verdict.REFUTED, "ckpt_2.pt")
+
+
+def test_a_folder_and_the_file_in_it_disagree_on_the_step(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-5").mkdir()
+    torch().save(state(), tmp_path / "checkpoint-5/state.pt")
+    checkpoint = verify(tmp_path, Level.STRUCTURE).checkpoints[0]
+    assert checkpoint.warnings == ("the folder is called checkpoint-5, checkpoint-5/state.pt is at 3",)
+
+
+def test_weights_alone_are_no_checkpoint(tmp_path: Path) -> None:
+    t = torch()
+    t.save({"model": {"w": t.ones(3)}}, tmp_path / "model.pt")
+    t.save({"w": t.ones(3)}, tmp_path / "weights.pt")
+    assert verify(tmp_path, Level.STRUCTURE).checkpoints == ()
+
+
+# --------------------------------------------------------------------------------- train(); save_model(); save_state()
+
+
+def exported(root: Path) -> Path:
+    """A run's folder as the Trainer leaves it after save_model and save_state: the root has a state, and no optimizer."""
+    folder = saved(root)
+    for name in ("model.safetensors", "config.json", "trainer_state.json"):
+        (root / name).write_bytes((folder / name).read_bytes())
+    return root
+
+
+def test_the_newest_checkpoint_is_the_one_with_an_optimizer(tmp_path: Path) -> None:
+    report: Report = verify(exported(tmp_path), Level.STRUCTURE)
+    assert (report.verdict, report.newest, report.step) == (Verdict.PROVEN, "checkpoint-3", 3), report
+    assert [c.path for c in report.checkpoints] == ["checkpoint-3"]
+
+
+def test_a_root_of_its_own_is_a_checkpoint_that_nothing_resumes_from(tmp_path: Path) -> None:
+    """Without a checkpoint below, the export is all there is."""
+    root = exported(tmp_path)
+    for file in (root / "checkpoint-3").iterdir():
+        file.unlink()
+    (root / "checkpoint-3").rmdir()
+    checkpoint = verify(root, Level.STRUCTURE).checkpoints[0]
+    assert (checkpoint.path, checkpoint.step) == (".", 3)
+    assert "optimizer.pt, scheduler.pt missing" in checkpoint.resume[0]
+
+
+def test_an_export_must_say_how_far_it_is(tmp_path: Path) -> None:
+    root = exported(tmp_path)
+    (root / "trainer_state.json").write_text(json.dumps({"epoch": 1.0}))
+    assert verify(root, Level.STRUCTURE).problems == ("trainer_state.json has no global_step",)

@@ -1,0 +1,224 @@
+"""Progress that nobody reports: read from what trainers print and save."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.remote.runner.log_lines import PAIR, read_line
+from gpuwarden.remote.runner.log_reader import BUDGET_S, LogReader
+from gpuwarden.remote.runner.output_metrics import OutputMetrics, read_events, trainer_state
+from gpuwarden.remote.runner.pace import POINTS, Curve, Pace
+from gpuwarden.remote.runner.status import FINAL
+from runner_kit import call, ended, folder, log, order, sh, until  # noqa: F401
+from training_logs import SEEN, UNSEEN, Printed
+
+Found = tuple[float | None, int | None, float | None, float | None, bool]
+
+
+def read(text: str) -> Found:
+    """What a whole log leaves: step, total, loss, learning rate, and whether it is an alarm."""
+    reader, known, alarm = LogReader(), dict[str, float](), False
+    for piece in range(0, len(data := text.encode() + b"\n"), 37):  # a pipe cuts anywhere
+        for row in reader.feed(data[piece : piece + 37]):
+            alarm |= any(not math.isfinite(row.get(name, 0.0)) for name in ("loss", "grad_norm"))
+            known = {k: v for k, v in {**known, **row}.items() if math.isfinite(v)}
+        reader.rest()
+    step = known.get("step")
+    return step, reader.total if step is not None else None, known.get("loss"), known.get("learning_rate"), alarm
+
+
+@pytest.mark.parametrize("printed", SEEN, ids=lambda p: p.where)
+def test_what_trainers_print(printed: Printed) -> None:
+    assert read(printed.text) == (printed.step, printed.total, printed.loss, printed.lr, printed.nan)
+
+
+def test_forms_that_were_kept_unseen_until_the_reader_was_done() -> None:
+    answers = {p.where: (read(p.text), (p.step, p.total, p.loss, p.lr, p.nan)) for p in UNSEEN}
+    wrong = {where: a for where, a in answers.items() if any(g not in (None, w) for g, w in zip(*a, strict=True))}
+    assert wrong == {}, "a number may be missing, not wrong"
+    assert sum(got == want for got, want in answers.values()) >= 25 and len(UNSEEN) == 28
+    assert [where for where, (got, want) in answers.items() if got[4] is not want[4]] == []
+
+
+TRAINER = """
+import sys, torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+torch.set_num_threads(1)
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 32
+    def __getitem__(self, n): return dict.fromkeys(("input_ids", "labels"), torch.arange(8))
+class Odd(Trainer):
+    def compute_loss(self, *args, **more):
+        loss = super().compute_loss(*args, **more)
+        return loss * float("nan") if sys.argv[1] == "nan" and not isinstance(loss, tuple) else loss
+tiny = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+args = TrainingArguments("out", max_steps=6, per_device_train_batch_size=4, logging_steps=2, eval_strategy="steps",
+                         eval_steps=4, save_steps=4, use_cpu=True, report_to="none", disable_tqdm=sys.argv[1] == "bare")
+Odd(Qwen2ForCausalLM(Qwen2Config(vocab_size=32, **tiny)), args, train_dataset=Data(), eval_dataset=Data()).train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("kind", ["healthy", "bare", "nan"])
+def test_the_output_of_the_installed_trainer(folder: Path, kind: str) -> None:
+    pytest.importorskip("transformers")
+    (folder / "train.py").write_text(TRAINER)
+    env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    call("start", folder, order([sys.executable, "../train.py", kind], env=env, outputs=["out"]))
+    seen = until(folder, lambda s: s["state"] in FINAL and s["alive"] is False, 240)
+    assert (seen["state"], seen["step"], seen["total_steps"]) == ("succeeded", 6, 6), log(folder)
+    odd = {alert["subject"] for alert in seen["last_alerts"] if alert["kind"] == "nonfinite"}
+    assert odd == ({"grad_norm"} if kind == "nan" else set())
+    assert seen["metrics"]["loss"] == 0.0 if kind == "nan" else 0 < seen["metrics"]["loss"] < 10
+
+
+HOSTILE = [
+    "loss" * 100_000, "loss: " * 50_000, "1/2 " * 60_000, "9" * 300_000, "loss=" + "9" * 100_000, "100%|" * 40_000,
+    "loss: nan " * 30_000 + "\n" * 60_000, "\x1b[" * 90_000, "━" * 90_000, "[1/2][" * 40_000, "loss -" * 50_000,
+    "(((((" * 50_000, "epoch 1/" * 40_000, "loss train " * 30_000, " " * 300_000 + "loss",
+]  # fmt: skip
+
+
+@pytest.mark.attack("runner", "a log that is made to slow the supervisor")
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_line_costs_no_more_than_its_length(text: str) -> None:
+    def cost(size: int) -> float:
+        return min(_took(text[:size]) for _ in range(5))
+
+    assert cost(2000) < 24 * cost(250) + 0.002  # a square would be 64 times as much
+    reader = LogReader()
+    begun = time.process_time()
+    for piece in range(0, len(data := text.encode()), 1 << 16):
+        list(reader.feed(data[piece : piece + (1 << 16)]))
+    assert reader.spent < BUDGET_S + 0.05 and len(reader.lines.part) <= 2048
+    assert time.process_time() - begun < 0.5
+
+
+def _took(text: str) -> float:
+    begun = time.process_time()
+    read_line(text)
+    sum(1 for _ in PAIR.finditer(text))
+    return time.process_time() - begun
+
+
+def test_a_flood_of_lines_is_passed_over_until_the_next_turn() -> None:
+    reader = LogReader()
+    rows = list(reader.feed(b"".join(b"step %d: loss 1.5\n" % n for n in range(200_000))))
+    assert 0 < len(rows) < 200_000
+    reader.rest()
+    assert list(reader.feed(b"step 7: loss 2.5\n")) == [{"step": 7, "loss": 2.5}]
+
+
+@pytest.mark.attack("runner", "a job that prints a status of its own")
+def test_output_sets_numbers_and_nothing_else(folder: Path) -> None:
+    lines = '{"state": "failed", "step": 9, "loss": 1.5, "why": "x", "total_steps": 3}\n'
+    (folder / "lines").write_text(lines + "step 10 state: canceled loss: 1.25\n")
+    call("start", folder, sh("cat ../lines"))
+    seen = ended(folder)
+    assert (seen["state"], seen["step"], seen["metrics"]) == ("succeeded", 10, {"loss": 1.25})
+    assert seen["source"] == "output" and seen["total_steps"] is None
+
+
+def test_a_printed_nan_is_an_alarm_and_one_of_an_evaluation_a_warning(folder: Path) -> None:
+    (folder / "lines").write_text("{'eval_loss': 'nan', 'epoch': '1'}\n{'loss': 'nan', 'epoch': '1.2'}\n")
+    call("start", folder, sh("cat ../lines"))
+    seen = ended(folder)
+    assert [(a["kind"], a["subject"]) for a in seen["last_alerts"]] == [
+        ("odd_metric", "val_loss"),
+        ("nonfinite", "loss"),
+    ]
+
+
+def test_metrics_of_the_job_itself_win(folder: Path) -> None:
+    exact = '{"step": 5, "loss": 0.5, "total_steps": 50}'
+    (folder / "lines").write_text("step 900/9000 loss: 7.5 lr: 0.25\n")
+    call("start", folder, sh(f"cat ../lines; echo '{exact}' >> $GPUWARDEN_METRICS; sleep 0.6; cat ../lines"))
+    seen = ended(folder)
+    assert (seen["step"], seen["total_steps"], seen["source"]) == (5, 50, "metrics")
+    assert seen["metrics"] == {"loss": 0.5, "learning_rate": 0.25}
+
+
+def state_file(path: Path, entries: int) -> Path:
+    """A `trainer_state.json` with a long history, as the Trainer writes it."""
+    history = [{"epoch": n / 10, "loss": 2.0 - n / 1e6, "learning_rate": 1e-4, "step": n} for n in range(entries)]
+    state = {"best_metric": None, "global_step": 4000, "log_history": history, "logging_steps": 1, "max_steps": 9000}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(state, indent=2))
+    return path
+
+
+def test_the_state_of_a_trainer_however_long_its_history(tmp_path: Path) -> None:
+    row, total = trainer_state(str(state_file(tmp_path / "checkpoint-4000/trainer_state.json", 60_000)))
+    assert (row, total) == ({"loss": 2.0 - 59_999 / 1e6, "learning_rate": 1e-4, "step": 4000}, 9000)
+    (tmp_path / "bad.json").write_text('{"global_step": 1' + "{" * 40_000)
+    assert trainer_state(str(tmp_path / "bad.json")) == ({"step": 1}, None)
+    assert trainer_state(str(tmp_path / "none.json")) == ({}, None)
+
+
+def record(body: bytes) -> bytes:
+    return struct.pack("<QI", len(body), 0) + body + bytes(4)
+
+
+def scalar(tag: bytes, step: int, value: float) -> bytes:
+    inner = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", value)
+    summary = b"\x0a" + bytes([len(inner)]) + inner
+    return record(b"\x09" + bytes(8) + b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)]) + summary)
+
+
+def test_event_files_of_tensorboard(tmp_path: Path) -> None:
+    first = record(b"\x1a\x0dbrain.Event:2") + scalar(b"train/loss", 7, 1.5) + record(b"\x2a\xff\xff\xff\xff")
+    rows, used = read_events(first + scalar(b"lr", 8, 0.5)[:-3])
+    assert (rows, used) == ([{"step": 7, "loss": 1.5}], len(first))
+    out = tmp_path / "work/out"
+    out.mkdir(parents=True)
+    file = out / "events.out.tfevents.1.host.1.0"
+    file.write_bytes(first)
+    looker = OutputMetrics(str(tmp_path), {"outputs": ["out"]}, 0.0)
+    assert looker.ask(5.0) == {"rows": [{"step": 7, "loss": 1.5}], "total": None}
+    with file.open("ab") as more:
+        more.write(scalar(b"train/learning_rate", 9, 0.25))
+    state_file(out / "checkpoint-1/trainer_state.json", 3)
+    looker.thread.join()
+    looker.ask(5.0)
+    assert looker.values["total"] == 9000 and looker.values["rows"][0] == {"step": 9, "learning_rate": 0.25}
+
+
+@pytest.mark.attack("runner", "saved files that are links, pipes, huge or endless")
+def test_hostile_files(tmp_path: Path) -> None:
+    import os
+
+    out = tmp_path / "work/out"
+    out.mkdir(parents=True)
+    os.mkfifo(out / "trainer_state.json")
+    (out / "events.out.tfevents.link").symlink_to("/dev/zero")
+    (out / "events.out.tfevents.zero").write_bytes(bytes(1 << 21))
+    (out / "events.out.tfevents.odd").write_bytes(struct.pack("<QI", 1 << 62, 0) + b"\xff" * 4096)
+    (out / "loop").symlink_to(out)
+    looker = OutputMetrics(str(tmp_path), {"outputs": ["out"]}, 0.0)
+    assert looker.ask(10.0) == {"rows": [], "total": None}
+
+
+def test_the_eta_is_of_the_last_minutes() -> None:
+    pace = Pace()
+    for minute in range(60):
+        pace.reached(minute * 600, minute * 60.0)  # ten steps a second, for an hour
+    for second in range(1, 400):
+        pace.reached(59 * 600 + second, 59 * 60.0 + second)  # then one
+    left = pace.left_s(59 * 600 + 399 + 1000)
+    assert left is not None and 990 < left < 1010
+    assert pace.left_s(None) is None and Pace().left_s(10) is None
+
+
+def test_a_curve_has_few_points_however_long_a_run() -> None:
+    curve = Curve()
+    for step in range(100_000):
+        curve.add(step, 1.0 if step < 50_000 else 3.0)
+    assert POINTS <= len(curve.points) < 2 * POINTS and [curve.points[0][1], curve.points[-1][1]] == [1.0, 3.0]

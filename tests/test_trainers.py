@@ -1,0 +1,147 @@
+"""The shipped trainers: built from their sources, strict about settings, and accepted by the submit gate."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpuwarden.core.rules import Severity, run_rules
+from gpuwarden.rehearsal.hub.server import HubServer
+from gpuwarden.rules.catalog import rules_of
+from hubserver import config, hub_server
+from rulefacts import HF_TOKEN, facts_for, seed_for_rules
+from trainer_kit import SCRIPTS
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "tools" / "trainers"
+TRAINERS = sorted(SCRIPTS / p.name for p in SOURCES.glob("[a-z]*.py"))
+# What a first run of any script is told; it says nothing about the script.
+USUAL = {"PF-REL-004", "PF-OUT-002"}
+
+
+def header(script: Path) -> list[str]:
+    """Return the lines of a script's header, without their marks."""
+    lines = script.read_text(encoding="utf-8").splitlines()
+    return [line[2:] for line in lines[lines.index("# /// script") + 1 : lines.index("# ///")]]
+
+
+def test_the_shipped_files_are_what_their_sources_make() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "build_trainers.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(TRAINERS) >= 8
+
+
+def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import build_trainers as b; "
+        "b.SHIPPED = pathlib.Path(sys.argv[2]); sys.argv = ['x', '--check']; sys.exit(b.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, ROOT / "tools", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "sft.py differs" in done.stdout
+
+
+@pytest.mark.parametrize("script", TRAINERS, ids=lambda p: p.stem)
+def test_a_trainer_stands_alone_with_bounded_explained_dependencies(script: Path) -> None:
+    lines = header(script)
+    wanted = tomllib.loads("\n".join(lines))["dependencies"]
+    assert wanted
+    for requirement in wanted:
+        assert re.search(r">=[\d.]+,<[\d.]+", requirement), requirement
+        [line] = [line for line in lines if f'"{requirement}"' in line]
+        assert re.search(r",  # \w.{3,}", line), line
+    text = script.read_text(encoding="utf-8")
+    assert "from trainers" not in text
+    assert script.stat().st_mode & 0o111
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with hub_server(tmp_path_factory.mktemp("hub")) as server:
+        seed_for_rules(server.store)
+        yield server
+
+
+@pytest.mark.parametrize("platform", ["runpod", "hf-jobs"])
+@pytest.mark.parametrize("script", TRAINERS, ids=lambda p: p.stem)
+def test_the_submit_gate_finds_nothing(hub: HubServer, script: Path, platform: str) -> None:
+    outputs = ["out"] if platform == "runpod" else ["/hub/models/rehearsal/tuned"]
+    spec = {"gpu": "a10g-large", "outputs": outputs, "secrets": ["HF_TOKEN"], "timeout_s": 14_400}
+    text = script.read_text(encoding="utf-8")
+    facts = anyio.run(lambda: facts_for(text, hub=config(hub, HF_TOKEN), platform=platform, **spec))
+    found = [f for f in run_rules(rules_of("submit"), facts) if f.severity is not Severity.INFO]
+    assert [(f.rule, f.message) for f in found if f.rule not in USUAL] == []
+
+
+def asked(*words: str, method: str = "sft", **env: str) -> tuple[int, str]:
+    """Run a trainer that is to end before it imports anything heavy."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / f"{method}.py", *words], capture_output=True, text=True, timeout=120, env=env
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "fix"),
+    [
+        ((), "model is not set", "pass --model"),
+        (("--model", "m"), "dataset is not set", "pass --dataset"),
+        (("--steps", "ten"), "steps is 'ten', which is not int", ""),
+        (("--learning-rate", "3"), "learning_rate is 3", "from 0 to 1"),
+        (("--too-long", "ignore"), "too_long is 'ignore'", "refuse, truncate, drop"),
+        (("--model", "m", "--dataset", "d", "--batch-size", "6", "--micro-batch", "4"), "not a multiple", "divides"),
+        (("--model", "m", "--dataset", "d", "--hub-model-id", "mine"), "not owner/name", "owner/name"),
+        (("--model", "m", "--dataset", "d", "--hub-model-id", "a/b"), "HF_TOKEN is not", "as a secret"),
+        (("--model", "m", "--dataset", "d", "--quantize", "4bit", "--lora-rank", "0"), "needs LoRA", "lora_rank"),
+    ],
+)
+def test_a_wrong_setting_ends_the_run_with_its_name_and_the_fix(words: tuple[str, ...], message: str, fix: str) -> None:
+    code, log = asked(*words)
+    assert code == (6 if "TOKEN" in message else 2), log
+    [line] = [line for line in log.splitlines() if line.startswith("ERROR")]
+    assert message in line
+    assert fix in log
+
+
+def test_settings_come_from_a_file_the_environment_and_flags_in_this_order(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: m\nlearning_rate: 2\nseed: 1\n")
+    assert "learning_rate is 2" in asked("--config", str(file))[1]
+    assert "learning_rate is 3" in asked("--config", str(file), TRAIN_LEARNING_RATE="3")[1]
+    assert "learning_rate is 4" in asked("--config", str(file), "--learning-rate", "4", TRAIN_LEARNING_RATE="3")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "learning_rat: 1", "learning_rat is not a setting"),
+        ("a.yaml", "- 1", "not a mapping"),
+        ("a.json", "{", "not valid"),
+        ("a.yaml", "steps: 2.5", "steps is 2.5, which is not int"),
+        ("a.yaml", "cpu: perhaps", "cpu is 'perhaps', which is not bool"),
+    ],
+)
+def test_a_file_of_settings_that_is_wrong_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    code, log = asked("--config", str(tmp_path / name))
+    assert code == 2
+    assert message in log
+    assert "did you mean learning_rate?" in log or "rat" not in message.partition(" ")[0]
+
+
+def test_online_methods_refuse_what_would_not_resume_exactly() -> None:
+    words = ("--model", "m", "--dataset", "d", "--reward", "answer")
+    code, log = asked(*words, "--save-steps", "5", "--steps-per-rollout", "2", method="grpo")
+    assert code == 2 and "a resumed run differs" in log
+    code, log = asked(*words, "--batch-size", "6", "--generations", "4", method="rloo")
+    assert code == 2 and "not a multiple of generations" in log
+    assert "reward is not set" in asked(*words[:4], method="grpo")[1]

@@ -1,0 +1,253 @@
+"""The trainers run on the CPU: to the end, through kills and signals, and into every kind of bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import need
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Verdict
+from trainer_kit import METHODS, Ended, Trainers, curve, language_model, rows_of, turn, weights
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch was imported"),
+]
+STEPS, EVERY = 8, 2
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainers]:
+    for name in ("torch", "transformers", "trl", "peft", "datasets", "accelerate"):
+        need(name, importlib.util.find_spec(name) is not None)
+    made = Trainers(tmp_path_factory.mktemp("trainers"))
+    yield made
+    made.close()
+
+
+def result(trainers: Trainers, out: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((trainers.folder / out / "result.json").read_text())
+    return found
+
+
+def refused(ended: Ended, code: int, *words: str) -> None:
+    """Check that a run ended with one line on what is wrong, and one on the fix."""
+    assert ended.code == code, ended.log
+    [error] = [line for line in ended.log.splitlines() if line.startswith("ERROR")]
+    [fix] = [line for line in ended.log.splitlines() if line.startswith("FIX")]
+    for word in words:
+        assert word in error + fix, error + fix
+    assert "Traceback" not in ended.log
+
+
+# ------------------------------------------------------------------------------------------------- a whole life
+
+
+@pytest.mark.parametrize("method", ["sft", pytest.param("grpo", marks=pytest.mark.prove)])
+def test_metrics_result_card_and_proof_of_a_finished_run(trainers: Trainers, method: str) -> None:
+    out, metrics = f"life-{method}", trainers.folder / f"metrics-{method}.jsonl"
+    ended = trainers.run(method, out, *trainers.small(method, trainers.data(method)), GPUWARDEN_METRICS=str(metrics))
+    assert ended.code == 0, ended.log
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert {r["step"] for r in rows if "loss" in r} == set(range(1, STEPS + 1))
+    found = result(trainers, out)
+    assert (found["status"], found["step"]) == ("completed", STEPS)
+    assert found["objective"] == {
+        "name": "eval_loss",
+        "value": found["metrics"]["eval_loss"],
+        "greater_is_better": False,
+    }
+    assert found["baseline"]["eval_loss"] is not None
+    card = (trainers.folder / out / "final" / "README.md").read_text()
+    assert "eval_loss" in card and "transformers" in card and '"learning_rate"' in card
+    report = verify(trainers.folder / out, Level.RESUME)
+    assert report.verdict is Verdict.PROVEN, report.reasons
+    assert [c.path for c in report.checkpoints if c.step == STEPS]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+def test_a_killed_run_resumes_bit_for_bit(trainers: Trainers, method: str, full: bool) -> None:
+    words = [*trainers.small(method, trainers.data(method), STEPS, EVERY), *(["--lora-rank", "0"] if full else [])]
+    whole, broken = f"whole-{method}-{full}", f"broken-{method}-{full}"
+    assert (ended := trainers.run(method, whole, *words)).code == 0, ended.log
+    assert trainers.run(method, broken, *words, fault="Killed", step=1 + 2 * EVERY).code == -9
+    assert trainers.run(method, broken, *words, fault="KilledInSave", step=3 * EVERY).code == -9
+    last = trainers.run(method, broken, *words)
+    assert last.code == 0, last.log
+    assert f"resuming from checkpoint-{2 * EVERY}" in last.log
+    assert curve(trainers.folder / broken) == curve(trainers.folder / whole)
+    final = weights(trainers.folder / whole / "final")
+    assert final and weights(trainers.folder / broken / "final") == final
+    report = verify(trainers.folder / broken, Level.RESUME)
+    assert report.verdict is Verdict.PROVEN, report.reasons
+
+
+def test_a_kill_in_a_save_leaves_only_whole_checkpoints_and_the_run_goes_on(trainers: Trainers) -> None:
+    words = trainers.small("sft", trainers.data("sft"))
+    assert trainers.run("sft", "cut", *words, fault="KilledInSave", step=4).code == -9
+    assert [p.name for p in (trainers.folder / "cut").glob("checkpoint-*")] == ["checkpoint-2"]
+    ended = trainers.run("sft", "cut", *words)
+    assert ended.code == 0, ended.log
+    assert "resuming from checkpoint-2" in ended.log
+    assert result(trainers, "cut")["resumed_from"] == "checkpoint-2"
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(trainers: Trainers) -> None:
+    words = trainers.small("sft", trainers.data("sft"))
+    assert trainers.run("sft", "damaged", *words, fault="Killed", step=5).code == -9
+    file = trainers.folder / "damaged" / "checkpoint-4" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    ended = trainers.run("sft", "damaged", *words)
+    assert ended.code == 0, ended.log
+    assert "resuming from checkpoint-2" in ended.log
+    assert list((trainers.folder / "damaged").glob("incomplete-checkpoint-4-*/adapter_model.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_saves_at_that_step_and_ends_with_its_own_code(trainers: Trainers, name: str) -> None:
+    words = trainers.small("sft", trainers.data("sft"), every=100)
+    ended = trainers.run("sft", name, *words, fault="Terminated", step=5, FAULT_SIGNAL=name)
+    refused(ended, 75, "saved at step 5", "the same command goes on")
+    assert not (trainers.folder / name / "final").exists()
+    assert result(trainers, name)["status"] == "interrupted"
+    assert "resuming from checkpoint-5" in trainers.run("sft", name, *words).log
+
+
+# ------------------------------------------------------------------------------------------- memory, divergence
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(trainers: Trainers) -> None:
+    words = trainers.small("sft", trainers.data("sft"))
+    refused(trainers.run("sft", "nan", *words, fault="NotFinite", step=6), 5, "step 6", "learning-rate")
+    out = trainers.folder / "nan"
+    assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    assert verify(out, Level.RESUME).verdict is Verdict.PROVEN
+    assert result(trainers, "nan")["exit_code"] == 5
+
+
+def test_memory_that_runs_out_starts_the_run_again_once_with_the_same_effective_batch(trainers: Trainers) -> None:
+    words = trainers.small("sft", trainers.data("sft"))
+    ended = trainers.run("sft", "oom", *words, fault="OutOfMemory", step=6)
+    assert ended.code == 0, ended.log
+    assert "starting again from the last checkpoint with 1 rows and accumulation 4" in ended.log
+    assert "resuming from checkpoint-4" in ended.log
+    assert (result(trainers, "oom")["plan"]["micro"], result(trainers, "oom")["step"]) == (1, STEPS)
+    again = trainers.run("sft", "oom2", *words, fault="OutOfMemory", step=3, FAULT_ALWAYS="1")
+    refused(again, 4, "out of memory with 1 rows", "larger GPU")
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+
+TALK = [turn("user", "one"), turn("assistant", "two")]
+BAD_ROWS: list[tuple[str, str, list[dict[str, Any]], tuple[str, ...]]] = [
+    ("sft", "column", [{"question": "a", "reply": "b"}] * 4, ("question, reply", "messages", "--columns")),
+    ("sft", "turn", [{"messages": TALK}, {"messages": TALK[:1]}], ("row 2", "not the assistant's")),
+    ("sft", "roles", [{"messages": [{"role": "user", "content": None}]}], ("messages", "assistant")),
+    ("sft", "blank", [{"text": "a"}, {"text": ""}], ("row 2, column text: empty", "remove")),
+    ("dpo", "pair", [{"prompt": "a", "chosen": "b"}] * 4, ("chosen + rejected",)),
+    ("kto", "label", [{"prompt": "a", "completion": "b", "label": "good"}] * 4, ("'good' is not a label",)),
+    ("kto", "labels", [{"prompt": "a", "completion": "b", "label": True}] * 8, ("every row has the label True",)),
+    ("grpo", "answer", [{"prompt": "a"}] * 8, ("reads the column answer", "old=answer")),
+    ("sft", "long", [{"text": "two plus two " * 200}] * 8, ("longer than max_length 128", "--max-length")),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "rows", "words"), BAD_ROWS, ids=[b[1] for b in BAD_ROWS])
+def test_rows_that_do_not_fit_end_the_run_before_a_weight_is_loaded(
+    trainers: Trainers, method: str, name: str, rows: list[dict[str, Any]], words: tuple[str, ...]
+) -> None:
+    ended = trainers.run(method, f"bad-{name}", *trainers.small(method, trainers.data(method, rows)))
+    refused(ended, 3, *words)
+    assert "model:" not in ended.log
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["--dataset", "missing.jsonl"], 3, ("does not exist",)),
+        (["--dataset", "empty.jsonl"], 3, ("is empty",)),
+        (["--dataset", "broken.jsonl"], 3, ("can't be read",)),
+        (["--dataset", "a.txt"], 3, ("is not .jsonl",)),
+        (["--dataset", "nobody/nothing"], 6, ("can't be reached", "HF_HUB_OFFLINE")),
+        (["--eval-split", "test"], 3, ("has no split test", "--eval-dataset")),
+        (["--columns", "text=messages"], 3, ("no column text",)),
+        (["--model", "nobody/nothing"], 6, ("can't be loaded",)),
+        (["--no-cpu"], 6, ("no GPU is visible", "--cpu")),
+        (["--expect-gpu", "H100"], 6, ("the GPU is cpu, not H100",)),
+        (["--callback", "missing.py:C"], 2, ("can't be loaded", "file.py:Class")),
+        (["--report", "wandb"], 2, ("wandb is unknown",)),
+        (["--precision", "fp16"], 2, ("needs a GPU",)),
+        (["--out", "/proc/nowhere"], 6, ("can't be written", "--out")),
+    ],
+    ids=lambda v: v[-1] if isinstance(v, list) else None,
+)
+def test_each_kind_of_bad_input_has_its_line_and_its_code(
+    trainers: Trainers, words: list[str], code: int, expected: tuple[str, ...]
+) -> None:
+    import torch
+
+    if words == ["--no-cpu"] and torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    (trainers.folder / "empty.jsonl").touch()
+    (trainers.folder / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (trainers.folder / "a.txt").write_text("a")
+    base = trainers.small("sft", trainers.data("sft"))
+    ended = trainers.run("sft", words[1], *base) if "--out" in words else trainers.run("sft", "unused", *base, *words)
+    refused(ended, code, *expected)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"template": None}, ("no chat template", "--chat-template-from")),
+        ({"pad": None}, ("no padding token", "--pad-token")),
+    ],
+    ids=["template", "pad"],
+)
+def test_a_tokenizer_that_lacks_something_is_refused(
+    trainers: Trainers, tmp_path: Path, more: dict[str, None], expected: tuple[str, ...]
+) -> None:
+    language_model(tmp_path / "m", **more)
+    words = [*trainers.small("sft", trainers.data("sft")), "--model", str(tmp_path / "m")]
+    refused(trainers.run("sft", "lacks", *words), 3, *expected)
+
+
+def test_a_folder_of_another_run_is_refused_and_left_as_it_is(trainers: Trainers) -> None:
+    data = trainers.data("sft")
+    words = trainers.small("sft", data, steps=2)
+    assert trainers.run("sft", "mine", *words).code == 0
+    out = trainers.folder / "mine"
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    refused(
+        trainers.run("sft", "mine", *words, "--learning-rate", "0.01"), 2, "learning_rate", "nothing in it was changed"
+    )
+    refused(
+        trainers.run("sft", "mine", *trainers.small("sft", trainers.data("sft", rows_of("sft", 20)), steps=2)),
+        2,
+        "data",
+    )
+    (out / "run.json").unlink()
+    before.pop(out / "run.json")
+    before.pop(out, None)
+    refused(trainers.run("sft", "mine", *words), 2, "unknown run")
+    assert all(p.stat().st_mtime_ns == at for p, at in before.items() if p.is_file())
+
+
+def test_forms_that_people_have_are_converted_and_shown(trainers: Trainers) -> None:
+    talk = [{"conversations": [{"from": "human", "value": f"a {i}"}, {"from": "gpt", "value": "b"}]} for i in range(8)]
+    alpaca = [{"instruction": f"do {i}", "input": "x", "output": "y"} for i in range(8)]
+    for name, rows in (("ShareGPT", talk), ("Alpaca", alpaca)):
+        ended = trainers.run("sft", f"from-{name}", *trainers.small("sft", trainers.data("sft", rows), steps=2))
+        assert ended.code == 0, ended.log
+        shown = ended.log.partition(f"rows converted from {name}")[2].splitlines()
+        assert len([line for line in shown[:8] if line.startswith("  {")]) == 6
+        assert '"role": "assistant"' in shown[5]

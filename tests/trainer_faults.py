@@ -1,0 +1,53 @@
+"""Callbacks that break a run at the step in FAULT_STEP, given to a trainer as `--callback trainer_faults.py:Class`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+STEP = int(os.environ.get("FAULT_STEP", "0"))
+
+
+class Killed(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """End the process as a machine that goes away does."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == STEP:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledInSave(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """End the process in the middle of a checkpoint: the weights are written, the optimizer is not."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == STEP - 1:
+            torch.save = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Terminated(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Send the signal in FAULT_SIGNAL."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == STEP - 1:
+            os.kill(os.getpid(), getattr(signal, os.environ["FAULT_SIGNAL"]))
+
+
+class NotFinite(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Make one gradient NaN."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step == STEP - 1:
+            weight = next(p for p in model.parameters() if p.requires_grad)
+            weight.register_hook(lambda gradient: gradient * float("nan"))
+
+
+class OutOfMemory(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Raise what PyTorch raises, until the run has been started again."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == STEP - 1 and (not os.environ.get("TRAIN_RESTARTED") or os.environ.get("FAULT_ALWAYS")):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

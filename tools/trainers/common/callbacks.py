@@ -1,0 +1,181 @@
+"""What watches a run: metrics, signals, gradients, and the user's own callbacks."""
+
+import importlib.util
+import json
+import math
+import os
+import queue
+import signal
+import threading
+import time
+import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainers.common.outcome import Exit, Stop, rank, say
+from trainers.common.settings import Settings
+
+FP16_PATIENCE = 20
+NAMES = {"loss": "train_loss"}
+TRIES = 6
+
+
+class Reporter:
+    """Metrics as lines in GPUWARDEN_METRICS, and to the training system's API where its variables are set."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.file = os.environ.get("GPUWARDEN_METRICS", "") or str(Path(settings.out) / "metrics.jsonl")
+        self.model = settings.model
+        self.api = {n: os.environ.get(n, "") for n in ("METRICS_API_URL", "ALERT_API_URL", "JOB_ID", "USER_ID")}
+        self.posts: queue.Queue[tuple[str, dict[str, str], dict[str, Any]] | None] = queue.Queue()
+        self.thread = threading.Thread(target=self._send, daemon=True)
+        self.started = time.monotonic()
+        if any((self.api["METRICS_API_URL"], self.api["ALERT_API_URL"])) and rank() == 0:
+            self.thread.start()
+
+    def line(self, step: int, values: dict[str, Any]) -> None:
+        """Write one line of numbers, and queue it for the API."""
+        numbers = {n: v for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        if rank() or not numbers:
+            return
+        with Path(self.file).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **numbers}) + "\n")
+        if self.api["METRICS_API_URL"] and self.api["JOB_ID"]:
+            point = {NAMES.get(n, n): v for n, v in numbers.items() if math.isfinite(v)}
+            point |= {"step": step, "timestamp": datetime.now(UTC).isoformat()}
+            token = os.environ.get("JOB_TOKEN", "")
+            body = {"job_id": self.api["JOB_ID"], "metrics": [point]}
+            self._queue(self.api["METRICS_API_URL"], {"Authorization": f"Bearer {token}"} if token else {}, body)
+
+    def alert(self, kind: str, status: str, **more: Any) -> None:
+        """Queue an alert for the API."""
+        if rank() or not (self.api["ALERT_API_URL"] and self.api["JOB_ID"] and self.api["USER_ID"]):
+            return
+        body = {"type": kind, "job_id": self.api["JOB_ID"], "user_id": self.api["USER_ID"], "model_name": self.model,
+                "status": status, "duration": round(1000 * (time.monotonic() - self.started)), **more}  # fmt: skip
+        key = os.environ.get("INTERNAL_API_KEY", "")
+        self._queue(self.api["ALERT_API_URL"], {"X-API-Key": key} if key else {}, body)
+
+    def close(self, seconds: float = 20) -> None:
+        """Wait a little for what is still queued."""
+        if self.thread.is_alive():
+            self.posts.put(None)
+            self.thread.join(seconds)
+
+    def _queue(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> None:
+        if url.startswith(("https://", "http://")):
+            self.posts.put((url, headers, body))
+
+    def _send(self) -> None:
+        while (post := self.posts.get()) is not None:
+            url, headers, body = post
+            headers = headers | {"Content-Type": "application/json"}
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
+            for attempt in range(TRIES):
+                try:
+                    urllib.request.urlopen(request, timeout=10).close()  # noqa: S310
+                    break
+                except OSError:
+                    time.sleep(min(8, 0.25 * 2**attempt))
+
+
+class Watcher:
+    """A callback that ignores the events that it doesn't define.
+
+    Not a TrainerCallback: its module brings PyTorch, which takes seconds that a wrong setting need not wait for.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+class Metrics(Watcher):
+    """Report what the trainer logs, with its numbers unrounded."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Report one set of numbers."""
+        import torch
+
+        values = dict(logs or {})
+        if torch.cuda.is_available():
+            values["gpu_memory_allocated_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
+        self.reporter.line(state.global_step, values)
+
+
+class Interrupted(Watcher):
+    """Save at the step at which SIGTERM or SIGUSR1 arrives, and stop."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self.training = False
+
+    def listen(self) -> None:
+        """Take over the signals."""
+        for name in ("SIGTERM", "SIGUSR1"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._take)
+
+    def _take(self, number: int, frame: Any) -> None:
+        if not self.training:
+            raise Stop(Exit.INTERRUPTED, f"{signal.Signals(number).name} before training started", "start it again")
+        self.signal = number
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint and the end, on all processes at the same step."""
+        if args.world_size > 1:
+            import torch
+
+            heard = torch.tensor(self.signal, device=args.device)
+            torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
+            self.signal = int(heard.item())
+        if self.signal:
+            control.should_save = control.should_training_stop = True
+
+
+class Finite(Watcher):
+    """Stop before the optimizer's step that would put numbers into the weights that aren't finite."""
+
+    def __init__(self) -> None:
+        self.bad = 0
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Look at every gradient; fp16 may skip a few steps while its scale adapts."""
+        import torch
+
+        norms = []
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                gradient = parameter.grad
+                local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                norms.append(local.detach().float().norm().cpu())
+        self.bad = self.bad + 1 if norms and not bool(torch.isfinite(torch.stack(norms)).all()) else 0
+        if self.bad > (FP16_PATIENCE if args.fp16 else 0):
+            message = f"the gradient of step {state.global_step + 1} is not finite; the last checkpoint is intact"
+            raise Stop(Exit.DIVERGED, message, "lower --learning-rate, look at the rows of that step, or use bf16")
+
+
+def own_callbacks(text: str) -> list[Any]:
+    """Return the callbacks named as file.py:Class.
+
+    Raises:
+        Stop: one can't be loaded.
+
+    """
+    found = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        file, _, kind = name.rpartition(":")
+        try:
+            spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+            module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+            found.append(getattr(module, kind)())
+        except Exception as error:
+            raise Stop(Exit.CONFIG, f"callback {name} can't be loaded: {error}", "write file.py:Class") from error
+        say(f"callback {name}")
+    return found

@@ -1,0 +1,160 @@
+"""The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainers.common.outcome import Exit, Stop, rank, say
+from trainers.common.settings import Settings
+
+RUN = "run.json"
+# These may differ when a run goes on; every other setting belongs to the run.
+FREE = {
+    "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
+    "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "objective", "greater_is_better",
+    "sharding",
+}  # fmt: skip
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole: under another name, synced, then renamed."""
+    passing = path.with_name(f".{path.name}.part")
+    with passing.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, sort_keys=True, default=str)
+        file.flush()
+        os.fsync(file.fileno())
+    passing.replace(path)
+
+
+def sync_tree(folder: Path) -> None:
+    """Force a folder's files, its subfolders' files and the names of both to disk."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def put_in_place(made: Path, final: Path) -> None:
+    """Give a finished folder its name in one rename; an older one of that name goes afterwards."""
+    sync_tree(made)
+    old = final.with_name(f".old-{final.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    made.rename(final)
+    sync_tree_names(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync_tree_names(folder: Path) -> None:
+    """Force the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """Return the folders named checkpoint-N, oldest first."""
+    found = [p for p in out.glob("checkpoint-*") if p.is_dir() and p.name[11:].isdigit()]
+    return sorted(found, key=lambda p: int(p.name[11:]))
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Return whether the state's step is the folder's, and each safetensors file as long as its header says."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        if state["global_step"] != int(checkpoint.name[11:]):
+            return False
+        for file in checkpoint.glob("*.safetensors"):
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(size))
+            end = max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0)
+            if file.stat().st_size != 8 + size + end:
+                return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def newest(out: Path) -> Path | None:
+    """Return the newest whole checkpoint; set incomplete ones aside under another name."""
+    for checkpoint in reversed(checkpoints(out)):
+        if is_whole(checkpoint):
+            return checkpoint
+        aside = checkpoint.with_name(f"incomplete-{checkpoint.name}-{os.getpid()}")
+        say(f"{checkpoint.name} is incomplete; it is kept as {aside.name}")
+        if rank() == 0:
+            checkpoint.rename(aside)
+    return None
+
+
+def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
+    """Make the output folder this run's.
+
+    Raises:
+        Stop: it contains the checkpoints of another run.
+
+    """
+    out = Path(settings.out)
+    mine = {n: v for n, v in asdict(settings).items() if n not in FREE} | {"method": method, "data": data}
+    mine = json.loads(json.dumps(mine))
+    fix = "choose another --out, or move that folder away; nothing in it was changed"
+    try:
+        theirs = json.loads((out / RUN).read_text())
+    except FileNotFoundError:
+        if checkpoints(out):
+            raise Stop(Exit.CONFIG, f"{out} contains checkpoints of an unknown run", fix) from None
+        theirs = mine
+    except ValueError:
+        raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
+    changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
+    if changed and checkpoints(out):
+        shown = ", ".join(f"{n}: {theirs.get(n)!r} there, {mine.get(n)!r} here" for n in changed[:4])
+        raise Stop(Exit.CONFIG, f"{out} belongs to a run with other settings ({shown})", fix)
+    if rank() == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / RUN, mine)
+
+
+_LOCKS: list[int] = []
+
+
+def lock(out: Path) -> None:
+    """Let one run write this folder; the kernel releases the lock when the process ends.
+
+    Raises:
+        Stop: another run writes it, or the disk is not writable.
+
+    """
+    if rank() or os.name != "posix":
+        return
+    import fcntl
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Stop(Exit.ENVIRONMENT, f"{out} can't be written: {error.strerror}", "choose another --out") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        message = f"another process trains into {out}"
+        raise Stop(Exit.ENVIRONMENT, message, "end it first, or choose another --out") from None
+    _LOCKS.append(descriptor)
+
+
+def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
+    """Raise Stop where the disk has no room for the checkpoints: weights, two moments of what is trained, one spare."""
+    needed = (keep + 2) * (weights + 8 * trained)
+    free = shutil.disk_usage(out).free
+    if free < needed:
+        message = f"{out} has {free / 1e9:.1f} GB free; {keep + 2} checkpoints need {needed / 1e9:.1f} GB"
+        raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, or lower --keep, or train with LoRA")

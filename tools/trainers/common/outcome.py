@@ -1,0 +1,44 @@
+"""Exit codes, and the one way in which a run ends early."""
+
+import os
+import sys
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes. 75 is EX_TEMPFAIL: the same command goes on from the checkpoint that was saved."""
+
+    OK = 0
+    CONFIG = 2
+    DATA = 3
+    MEMORY = 4
+    DIVERGED = 5
+    ENVIRONMENT = 6
+    PUSH = 7
+    INTERRUPTED = 75
+
+
+class Stop(Exception):
+    """End the run with an exit code, one line on what is wrong and one on how to fix it."""
+
+    def __init__(self, code: Exit, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.fix = code, message, fix
+
+
+def rank() -> int:
+    """Return this process's rank among those that train together."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def say(text: str) -> None:
+    """Print one line from the first process only."""
+    if rank() == 0:
+        print(text, flush=True)
+
+
+def complain(stop: Stop) -> None:
+    """Print why the run ends, and the fix, where logs are read."""
+    print(f"ERROR ({stop.code.name.lower()}): {stop.message}", file=sys.stderr, flush=True)
+    if stop.fix:
+        print(f"FIX: {stop.fix}", file=sys.stderr, flush=True)

@@ -1,0 +1,123 @@
+"""How a run ends: the final model, its card, result.json, and the push."""
+
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from trainers.common.folder import put_in_place, write_json
+from trainers.common.outcome import Exit, Stop, rank, say
+from trainers.common.settings import Settings
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "sentence-transformers")
+PAUSES = (2, 8, 30)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what made the model."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_result(settings: Settings, **values: Any) -> None:
+    """Write result.json, which a sweep reads: the objective, the settings, and how the run ended."""
+    if rank() or not Path(settings.out).is_dir():
+        return
+    numbers = {**(values.get("metrics") or {})}
+    objective = {"name": settings.objective, "value": numbers.get(settings.objective),
+                 "greater_is_better": settings.greater_is_better}  # fmt: skip
+    body = {"objective": objective, **values, "settings": asdict(settings), "versions": versions()}
+    write_json(Path(settings.out) / "result.json", body)
+
+
+def need_push(settings: Settings) -> None:
+    """Create the repo before training.
+
+    Raises:
+        Stop: the token is missing or may not write there.
+
+    """
+    if not settings.hub_model_id or rank():
+        return
+    token = os.environ.get("HF_TOKEN", "")
+    if not token:
+        raise Stop(Exit.ENVIRONMENT, "hub_model_id is set and HF_TOKEN is not", "pass HF_TOKEN as a secret of the job")
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi(token=token).create_repo(settings.hub_model_id, private=not settings.hub_public, exist_ok=True)
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        message = f"HF_TOKEN can't write {settings.hub_model_id}: {text}"
+        raise Stop(Exit.ENVIRONMENT, message, "take a token that may write there") from error
+
+
+def push(settings: Settings, final: Path) -> None:
+    """Upload the final folder, with retries.
+
+    Raises:
+        Stop: every attempt failed; the folder on disk is complete.
+
+    """
+    if not settings.hub_model_id or rank():
+        return
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=os.environ.get("HF_TOKEN", ""))
+    for pause in (*PAUSES, None):
+        try:
+            api.upload_folder(folder_path=final, repo_id=settings.hub_model_id, commit_message="Add the trained model")
+        except Exception as error:
+            text = " ".join(str(error).split())[:200]
+            if pause is None:
+                message = f"the push to {settings.hub_model_id} failed: {text}"
+                raise Stop(Exit.PUSH, message, f"{final} is complete; upload it from there") from error
+            say(f"push failed, again in {pause} s: {text}")
+            time.sleep(pause)
+        else:
+            say(f"pushed to {settings.hub_model_id}")
+            return
+
+
+def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str, Any]) -> Path:
+    """Write the final model and its card as one folder that appears whole."""
+    out = Path(settings.out)
+    final, making = out / "final", out / ".saving" / "final"
+    if rank() == 0:
+        shutil.rmtree(making, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    trainer.save_model(str(making))
+    trainer.accelerator.wait_for_everyone()
+    if rank() == 0:
+        making.joinpath("README.md").write_text(card(settings, method, metrics), encoding="utf-8")
+        put_in_place(making, final)
+        shutil.rmtree(out / ".saving", ignore_errors=True)
+    return final
+
+
+def card(settings: Settings, method: str, metrics: dict[str, Any]) -> str:
+    """Return the model card: what was trained on what, how, and with what result."""
+    on_hub = {"base_model": settings.model, "datasets": settings.dataset}
+    known = [f"{n}: {v}" for n, v in on_hub.items() if v.count("/") == 1 and not Path(v).exists()]
+    front = "\n".join(["---", *known, "tags:", f"- {method}", "---"])
+    rows = "\n".join(f"| {n} | {v:.6g} |" for n, v in sorted(metrics.items()) if isinstance(v, (int, float)))
+    given = json.dumps(asdict(settings), indent=1, sort_keys=True)
+    made = ", ".join(f"{n} {v}" for n, v in versions().items())
+    first = f"Trained from `{settings.model}` on `{settings.dataset}` with `{Path(sys.argv[0]).name}`."
+    parts = [
+        f"{front}\n\n# {Path(settings.model).name}, {method}\n\n{first}",
+        f"## Results\n\n| metric | value |\n|---|---|\n{rows}",
+        f"## How it was made\n\n{made}\n\n```json\n{given}\n```\n",
+    ]
+    return "\n\n".join(parts)

@@ -1,0 +1,117 @@
+"""Rewards for methods that generate: built-in functions, functions of a file, or a reward model."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.common.hardware import Plan
+from trainers.common.outcome import Exit, Stop
+from trainers.common.rows import Data
+from trainers.common.settings import option
+from trainers.common.text import TextSettings, tokens
+
+
+@dataclass
+class GeneratingSettings(TextSettings):
+    """Settings of methods that generate answers while they train."""
+
+    max_completion_length: int = option(512, "tokens of an answer", least=1)
+    temperature: float = option(1.0, "temperature of generation", least=0.01, most=5)
+
+
+@dataclass
+class OnlineSettings(GeneratingSettings):
+    """Settings of methods that reward the answers."""
+
+    learning_rate: float = option(1e-6, "peak learning rate; about 1e-5 with LoRA", least=0, most=1)
+    reward: str = option("", "rewards, comma-separated: answer, boxed, file.py:function, or a reward model")
+    generations: int = option(8, "answers to each prompt, compared with each other", least=2)
+    steps_per_rollout: int = option(1, "optimizer steps on each set of answers", least=1)
+    beta: float = option(0.0, "weight of the distance to the reference model", least=0)
+
+    def check(self) -> None:
+        """Raise Stop where settings contradict each other.
+
+        The set of answers is not saved. A run resumes exactly only from a step at which a new one is made.
+        """
+        super().check()
+        if not self.reward:
+            raise Stop(Exit.CONFIG, "reward is not set", "pass --reward answer, boxed, file.py:function or a model")
+        if self.save_steps % self.steps_per_rollout:
+            message = f"save_steps {self.save_steps} is not a multiple of steps_per_rollout {self.steps_per_rollout}"
+            raise Stop(Exit.CONFIG, message, "choose a multiple; else a resumed run differs")
+        if self.batch_size % self.generations:
+            message = f"batch_size {self.batch_size} is not a multiple of generations {self.generations}"
+            raise Stop(Exit.CONFIG, message, "choose a multiple: each prompt's answers are compared in one batch")
+
+
+def said(completion: Any) -> str:
+    """Return the text of a completion, plain or a conversation."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def reward_answer(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
+    """Give 1 where the completion contains the row's answer."""
+    return [float(str(a).strip() in said(c)) for c, a in zip(completions, answer, strict=True)]
+
+
+def reward_boxed(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
+    r"""Give 1 where the last \boxed{} of the completion is the row's answer."""
+    found = [re.findall(r"\\boxed\{([^{}]*)\}", said(c)) for c in completions]
+    return [float(bool(f) and f[-1].strip() == str(a).strip()) for f, a in zip(found, answer, strict=True)]
+
+
+def load_rewards(settings: OnlineSettings, data: Data) -> list[Any]:
+    """Return the reward functions and models.
+
+    Raises:
+        Stop: one can't be loaded, or the data lacks the column that it reads.
+
+    """
+    built_in: dict[str, Callable[..., list[float]]] = {"answer": reward_answer, "boxed": reward_boxed}
+    found: list[Any] = []
+    for name in filter(None, (part.strip() for part in settings.reward.split(","))):
+        file, colon, function = name.rpartition(":")
+        if name in built_in:
+            if "answer" not in data.train.column_names:
+                raise Stop(Exit.DATA, f"reward {name} reads the column answer", "rename one with --columns old=answer")
+            found.append(built_in[name])
+        elif colon and file.endswith(".py"):
+            found.append(function_of(Path(file), function))
+        else:
+            found.append(name)
+    return found
+
+
+def function_of(file: Path, name: str) -> Any:
+    """Return a function of a file."""
+    try:
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+        return getattr(module, name)
+    except Exception as error:
+        raise Stop(Exit.CONFIG, f"reward {file}:{name} can't be loaded: {error}", "write file.py:function") from error
+
+
+def check_prompts(settings: GeneratingSettings, tokenizer: Any, data: Data) -> None:
+    """Raise Stop where prompts and answers together are longer than max_length."""
+    room = settings.max_length - settings.max_completion_length
+    longest = max(tokens(tokenizer, prompt) for prompt in data.train["prompt"][:2000])
+    if longest > room:
+        message = f"a prompt has {longest} tokens; max_length less max_completion_length leaves {room}"
+        raise Stop(Exit.DATA, message, f"pass --max-length {longest + settings.max_completion_length}")
+
+
+def rollout(settings: OnlineSettings, plan: Plan) -> dict[str, Any]:
+    """Return the arguments of generation: a set of answers lasts for whole optimizer steps."""
+    return {
+        "num_generations": settings.generations,
+        "max_completion_length": settings.max_completion_length,
+        "steps_per_generation": plan.accumulate * settings.steps_per_rollout,
+        "temperature": settings.temperature,
+        "beta": settings.beta,
+    }

@@ -1,0 +1,221 @@
+"""The data: loaded, converted from the forms that people have, and checked before any weight is loaded."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.common.outcome import Exit, Stop, rank, say
+from trainers.common.settings import Settings
+
+BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tsv": "csv"}
+LOOK = 2000
+SHOW = 3
+ALL = "*"
+SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+
+@dataclass
+class Data:
+    """Rows to train on and to evaluate on, and what identifies them."""
+
+    train: Any
+    held_out: Any | None
+    identity: dict[str, Any]
+
+
+def load(settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = ()) -> Data:
+    """Return the data of a run with the columns that the method reads.
+
+    Raises:
+        Stop: it can't be read, is empty, or lacks columns or the split.
+
+    """
+    train = prepared(settings, settings.dataset, settings.split, wanted, also)
+    identity = {"rows": len(train), "columns": sorted(train.column_names), "sha256": digest(settings.dataset)}
+    if settings.eval_dataset or settings.eval_split:
+        source, split = settings.eval_dataset or settings.dataset, settings.eval_split or settings.split
+        held_out = prepared(settings, source, split, wanted, also)
+    elif settings.eval_fraction and len(train) > 1:
+        size = min(max(1, round(len(train) * settings.eval_fraction)), settings.eval_rows, len(train) - 1)
+        parts = train.train_test_split(test_size=size, seed=settings.seed)
+        train, held_out = parts["train"], parts["test"]
+    else:
+        held_out = None
+    if held_out is not None and len(held_out) > settings.eval_rows:
+        held_out = held_out.select(range(settings.eval_rows))
+    say(f"data: {len(train)} rows to train on, {len(held_out) if held_out is not None else 0} to evaluate on")
+    return Data(train, held_out, identity)
+
+
+def digest(source: str) -> str:
+    """Return the digest of a local file, an empty string for anything else."""
+    path = Path(source)
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def prepared(
+    settings: Settings, source: str, split: str, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...]
+) -> Any:
+    """Return one split, renamed, converted and checked."""
+    rows = read(settings, source, split)
+    if not len(rows):
+        raise Stop(Exit.DATA, f"{source} (split {split}) has no rows", "choose other data or another --split")
+    renames = pairs(settings.columns)
+    for old in renames:
+        if old not in rows.column_names:
+            raise Stop(
+                Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
+            )
+    rows = rows.rename_columns(renames) if renames else rows
+    before = [shortened(rows[i]) for i in range(min(SHOW, len(rows)))]
+    rows, what = converted(rows, wanted)
+    has = set(rows.column_names)
+    found = next((names for names in wanted if set(names) <= has), None)
+    if found is None:
+        needs = " or ".join(" + ".join(names) for names in wanted)
+        message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
+        raise Stop(Exit.DATA, message, "rename with --columns old=new, or choose other data")
+    if what and rank() == 0:
+        print(f"rows converted from {what}; before:", *before, "after:", sep="\n  ")
+        print(*(f"  {shortened(rows[i])}" for i in range(min(SHOW, len(rows)))), sep="\n", flush=True)
+    check_rows(rows, source, {*found, *also} & has)
+    return rows if ALL in also else rows.select_columns(sorted({*found, "prompt", *also} & has))
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Return old=new,old=new as a mapping."""
+    found = dict(part.partition("=")[::2] for part in text.split(",") if part.strip())
+    if not all(found.values()):
+        raise Stop(Exit.CONFIG, f"columns is {text!r}", "write old=new,old=new")
+    return {old.strip(): new.strip() for old, new in found.items()}
+
+
+def read(settings: Settings, source: str, split: str) -> Any:
+    """Return one split of a file, a URL, a saved folder or a Hub dataset."""
+    from datasets import get_dataset_split_names, load_dataset, load_from_disk
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    path, suffix = Path(source), Path(source.partition("?")[0]).suffix
+    try:
+        if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
+            kept = load_from_disk(source)
+            if hasattr(kept, "keys") and split not in kept:
+                raise Stop(Exit.DATA, f"{source} has no split {split}; it has {', '.join(kept)}", "correct the split")
+            return kept[split] if hasattr(kept, "keys") else kept
+        if suffix in BUILDERS:
+            if "://" not in source and not path.is_file():
+                raise Stop(
+                    Exit.DATA, f"{source} does not exist", "correct --dataset; paths start in the working folder"
+                )
+            if "://" not in source and not path.stat().st_size:
+                raise Stop(Exit.DATA, f"{source} is empty", "choose other data")
+            if split != settings.split:
+                raise Stop(Exit.DATA, f"{source} is one file and has no split {split}", "pass --eval-dataset FILE")
+            more = {"delimiter": "\t"} if suffix == ".tsv" else {}
+            return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
+        if path.exists() and not path.is_dir():
+            raise Stop(Exit.DATA, f"{source} is not {', '.join(BUILDERS)}", "convert it to one of these")
+        splits = get_dataset_split_names(source, settings.dataset_config or None)
+        if split.partition("[")[0] not in splits:
+            raise Stop(Exit.DATA, f"{source} has no split {split}; it has {', '.join(splits)}", "correct the split")
+        return load_dataset(source, settings.dataset_config or None, split=split)
+    except Stop:
+        raise
+    except Exception as error:
+        raise Stop(*why_not_read(source, error)) from error
+
+
+def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
+    """Return the exit, message and fix for data that can't be read."""
+    cause = error.__cause__ or error
+    text = " ".join(str(cause).split())[:300]
+    kind = type(error).__name__
+    if "Gated" in kind or "gated" in text:
+        return Exit.ENVIRONMENT, f"{source} is gated: {text}", "accept its terms on the Hub and pass HF_TOKEN"
+    if kind in {"ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout"}:
+        return Exit.ENVIRONMENT, f"{source} can't be reached: {text}", "check the network, HF_HUB_OFFLINE and the name"
+    return (
+        Exit.DATA,
+        f"{source} can't be read: {type(cause).__name__}: {text}",
+        "check the name, --dataset-config and the file's lines",
+    )
+
+
+def shortened(row: dict[str, Any]) -> str:
+    """Return a row as one line of at most 200 characters."""
+    text = json.dumps(row, ensure_ascii=False, default=str)
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]:
+    """Return rows in a form that the method reads, and the name of the form that they had."""
+    has, names = set(rows.column_names), {n for group in wanted for n in group}
+    if any(set(group) <= has for group in wanted):
+        return rows, ""
+    if "messages" in names and "conversations" in has:
+        first = rows[0]["conversations"]
+        if first and "from" in first[0]:
+            return rows.map(from_sharegpt, remove_columns=rows.column_names), "ShareGPT"
+        return rows.rename_column("conversations", "messages"), "conversations"
+    if "completion" in names and {"instruction", "output"} <= has:
+        return rows.map(from_alpaca, remove_columns=rows.column_names), "Alpaca"
+    if names >= {"prompt"} and not names & {"chosen", "completion"} and "messages" in has:
+        return rows.map(to_prompt, remove_columns=["messages"]), "messages"
+    return rows, ""
+
+
+def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the turns of ShareGPT as messages."""
+    turns = row["conversations"] or []
+    return {"messages": [{"role": SHAREGPT.get(t["from"], t["from"]), "content": t["value"]} for t in turns]}
+
+
+def from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
+    """Return an Alpaca row as one exchange."""
+    text = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
+    user, assistant = {"role": "user", "content": text}, {"role": "assistant", "content": row["output"]}
+    return {"prompt": [user], "completion": [assistant]}
+
+
+def to_prompt(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the turns up to the last of the assistant."""
+    turns = row["messages"]
+    return {"prompt": turns[:-1] if turns and turns[-1]["role"] == "assistant" else turns}
+
+
+def sample(rows: Any, most: int = LOOK) -> list[int]:
+    """Return the indices of rows spread evenly over the data."""
+    return list(range(0, len(rows), max(1, len(rows) // most)))
+
+
+def check_rows(rows: Any, source: str, names: set[str]) -> None:
+    """Raise Stop at the first row whose values can't be trained on."""
+    rows = rows.select_columns(sorted(names))
+    for index in sample(rows):
+        for name, value in rows[index].items():
+            if problem := why_bad(name, value):
+                message = f"{source}, row {index + 1}, column {name}: {problem}"
+                raise Stop(Exit.DATA, message, "correct or remove such rows")
+
+
+def why_bad(name: str, value: Any) -> str:
+    """Return what is wrong with one value, an empty string where nothing is."""
+    if value is None or value in ("", []):
+        return "empty"
+    if name == "label" and not isinstance(value, (bool, int)):
+        return f"{value!r} is not a label"
+    if name not in {"messages", "completion", "chosen", "rejected", "prompt"} or isinstance(value, str):
+        return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
+    if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
+        return "neither text nor a list of messages with role and content"
+    if name != "prompt" and value[-1]["role"] != "assistant":
+        return "the last message is not the assistant's"
+    if name == "prompt" and value[-1]["role"] == "assistant":
+        return "the last message of a prompt is the assistant's"
+    return ""

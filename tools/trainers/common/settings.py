@@ -1,0 +1,168 @@
+"""Typed settings: defaults, one file, the environment, flags; the later wins."""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from trainers.common.outcome import Exit, Stop
+
+ENVIRONMENT = "TRAIN_"
+TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+def option(
+    default: Any, text: str, *, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None
+) -> Any:
+    """Return a dataclass field with its help and its limits."""
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "least": least, "most": most})
+
+
+@dataclass
+class Settings:
+    """What every trainer can be given."""
+
+    model: str = option("", "model: Hub id or folder")
+    revision: str = option("main", "revision of the model")
+    dataset: str = option("", "data: jsonl, json, csv or parquet file, URL, folder, or Hub id")
+    dataset_config: str = option("", "config of a Hub dataset")
+    split: str = option("train", "split to train on")
+    eval_dataset: str = option("", "separate data to evaluate on")
+    eval_split: str = option("", "split to evaluate on; empty: hold out eval_fraction")
+    eval_fraction: float = option(0.05, "share of rows held out for evaluation; 0: none", least=0, most=0.5)
+    eval_rows: int = option(500, "rows to evaluate on, at most", least=1)
+    columns: str = option("", "renames, such as question=prompt,answer=completion")
+    out: str = option("out", "output folder")
+    steps: int = option(0, "optimizer steps; 0: epochs decide", least=0)
+    epochs: float = option(1.0, "passes over the data where steps is 0", least=0)
+    batch_size: int = option(16, "effective batch: rows of one optimizer step over all GPUs", least=1)
+    micro_batch: int = option(0, "rows on one GPU at a time; 0: by the GPU's memory", least=0)
+    learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
+    scheduler: str = option("cosine", "learning-rate schedule", choices=("cosine", "linear", "constant"))
+    warmup: float = option(0.03, "share of steps that warm up", least=0, most=0.5)
+    weight_decay: float = option(0.0, "weight decay", least=0, most=1)
+    max_grad_norm: float = option(1.0, "gradient clipping", least=0)
+    seed: int = option(42, "random seed, data order included", least=0)
+    save_steps: int = option(100, "steps between checkpoints", least=1)
+    eval_steps: int = option(0, "steps between evaluations; 0: at each checkpoint", least=0)
+    logging_steps: int = option(10, "steps between lines of metrics", least=1)
+    keep: int = option(2, "checkpoints to keep; the best and the newest are always kept", least=1)
+    precision: str = option("auto", "arithmetic", choices=("auto", "bf16", "fp16", "fp32"))
+    fast: bool = option(False, "optimizations that are known to work on this GPU")
+    cpu: bool = option(False, "train without a GPU")
+    expect_gpu: str = option("", "part of the GPU's name, such as H100; another GPU ends the run at once")
+    processes: int = option(0, "processes to start; 0: one for each GPU", least=0)
+    sharding: str = option("none", "how several GPUs share the model", choices=("none", "fsdp2", "deepspeed"))
+    workers: int = option(0, "data loader workers of each process", least=0, most=4)
+    report: str = option("none", "trackers, comma-separated: none, tensorboard, trackio")
+    callback: str = option("", "own callbacks, comma-separated: file.py:Class")
+    objective: str = option("eval_loss", "metric that ranks checkpoints and goes into result.json")
+    greater_is_better: bool = option(False, "a higher objective is better")
+    hub_model_id: str = option("", "Hub repo to push to, owner/name; needs HF_TOKEN")
+    hub_public: bool = option(False, "create the repo public")
+
+    def check(self) -> None:
+        """Raise Stop where settings contradict each other."""
+        if not self.model:
+            raise Stop(Exit.CONFIG, "model is not set", "pass --model ID_OR_FOLDER")
+        if not self.dataset:
+            raise Stop(Exit.CONFIG, "dataset is not set", "pass --dataset FILE_URL_OR_ID")
+        if not self.steps and not self.epochs:
+            raise Stop(Exit.CONFIG, "steps and epochs are both 0", "pass --steps or --epochs")
+        if self.micro_batch and self.batch_size % self.micro_batch:
+            message = f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}"
+            raise Stop(Exit.CONFIG, message, "choose a micro_batch that divides it")
+        if self.hub_model_id and self.hub_model_id.count("/") != 1:
+            raise Stop(Exit.CONFIG, f"hub_model_id {self.hub_model_id!r} is not owner/name", "pass owner/name")
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_settings(kind: type[S], words: list[str]) -> S:
+    """Return checked settings from `--config FILE`, variables TRAIN_NAME, and flags.
+
+    Raises:
+        Stop: a name is unknown or a value is out of its limits; the message names the field.
+
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    types = get_type_hints(kind)
+    parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
+    parser.add_argument("--config", default="", help="YAML or JSON file with settings")
+    for name, field in fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        text = f"{field.metadata['help']} (default: {field.default!r})".replace("%", "%%")
+        if types[name] is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            parser.add_argument(flag, default=None, help=text)
+    given = vars(parser.parse_args(words))
+    file = given.pop("config")
+    values: dict[str, Any] = read_file(Path(file)) if file else {}
+    for name in fields:
+        values.update({name: os.environ[v]} if (v := ENVIRONMENT + name.upper()) in os.environ else {})
+    values.update({name: value for name, value in given.items() if value is not None})
+    for name in values:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            raise Stop(Exit.CONFIG, f"{name} is not a setting", f"did you mean {near[0]}?" if near else "see --help")
+    made = kind(**{name: convert(name, types[name], value) for name, value in values.items()})
+    for name, field in fields.items():
+        check_limits(name, getattr(made, name), field.metadata)
+    made.check()
+    return made
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the settings of a YAML or JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}") from None
+    try:
+        if path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            import yaml
+
+            values = yaml.safe_load(text)
+    except Exception as error:
+        raise Stop(Exit.CONFIG, f"config {path} is not valid: {error}".replace("\n", " ")) from None
+    if not isinstance(values, dict):
+        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings")
+    return values
+
+
+def convert(name: str, kind: type, value: Any) -> Any:
+    """Return a value in the field's type.
+
+    Raises:
+        Stop: it is not one.
+
+    """
+    try:
+        if kind is bool:
+            word = str(value).lower()
+            if word not in TRUE | FALSE:
+                raise ValueError
+            return word in TRUE
+        if kind is int and isinstance(value, (bool, float)):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError):
+        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}") from None
+
+
+def check_limits(name: str, value: Any, limits: Any) -> None:
+    """Raise Stop where a value is not among the choices or is out of its limits."""
+    choices, least, most = limits["choices"], limits["least"], limits["most"]
+    if choices and value not in choices:
+        raise Stop(Exit.CONFIG, f"{name} is {value!r}", f"choose one of {', '.join(choices)}")
+    if (least is not None and not value >= least) or (most is not None and not value <= most):
+        allowed = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+        raise Stop(Exit.CONFIG, f"{name} is {value:g}", f"choose a value {allowed}")

@@ -1,0 +1,239 @@
+"""One run from settings to result: checks, resume, training, evaluation, the final model."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainers.common.callbacks import Finite, Interrupted, Metrics, Reporter, own_callbacks
+from trainers.common.folder import claim, lock, need_disk, newest, put_in_place, write_json
+from trainers.common.hardware import AMPERE, HOPPER, Plan, free_memory_retry, look, need_world, start_processes
+from trainers.common.outcome import Exit, Stop, complain, rank, say
+from trainers.common.results import need_push, push, save_final, write_result
+from trainers.common.rows import Data
+from trainers.common.settings import Settings, read_settings
+
+T = TypeVar("T", bound=Settings)
+
+
+def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
+    """Return the arguments that every trainer takes."""
+    evaluates = data.held_out is not None
+    reports = [n.strip() for n in settings.report.split(",") if n.strip() not in {"", "none"}]
+    if unknown := set(reports) - {"tensorboard", "trackio"}:
+        raise Stop(Exit.CONFIG, f"report is {settings.report!r}: {min(unknown)} is unknown", "tensorboard or trackio")
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(settings.out) / "tensorboard"))
+    given: dict[str, Any] = {
+        "output_dir": settings.out,
+        "max_steps": settings.steps or -1,
+        "num_train_epochs": settings.epochs or 1.0,
+        "per_device_train_batch_size": plan.micro,
+        "per_device_eval_batch_size": plan.micro,
+        "gradient_accumulation_steps": plan.accumulate,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": settings.scheduler,
+        "warmup_steps": settings.warmup,
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "optim": "adamw_torch",
+        "logging_steps": settings.logging_steps,
+        "save_strategy": "steps",
+        "save_steps": settings.save_steps,
+        "eval_strategy": "steps" if evaluates else "no",
+        "eval_steps": (settings.eval_steps or settings.save_steps) if evaluates else None,
+        "metric_for_best_model": settings.objective if evaluates else None,
+        "greater_is_better": settings.greater_is_better,
+        "bf16": plan.precision == "bf16",
+        "fp16": plan.precision == "fp16",
+        "use_cpu": not plan.cuda,
+        "seed": settings.seed,
+        "data_seed": settings.seed,
+        "dataloader_num_workers": settings.workers,
+        "report_to": reports or "none",
+        "disable_tqdm": True,
+    }
+    if settings.fast and plan.capability >= AMPERE:
+        given |= {"optim": "adamw_torch_fused", "tf32": True}
+    if settings.fast and plan.capability >= HOPPER:
+        given["torch_compile"] = True
+    if settings.fast:
+        say(f"fast on {plan.device}: {'nothing applies' if plan.capability < AMPERE else 'fused optimizer, tf32'}"
+            f"{', compile' if 'torch_compile' in given else ''}")  # fmt: skip
+    return given
+
+
+def save_whole(trainer: Any, keep: int) -> None:
+    """Make the trainer's checkpoints appear whole: written elsewhere, synced, renamed, and only then rotated.
+
+    The Trainer writes straight into checkpoint-N. A kill inside a save leaves a folder there that ends the next
+    start, beside older ones that are good.
+    """
+    from transformers.trainer_utils import rotate_checkpoints
+
+    write, args = trainer._save_checkpoint, trainer.args  # noqa: SLF001
+
+    def save(model: Any, trial: Any) -> None:
+        out = Path(args.output_dir)
+        making = out / ".saving" / out.name
+        name = f"checkpoint-{trainer.state.global_step}"
+        best = trainer.state.best_global_step
+        best_path = str(out / f"checkpoint-{best}") if best else None
+        trainer.state.best_model_checkpoint = best_path
+        if args.should_save:
+            shutil.rmtree(making, ignore_errors=True)
+        trainer.accelerator.wait_for_everyone()
+        args.output_dir = str(making)
+        try:
+            write(model, trial)
+        finally:
+            args.output_dir = str(out)
+        trainer.accelerator.wait_for_everyone()
+        if args.should_save:
+            put_in_place(making / name, out / name)
+            rotate_checkpoints(str(out), save_total_limit=keep, best_model_checkpoint=best_path, use_mtime=False)
+            say(f"saved {name}")
+        trainer.accelerator.wait_for_everyone()
+
+    trainer._save_checkpoint = save  # noqa: SLF001
+
+
+def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, interrupted: Interrupted) -> None:
+    """Attach what watches the run; check the processes and the disk."""
+    need_world(plan, trainer.args.world_size)
+    parameters = list(trainer.model.parameters())
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    say(f"model: {sum(p.numel() for p in parameters):,} parameters, {trained:,} of them trained")
+    need_disk(Path(settings.out), weights, trained, settings.keep)
+    save_whole(trainer, settings.keep)
+    for callback in (Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)):
+        trainer.add_callback(callback)
+
+
+def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
+    """Return the evaluation of the model as it was before training, once for a run."""
+    file = Path(settings.out) / "baseline.json"
+    if data.held_out is None or settings.sharding != "none":
+        return {}
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError):
+        found = {n: v for n, v in trainer.evaluate().items() if isinstance(v, (int, float))}
+    if rank() == 0:
+        write_json(file, found)
+    return found
+
+
+def train(
+    trainer: Any, settings: Settings, plan: Plan, data: Data, method: str, reporter: Reporter, interrupted: Interrupted
+) -> Exit:
+    """Train from the newest whole checkpoint, or from the start, to the final model."""
+    from transformers import set_seed
+
+    started, out = time.monotonic(), Path(settings.out)
+    checkpoint = newest(out)
+    before = baseline(trainer, settings, data)
+    set_seed(settings.seed)
+    say(f"resuming from {checkpoint.name}" if checkpoint else "starting from the first step")
+    reporter.alert("job_started", "running", total_steps=settings.steps)
+    interrupted.training = True
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    step = trainer.state.global_step
+    if interrupted.signal:
+        write_result(settings, status="interrupted", step=step, baseline=before)
+        raise Stop(Exit.INTERRUPTED, f"signal {interrupted.signal}: saved at step {step}", "the same command goes on")
+    metrics = {n: v for n, v in trainer.evaluate().items() if isinstance(v, (int, float))} if data.held_out else {}
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    metrics |= {"train_loss": losses[-1]} if losses else {}
+    final = save_final(trainer, settings, method, metrics | {f"baseline_{n}": v for n, v in before.items()})
+    push(settings, final)
+    write_result(
+        settings, status="completed", method=method, step=step, metrics=metrics, baseline=before,
+        resumed_from=checkpoint.name if checkpoint else None, seconds=round(time.monotonic() - started, 1),
+        plan=asdict(plan), peak_memory_gb=peak_memory(), final=str(final),
+    )  # fmt: skip
+    reporter.alert("job_completed", "completed", current_step=step, total_steps=step, progress=100.0)
+    say(f"completed {step} steps; final model in {final}")
+    return Exit.OK
+
+
+def peak_memory() -> float | None:
+    """Return the most GPU memory that was allocated, in GB; None on a CPU."""
+    import torch
+
+    return round(torch.cuda.max_memory_allocated() / 1e9, 3) if torch.cuda.is_available() else None
+
+
+def run(kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any]) -> int:
+    """Run one method with the command line's settings; return the exit code."""
+    try:
+        settings = read_settings(kind, sys.argv[1:])
+    except Stop as stop:
+        complain(stop)
+        return int(stop.code)
+    reporter, mine = None, False
+    try:
+        say("settings: " + json.dumps(asdict(settings), sort_keys=True))
+        need_push(settings)
+        data = load(settings)
+        start_processes(settings)
+        lock(Path(settings.out))
+        claim(settings, method, data.identity)
+        mine = True
+        plan = look(settings)
+        say(f"plan: {json.dumps(asdict(plan))}")
+        reporter, interrupted = Reporter(settings), Interrupted()
+        interrupted.listen()
+        return int(guarded(settings, plan, lambda: whole(settings, plan, data, method, build, reporter, interrupted)))
+    except Stop as stop:
+        complain(stop)
+        if stop.code is not Exit.INTERRUPTED and mine:
+            write_result(settings, status="failed", error=stop.message, exit_code=int(stop.code))
+            kind_of = "gpu_oom" if stop.code is Exit.MEMORY else "job_failed"
+            if reporter:
+                reporter.alert(kind_of, "failed", error_message=stop.message, error_type=stop.code.name)
+        return int(stop.code)
+    except Exception as error:
+        if mine:
+            write_result(settings, status="failed", error=f"{type(error).__name__}: {error}", exit_code=1)
+        if reporter:
+            reporter.alert("job_failed", "failed", error_message=str(error)[:500], error_type=type(error).__name__)
+        raise
+    finally:
+        if reporter:
+            reporter.close()
+
+
+def whole(
+    settings: T,
+    plan: Plan,
+    data: Data,
+    method: str,
+    build: Callable[[T, Plan, Data], Any],
+    reporter: Reporter,
+    interrupted: Interrupted,
+) -> Exit:
+    """Build the trainer and train."""
+    from transformers import set_seed
+
+    set_seed(settings.seed)
+    trainer = build(settings, plan, data)
+    prepare(trainer, settings, plan, reporter, interrupted)
+    return train(trainer, settings, plan, data, method, reporter, interrupted)
+
+
+def guarded(settings: Settings, plan: Plan, work: Callable[[], Exit]) -> Exit:
+    """Do the work; where memory runs out, start once again with fewer rows at a time."""
+    import torch
+
+    try:
+        return work()
+    except torch.OutOfMemoryError:
+        pass
+    free_memory_retry(settings, plan)
+    return Exit.MEMORY

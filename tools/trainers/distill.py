@@ -1,0 +1,104 @@
+# /// script
+# requires-python = ">=3.11,<3.15"
+# dependencies = [
+#   "torch>=2.13,<2.16",  # arrays, GPU
+#   "transformers>=5.23,<6",  # model, tokenizer, Trainer
+#   "trl>=1.16,<1.20",  # the method
+#   "datasets>=5.2,<6",  # jsonl, csv, parquet, Hub
+#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
+#   "peft>=0.21,<1",  # adapters (LoRA)
+#   "safetensors>=0.5,<1",  # the form of the weights
+#   "huggingface_hub>=2.4,<3",  # the push
+#   "PyYAML>=6.0.2,<7",  # settings from a file
+#   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma, T5, loaded without a visible import
+#   "protobuf>=5,<8",  # the same tokenizers
+#   "tensorboard>=2.20,<3",  # curves in a folder
+#   "trackio>=0.20,<1",  # curves in a browser
+#   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # weights in 4 bits
+# ]
+# ///
+"""Distil a large language model into a small one on the small one's own answers.
+
+Rows: `prompt`. The teacher judges each token of the student's answers; both need the same tokenizer.
+
+    uv run distill.py --model Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B --dataset questions.jsonl --steps 200
+
+Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
+command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.common.hardware import Plan
+from trainers.common.outcome import Exit, Stop
+from trainers.common.rewards import GeneratingSettings, check_prompts
+from trainers.common.rows import Data, load
+from trainers.common.settings import option
+from trainers.common.text import dtype_of, load_model, load_tokenizer, lora, why_not_loaded
+from trainers.common.training import arguments, run
+
+WANTED = (("prompt",),)
+ALSO = ()
+
+
+@dataclass
+class DistillSettings(GeneratingSettings):
+    """On-policy distillation."""
+
+    teacher: str = option("", "model to learn from: Hub id or folder")
+    learning_rate: float = option(1e-5, "peak learning rate", least=0, most=1)
+    beta: float = option(1.0, "0: forward KL, 1: reverse KL, between: a mixture", least=0, most=1)
+
+    def check(self) -> None:
+        """Raise Stop where settings contradict each other."""
+        super().check()
+        if not self.teacher:
+            raise Stop(Exit.CONFIG, "teacher is not set", "pass --teacher ID_OR_FOLDER")
+
+
+def need_same_tokens(settings: DistillSettings, tokenizer: Any) -> None:
+    """Raise Stop where the teacher's tokens are not the student's."""
+    from transformers import AutoTokenizer
+
+    try:
+        theirs = AutoTokenizer.from_pretrained(settings.teacher)
+    except Exception as error:
+        raise why_not_loaded(settings.teacher, error) from error
+    if theirs.get_vocab() != tokenizer.get_vocab():
+        message = f"{settings.teacher} and {settings.model} have different vocabularies"
+        raise Stop(Exit.CONFIG, message, "take a teacher of the same family")
+
+
+def build(settings: DistillSettings, plan: Plan, data: Data) -> Any:
+    """Return the trainer."""
+    tokenizer = load_tokenizer(settings, data)
+    need_same_tokens(settings, tokenizer)
+    check_prompts(settings, tokenizer, data)
+    from transformers import AutoModelForCausalLM
+    from trl import DistillationConfig, DistillationTrainer
+
+    args = DistillationConfig(
+        **arguments(settings, plan, data),
+        max_completion_length=settings.max_completion_length,
+        temperature=settings.temperature,
+        beta=settings.beta,
+    )
+    try:
+        teacher = AutoModelForCausalLM.from_pretrained(settings.teacher, dtype=dtype_of(plan, trained=False))
+    except Exception as error:
+        raise why_not_loaded(settings.teacher, error) from error
+    return DistillationTrainer(
+        model=load_model(settings, plan, AutoModelForCausalLM),
+        teacher_model=teacher,
+        args=args,
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
+        processing_class=tokenizer,
+        peft_config=lora(settings),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(DistillSettings, "distill", lambda settings: load(settings, WANTED, ALSO), build))

@@ -1,0 +1,69 @@
+# /// script
+# requires-python = ">=3.11,<3.15"
+# dependencies = [
+#   "torch>=2.13,<2.16",  # arrays, GPU
+#   "transformers>=5.23,<6",  # model, tokenizer, Trainer
+#   "trl>=1.16,<1.20",  # the method
+#   "datasets>=5.2,<6",  # jsonl, csv, parquet, Hub
+#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
+#   "peft>=0.21,<1",  # adapters (LoRA)
+#   "safetensors>=0.5,<1",  # the form of the weights
+#   "huggingface_hub>=2.4,<3",  # the push
+#   "PyYAML>=6.0.2,<7",  # settings from a file
+#   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma, T5, loaded without a visible import
+#   "protobuf>=5,<8",  # the same tokenizers
+#   "tensorboard>=2.20,<3",  # curves in a folder
+#   "trackio>=0.20,<1",  # curves in a browser
+#   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # weights in 4 bits
+# ]
+# ///
+"""Improve a language model by comparing its own answers under a reward (GRPO).
+
+Rows: `prompt`, and the columns that the rewards read, such as `answer`.
+
+    uv run grpo.py --model Qwen/Qwen3-0.6B --dataset questions.jsonl --reward answer --steps 200
+
+Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
+command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.common.hardware import Plan
+from trainers.common.rewards import OnlineSettings, check_prompts, load_rewards, rollout
+from trainers.common.rows import ALL, Data, load
+from trainers.common.text import load_model, load_tokenizer, lora
+from trainers.common.training import arguments, run
+
+WANTED = (("prompt",),)
+ALSO = (ALL, "answer")
+
+
+@dataclass
+class GrpoSettings(OnlineSettings):
+    """Group relative policy optimization."""
+
+
+def build(settings: GrpoSettings, plan: Plan, data: Data) -> Any:
+    """Return the trainer."""
+    rewards = load_rewards(settings, data)
+    tokenizer = load_tokenizer(settings, data)
+    check_prompts(settings, tokenizer, data)
+    from transformers import AutoModelForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    return GRPOTrainer(
+        model=load_model(settings, plan, AutoModelForCausalLM),
+        reward_funcs=rewards,
+        args=GRPOConfig(**arguments(settings, plan, data), **rollout(settings, plan)),
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
+        processing_class=tokenizer,
+        peft_config=lora(settings),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(GrpoSettings, "grpo", lambda settings: load(settings, WANTED, ALSO), build))

@@ -1,0 +1,72 @@
+# /// script
+# requires-python = ">=3.11,<3.15"
+# dependencies = [
+#   "torch>=2.13,<2.16",  # arrays, GPU
+#   "transformers>=5.23,<6",  # model, tokenizer, Trainer
+#   "trl>=1.16,<1.20",  # the method
+#   "datasets>=5.2,<6",  # jsonl, csv, parquet, Hub
+#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
+#   "peft>=0.21,<1",  # adapters (LoRA)
+#   "safetensors>=0.5,<1",  # the form of the weights
+#   "huggingface_hub>=2.4,<3",  # the push
+#   "PyYAML>=6.0.2,<7",  # settings from a file
+#   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma, T5, loaded without a visible import
+#   "protobuf>=5,<8",  # the same tokenizers
+#   "tensorboard>=2.20,<3",  # curves in a folder
+#   "trackio>=0.20,<1",  # curves in a browser
+#   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # weights in 4 bits
+# ]
+# ///
+"""Train a reward model on pairs of a preferred and a rejected answer.
+
+Rows: `chosen` + `rejected`, with or without `prompt`. The model gets a head with one output.
+
+    uv run reward.py --model Qwen/Qwen3-0.6B --dataset pairs.jsonl --steps 500
+
+Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
+command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.common.hardware import Plan
+from trainers.common.rows import Data, load
+from trainers.common.settings import option
+from trainers.common.text import TextSettings, check_lengths, load_model, load_tokenizer, lora
+from trainers.common.training import arguments, run
+
+WANTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
+ALSO = ()
+
+
+@dataclass
+class RewardSettings(TextSettings):
+    """Reward modelling."""
+
+    learning_rate: float = option(1e-4, "peak learning rate", least=0, most=1)
+
+
+def build(settings: RewardSettings, plan: Plan, data: Data) -> Any:
+    """Return the trainer."""
+    tokenizer = load_tokenizer(settings, data)
+    check_lengths(settings, tokenizer, data)
+    from transformers import AutoModelForSequenceClassification
+    from trl import RewardConfig, RewardTrainer
+
+    args = RewardConfig(**arguments(settings, plan, data), max_length=settings.max_length)
+    model = load_model(settings, plan, AutoModelForSequenceClassification, num_labels=1)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return RewardTrainer(
+        model=model,
+        args=args,
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
+        processing_class=tokenizer,
+        peft_config=lora(settings, "SEQ_CLS"),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(RewardSettings, "reward", lambda settings: load(settings, WANTED, ALSO), build))

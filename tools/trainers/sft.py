@@ -1,0 +1,85 @@
+# /// script
+# requires-python = ">=3.11,<3.15"
+# dependencies = [
+#   "torch>=2.13,<2.16",  # arrays, GPU
+#   "transformers>=5.23,<6",  # model, tokenizer, Trainer
+#   "trl>=1.16,<1.20",  # the method
+#   "datasets>=5.2,<6",  # jsonl, csv, parquet, Hub
+#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
+#   "peft>=0.21,<1",  # adapters (LoRA)
+#   "safetensors>=0.5,<1",  # the form of the weights
+#   "huggingface_hub>=2.4,<3",  # the push
+#   "PyYAML>=6.0.2,<7",  # settings from a file
+#   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma, T5, loaded without a visible import
+#   "protobuf>=5,<8",  # the same tokenizers
+#   "tensorboard>=2.20,<3",  # curves in a folder
+#   "trackio>=0.20,<1",  # curves in a browser
+#   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # weights in 4 bits
+# ]
+# ///
+"""Fine-tune a language model on conversations, prompts with completions, or texts (SFT).
+
+Rows: `messages`, or `prompt` + `completion`, or `text`; ShareGPT and Alpaca rows are converted.
+
+    uv run sft.py --model Qwen/Qwen3-0.6B --dataset data.jsonl --steps 500
+
+Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
+command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.common.hardware import Plan
+from trainers.common.outcome import Exit, Stop
+from trainers.common.rows import Data, load
+from trainers.common.settings import option
+from trainers.common.text import TextSettings, check_lengths, has_flash_attention, load_model, load_tokenizer, lora
+from trainers.common.training import arguments, run
+
+WANTED = (("messages",), ("prompt", "completion"), ("text",))
+ALSO = ()
+
+
+@dataclass
+class SftSettings(TextSettings):
+    """Supervised fine-tuning."""
+
+    learning_rate: float = option(1e-4, "peak learning rate; about 2e-5 for full fine-tuning", least=0, most=1)
+    loss_on: str = option("default", "tokens to learn", choices=("default", "assistant", "completion", "all"))
+
+
+def build(settings: SftSettings, plan: Plan, data: Data) -> Any:
+    """Return the trainer."""
+    tokenizer = load_tokenizer(settings, data)
+    if settings.loss_on == "assistant" and "messages" not in data.train.column_names:
+        raise Stop(Exit.CONFIG, "loss_on assistant needs messages", "leave it at default")
+    if settings.loss_on == "completion" and "completion" not in data.train.column_names:
+        raise Stop(Exit.CONFIG, "loss_on completion needs prompt and completion", "leave it at default")
+    check_lengths(settings, tokenizer, data)
+    from transformers import AutoModelForCausalLM
+    from trl import SFTConfig, SFTTrainer
+
+    packing = settings.fast and has_flash_attention(plan)
+    args = SFTConfig(
+        **arguments(settings, plan, data),
+        max_length=settings.max_length,
+        packing=packing,
+        eval_packing=False,
+        assistant_only_loss=settings.loss_on == "assistant",
+        completion_only_loss={"completion": True, "all": False}.get(settings.loss_on),
+    )
+    attention = {"attn_implementation": "flash_attention_2"} if packing else {}
+    return SFTTrainer(
+        model=load_model(settings, plan, AutoModelForCausalLM, **attention),
+        args=args,
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
+        processing_class=tokenizer,
+        peft_config=lora(settings),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(SftSettings, "sft", lambda settings: load(settings, WANTED, ALSO), build))
