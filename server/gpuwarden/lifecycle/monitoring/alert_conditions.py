@@ -41,6 +41,8 @@ OVERLAP_S: Final = 600.0
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
 """How long something waits for a person before its alert comes for the second time."""
+ORDER_LATE_S: Final = 120.0
+"""How late a standing order may be carried out before its machine counts as billing for nothing."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
 BALANCE: Final = "watch/balance-"
@@ -216,7 +218,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             lease.subject,
             "finished_billing",
             f"{job.id} {job.state.told} and its machine still bills{rate}.",
-            watch.finished_minutes * 60,
+            max(watch.finished_minutes * 60, _ends_s(ctx, job)),
             since=job.since,
             next_steps=following(ctx, job),
         )
@@ -246,6 +248,13 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
         )
     yield from _clocks(ctx, job, lease)
+
+
+def _ends_s(ctx: Context, job: JobRecord) -> float:
+    """Return how long after its end a job's machine should be off by a standing order; 0 without a notice of that."""
+    said = ctx.ledger.last(job.subject, EndingAnnounced)
+    ordered = said is not None and standing_order(ctx, job.id) is not None
+    return said.data.ends_at + ORDER_LATE_S - job.since if said is not None and ordered else 0.0
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:

@@ -83,9 +83,11 @@ def question(view: TeardownView) -> str:
     lease, record = view.lease, view.record
     dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted there"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
-    price = usd_per_hour(lease.instance.price_usd_per_hour if lease.instance else None)
+    # The client is asked again when the text changes, so the cost is that of the time when the ticket was made.
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    cost = None if price is None else price * (record.since - lease.opened_at) / 3600
     return (
         f"{record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name} ({view.job.id})? "
-        f"It has cost {usd(lease.cost)} and bills {price}. {dying}{copies}. "
+        f"It bills {usd_per_hour(price)} and had cost about {usd(cost)}. {dying}{copies}. "
         f"Ticket {record.id}, facts {(record.digest or '')[7:19]}."
     )
