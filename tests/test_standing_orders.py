@@ -401,7 +401,7 @@ async def test_a_pending_approval_is_an_alert_at_once_and_again(
     assert view.record.state is Teardown.AWAITING_HUMAN
     done = await house.watcher.round()
     (alert,) = [a for a in done.news if a.kind == "approval"]
-    assert f"{verb} of the machine of {job}" in alert.text and "$" in alert.text
+    assert f"needed to {verb} the machine of train" in alert.text and "$" in alert.text
     assert [s.parameters["ticket"] for s in alert.next_steps] == [view.record.id]
     told = await house.watched(60 * 24, step_s=300)
     assert 4 <= told.count("approval") <= 6, "10, 30, 90, 270 and 810 minutes"
@@ -413,7 +413,7 @@ async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: 
     checked = await submit(house.ctx, house.spec())
     assert checked.ask
     (found,) = waiting_for_approval(house.ctx)
-    assert "waits for your approval" in found.text and found.next_steps[0].parameters["ticket"] == checked.receipt
+    assert "approval is needed" in found.text and found.next_steps[0].parameters["ticket"] == checked.receipt
 
 
 async def test_a_copy_in_a_second_folder_makes_the_first_one_no_worse(house: Ordered, tmp_path: Path) -> None:

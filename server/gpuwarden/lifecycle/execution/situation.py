@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpuwarden.core.guidance import NextStep, steps
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.next_step import Machine, Situation, plan
-from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease, Teardown
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import EndingAnnounced, EndingObjected, EndingOrdered
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
@@ -103,9 +103,3 @@ def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
     return ordered.data if ordered is not None and objected is None else None
-
-
-def waiting_tickets(ctx: Context) -> list[TeardownRecord]:
-    """Return the requests that wait for a person, oldest first."""
-    found = ctx.ledger.subjects("teardown", Teardown.AWAITING_HUMAN)
-    return [read_teardown(ctx.ledger, subject.removeprefix("teardown/")) for subject in found]

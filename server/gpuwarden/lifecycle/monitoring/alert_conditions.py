@@ -9,30 +9,28 @@ from typing import Final
 
 from anyio.lowlevel import checkpoint
 
-from gpuwarden.core.guidance import Action, NextStep, approval, do
+from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import (
     EndingAnnounced,
-    JobAccepted,
     JobPreempted,
     LeaseCameBack,
-    ReceiptIssued,
     TeardownAwaitingHuman,
 )
 from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
-from gpuwarden.lifecycle.execution.situation import following, standing_order, waiting_tickets
+from gpuwarden.lifecycle.execution.situation import following, standing_order
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.diagnose import stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
+from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job
-from gpuwarden.lifecycle.submission.budgets import spending_approved
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
 DAY_S: Final = 86_400.0
@@ -107,33 +105,23 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
 
 
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
-    """Yield what waits for a person: an ending or a spending. Each comes again, three times as late as before."""
-    now = ctx.clock.now()
-    for record in waiting_tickets(ctx):
-        asked = [e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)]
-        since = next(iter(asked), record.since)
-        said = ctx.ledger.last(f"job/{record.job_id}", EndingAnnounced)
-        if said is not None and said.data.ticket == record.id and standing_order(ctx, record.job_id):
+    """Yield what waits for a person, at once and then again, three times as late each time.
+
+    What a standing order will answer waits for nobody, and a machine's price has an alert of another kind.
+    """
+    for w in what_waits(ctx):
+        subject = f"{'receipt' if w.ticket.startswith('r') else 'teardown'}/{w.ticket}"
+        said = ctx.ledger.last(f"job/{w.job_id}", EndingAnnounced) if w.job_id else None
+        ordered = said is not None and said.data.ticket == w.ticket and standing_order(ctx, w.job_id or "") is not None
+        if w.kind == "price" or ordered:
             continue
-        lease, cost = lease_now(ctx, record.lease), spent(ctx, record.lease)
-        price = lease.instance.price_usd_per_hour if lease.instance else None
-        so_far = "its cost is unknown" if cost is None else f"it has cost {usd(cost)}"
-        rate = "" if price is None else f" and bills {usd_per_hour(price)}"
-        text = f"{record.verb} of the machine of {record.job_id} waits for your approval; {so_far}{rate}."
-        yield _asking(record.subject, text, now - since, record.id)
-    for event in ctx.ledger.recent(ReceiptIssued, now - ctx.policy.receipt_ttl_s):
-        ticket, issued = event.subject.removeprefix("receipt/"), event.data
-        answered = issued.job is not None or ctx.ledger.used(JobAccepted, ticket) is not None
-        if issued.ask and now <= issued.expires_at and not answered and not spending_approved(ctx, ticket):
-            most = "an unknown amount" if issued.worst_cost is None else usd(issued.worst_cost)
-            text = f"the spending for {issued.name} on {issued.platform}, at most {most}, waits for your approval."
-            yield _asking(event.subject, text, now - event.at, ticket)
-
-
-def _asking(subject: str, text: str, age_s: float, ticket: str) -> Condition:
-    """Return the alert for something that waits for a person; its mark counts how often it was repeated."""
-    times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
-    return Condition(subject, "approval", text, mark=str(times), next_steps=(approval(ticket),))
+        asked = ctx.ledger.events(subject, kind=TeardownAwaitingHuman)
+        age_s = ctx.clock.now() - (asked[0].at if asked else w.since)  # a ticket that expired is asked about again
+        times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
+        text = f"{w.text}." if w.kind == "unseen_end" else f"your approval is needed to {w.text}."
+        text = f"your approval is needed for {w.text}." if w.kind == "spending" else text
+        kind = "unseen_end" if w.kind == "unseen_end" else "approval"
+        yield Condition(subject, kind, line(text, 600), mark=str(times), next_steps=w.next_steps)
 
 
 def _recent(ctx: Context, at: float) -> bool:
