@@ -24,6 +24,7 @@ from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import Notice
+from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, prove, records
 from pretend_machines import PretendBackend, Processes
 from test_cli_approve import Typed
@@ -233,6 +234,14 @@ async def test_two_watches_end_a_machine_once(house: Ordered) -> None:
     house.holds()
 
 
+async def test_an_end_that_the_platform_only_claims_is_told(house: Ordered) -> None:
+    await house.proven()
+    house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="terminate", count=1_000),)))
+    told = await house.watched(40)
+    assert house.bills() and "unseen_end" in told, "it was asked for, and it bills on"
+
+
 # ------------------------------------------------------------------------------------------- who can give an order
 
 
@@ -401,7 +410,7 @@ async def test_a_pending_approval_is_an_alert_at_once_and_again(
     assert view.record.state is Teardown.AWAITING_HUMAN
     done = await house.watcher.round()
     (alert,) = [a for a in done.news if a.kind == "approval"]
-    assert f"needed to {verb} the machine of train" in alert.text and "$" in alert.text
+    assert f"{verb} the machine of " in alert.text and "$" in alert.text
     assert [s.parameters["ticket"] for s in alert.next_steps] == [view.record.id]
     told = await house.watched(60 * 24, step_s=300)
     assert 4 <= told.count("approval") <= 6, "10, 30, 90, 270 and 810 minutes"
@@ -413,7 +422,7 @@ async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: 
     checked = await submit(house.ctx, house.spec())
     assert checked.ask
     (found,) = waiting_for_approval(house.ctx)
-    assert "approval is needed" in found.text and found.next_steps[0].parameters["ticket"] == checked.receipt
+    assert "waits for your approval" in found.text and found.next_steps[0].parameters["ticket"] == checked.receipt
 
 
 async def test_a_copy_in_a_second_folder_makes_the_first_one_no_worse(house: Ordered, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from gpuwarden.ledger.events import (
     EndingAnnounced,
     JobPreempted,
     LeaseCameBack,
-    TeardownAwaitingHuman,
 )
 from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
@@ -105,23 +104,19 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
 
 
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
-    """Yield what waits for a person, at once and then again, three times as late each time.
+    """Yield what waits for a person, in the words that every list of it uses.
 
-    What a standing order will answer waits for nobody, and a machine's price has an alert of another kind.
+    Each comes again, three times as late as before.
     """
-    for w in what_waits(ctx):
-        subject = f"{'receipt' if w.ticket.startswith('r') else 'teardown'}/{w.ticket}"
-        said = ctx.ledger.last(f"job/{w.job_id}", EndingAnnounced) if w.job_id else None
-        ordered = said is not None and said.data.ticket == w.ticket and standing_order(ctx, w.job_id or "") is not None
-        if w.kind == "price" or ordered:
-            continue
-        asked = ctx.ledger.events(subject, kind=TeardownAwaitingHuman)
-        age_s = ctx.clock.now() - (asked[0].at if asked else w.since)  # a ticket that expired is asked about again
+    for asked in what_waits(ctx):
+        if asked.kind in {"ordered", "price"}:
+            continue  # these have alerts of their own
+        age_s = ctx.clock.now() - asked.since
         times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
-        text = f"{w.text}." if w.kind == "unseen_end" else f"your approval is needed to {w.text}."
-        text = f"your approval is needed for {w.text}." if w.kind == "spending" else text
-        kind = "unseen_end" if w.kind == "unseen_end" else "approval"
-        yield Condition(subject, kind, line(text, 600), mark=str(times), next_steps=w.next_steps)
+        kind, text = "approval", f"{asked.text}. It waits for your approval."
+        if asked.kind == "unseen_end":  # the platform took the verb, and the machine bills on
+            kind, text = "unseen_end", f"{asked.text}."
+        yield Condition(asked.subject, kind, line(text, 600), mark=str(times), next_steps=asked.next_steps)
 
 
 def _recent(ctx: Context, at: float) -> bool:

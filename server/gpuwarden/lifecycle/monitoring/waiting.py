@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.states import Job, Teardown
-from gpuwarden.ledger.events import JobAccepted, ReceiptIssued
+from gpuwarden.ledger.events import EndingAnnounced, JobAccepted, ReceiptIssued, TeardownAwaitingHuman
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import standing_order
 from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.records import read_job, read_receipt, read_teardown
 
@@ -21,8 +22,13 @@ RECEIPTS_S = 86_400.0
 
 @dataclass(frozen=True)
 class Waiting:
-    """One question to a person. `cost_usd` is what its machine has cost, or what the job may cost; None: unknown."""
+    """One question to a person. `cost_usd` is what its machine has cost, or what the job may cost; None: unknown.
 
+    `kind` is teardown, ordered (a standing order ends the machine unless somebody objects), unseen_end, spending or
+    price. `since` is when it was first asked.
+    """
+
+    subject: str
     ticket: str
     kind: str
     text: str
@@ -49,19 +55,24 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
     record = read_teardown(ctx.ledger, ticket)
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
     price, cost = price_of(ctx, lease), spent(ctx, lease.id)
-    asked = record.state is Teardown.AWAITING_HUMAN
     rate = "" if price is None else f", {usd_per_hour(price)}"
-    text = (
-        f"{record.verb} the machine of {job.spec.name} on {lease.platform}: it bills{rate}, {usd(cost)} so far"
-        if asked
-        else f"the approved end of the machine of {job.spec.name} is not seen; look at {lease.platform}'s console"
-    )
-    steps = (approval(ticket),) if asked else (do(Action.CHECK, job_id=job.id),)
+    text = f"{record.verb} the machine of {job.spec.name} on {lease.platform}: it bills{rate}, {usd(cost)} so far"
+    kind, steps, since = "teardown", (approval(ticket),), record.since
+    if record.state is not Teardown.AWAITING_HUMAN:
+        kind, steps = "unseen_end", (do(Action.CHECK, job_id=job.id),)
+        text = f"the approved end of the machine of {job.spec.name} is not seen; look at {lease.platform}'s console"
+    else:
+        since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), since)
+        said = ctx.ledger.last(job.subject, EndingAnnounced)
+        if said is not None and said.data.ticket == ticket and standing_order(ctx, job.id) is not None:
+            kind, steps = "ordered", (do(Action.KEEP, "to object", job_id=job.id),)
+            text = f"a standing order will {text}"
     return Waiting(
+        record.subject,
         ticket,
-        "teardown" if asked else "unseen_end",
+        kind,
         text,
-        record.since,
+        since,
         job_id=job.id,
         name=job.spec.name,
         platform=lease.platform,
@@ -84,6 +95,7 @@ def _spending(ctx: Context, subject: str) -> Waiting | None:
     worst = "" if issued.worst_cost is None else f", {at_most(issued.worst_cost)}"
     first = ctx.ledger.history(subject)[0]
     return Waiting(
+        subject,
         ticket,
         "price" if issued.job else "spending",
         f"{issued.name} on {issued.platform} at {usd_per_hour(issued.price)}{worst}: {issued.ask}",
