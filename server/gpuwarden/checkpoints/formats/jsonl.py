@@ -49,6 +49,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
         at = source.size - min(source.size - at, 1 << 16)
         rest = source.at(at, source.size - at).rpartition(b"\n")[2]
         found.unproved.append(f"the lines after number {lines:,}, which were not parsed")
+    if b"\0" in rest:
+        raise Broken("ends in NUL bytes: a hole that a crash left")
     if rest.strip():
         try:
             _check(rest, lines + 1, found, limits)
@@ -65,7 +67,7 @@ def _quickly(data: bytes, scan: Callable[[str, int], tuple[Any, int]], limits: L
     if not modest(data, limits):
         return False
     try:
-        for line in data.decode("utf-8").split("\n"):
+        for line in data.decode("utf-8").split("\n"):  # noqa: SIM110  (a generator turns StopIteration into another error)
             if line and scan(line, 0)[1] != len(line):
                 return False
         return True
