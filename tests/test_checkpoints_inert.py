@@ -116,14 +116,17 @@ DISGUISES: dict[str, Callable[[], bytes]] = {
     "run.log": torch_file,
     "data.dat": lambda: WEIGHTS,
     "x.unknown": torch_file,
-    "blob": lambda: os.urandom(17 << 20),
-    "model.weights": lambda: os.urandom(100),
     "model.h5": lambda: b"\x89HDF\r\n\x1a\n" + os.urandom(100),
-    "model.ckpt-10.data-00000-of-00001": lambda: os.urandom(100),
-    "model.bin.bak": lambda: os.urandom(100),
     "all.zip": lambda: b"PK\3\4" + os.urandom(100),
+}
+NO_READER: dict[str, Callable[[], bytes]] = {
+    "blob": lambda: b"?" + os.urandom(17 << 20),
+    "model.weights": lambda: b"?" + os.urandom(100),
+    "model.ckpt-10.data-00000-of-00001": lambda: b"?" + os.urandom(100),
+    "model.bin.bak": lambda: b"?" + os.urandom(100),
     "out.tar.gz": lambda: b"\x1f\x8b" + os.urandom(100),
-    "deep/model.pkl.old": lambda: os.urandom(50),
+    "deep/model.pkl.old": lambda: b"?" + os.urandom(50),
+    "model.pdparams": lambda: b"?" + os.urandom(50),
 }
 
 
@@ -134,6 +137,15 @@ def test_weights_in_disguise_need_their_proof(tmp_path: Path, name: str) -> None
     report = sealed(tmp_path)
     assert report.verdict is not Verdict.PROVEN and report.readable is not Verdict.PROVEN
     assert not report.unread
+
+
+@pytest.mark.parametrize("name", NO_READER)
+def test_a_file_without_a_reader_is_copied_and_not_proven(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(NO_READER[name]())
+    report = sealed(tmp_path)
+    assert (report.verdict, report.readable, report.unread) == (Verdict.UNKNOWN, Verdict.PROVEN, (name,))
+    assert not verify(tmp_path, Level.LOAD).unread, "without a recorded digest it is just unknown"
 
 
 @pytest.mark.slow
@@ -259,6 +271,7 @@ async def torn_down(ctx: Context, said: Path, shown: dict[str, bytes]) -> dict[s
     [
         ({"loss.png": png(), "t.csv": b"a,b\n", "m.md": b"# x\n", "c.yaml": b"a: 1\n"}, None),
         ({"state.dat": b"\1\2\3"}, "warning"),
+        ({"model.pdparams": b"\1\2\3" * 100}, "warning"),
         ({"plots.zip": archive(plots=png())}, None),
         ({"plots.zip": archive(plots=png())[:-9]}, "error"),
         ({"model.zip": archive(**{"policy.pth": WEIGHTS})}, "error"),

@@ -14,6 +14,7 @@ import pytest
 
 from gpuwarden.checkpoints.budget import ByteCount
 from gpuwarden.checkpoints.file_model import NO_LIMITS, Limits, short
+from gpuwarden.checkpoints.load_child import load_one
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Verdict
@@ -148,6 +149,18 @@ def test_an_enormous_value_is_written_briefly() -> None:
     value.append(value)
     assert len(short(value)) <= 120 and len(short({"a": value}, 40)) <= 40
     assert short("a\nb") == "a?b" and short(7) == "7"
+
+
+def test_one_element_a_billion_times_is_counted_and_not_copied(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    repeated = _FIRST.replace(b"K\x00K\x01\x85K\x01\x85", b"K\x00J\xff\xff\xff\x7f\x85K\x00\x85")
+    path = zip_file(tmp_path / "model.pt", b"\x80\x04" + repeated + b".", {"data/0": bytes(4)})
+    assert verify(path, Level.CONTENT).verdict is Verdict.PROVEN
+    tracemalloc.start()
+    answer = load_one(path, "model.pt", "")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answer["elements"] == (1 << 31) - 1 and most < 10 << 20
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -188,7 +188,9 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         entry.aside = heuristics.no_weights(entry.path, head, source.size)
     except Doubtful as why:
         anatomy = Anatomy(entry.format, doubts=[str(why)], causes=[why.cause])
-        entry.unread = isinstance(why, Unread) and not heuristics.like_weights(entry.path, head, source.size)
+        harmless = not heuristics.like_weights(entry.path, head, source.size)
+        unclaimed = entry.format == "unknown" and not heuristics.disguised(head, source.size)
+        entry.unread = isinstance(why, Unread) and (harmless or unclaimed)
     entry.anatomy = anatomy
     entry.proved += anatomy.proved
     entry.unproved += anatomy.unproved

@@ -27,7 +27,7 @@ class Doubtful(Exception):
 
 
 class Unread(Doubtful):
-    """The file has no format that can be read here. Where it is not weights, an equal recorded digest may suffice."""
+    """The file has no format that can be read here; an equal recorded digest may suffice."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Entry(Evidence):
     doubts: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     sealed: bool = False
-    # Of no format known here, and nothing about it claims to be weights.
+    # Of no format known here: of a copy of it only equality can be shown.
     unread: bool = False
     # A picture, a table or a log, and nothing about it claims to be weights: broken, it breaks no checkpoint.
     aside: bool = False

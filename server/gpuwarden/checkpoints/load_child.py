@@ -161,7 +161,8 @@ def _own(path: Path, name: str) -> dict[str, Any]:
         for t in anatomy.tensors:
             data = source.at(t.start, t.extent) if t.start >= 0 else b""
             each, part = divmod(DTYPES[t.dtype].bits, 8) if t.dtype in DTYPES else (0, 0)
-            if t.start < 0 or not each or part:
+            repeated = t.stride is not None and t.numel * each > len(data)  # a copy could be a billion times as large
+            if t.start < 0 or not each or part or repeated:
                 elements += t.numel
             elif np is None:
                 elements += t.numel if t.stride else len(data) // each

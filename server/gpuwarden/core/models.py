@@ -564,7 +564,7 @@ class Report(Frozen):
 
     `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
     whole checkpoint, None and "" where there is none. `unread` are files of no known format that match a recorded
-    digest and don't claim to be weights; `aside` are broken pictures, tables and logs that equal one, so they were
+    digest; `aside` are broken pictures, tables and logs that equal one, so they were
     saved like that, and are part of no checkpoint. `readable` is the verdict on everything else.
     """
 

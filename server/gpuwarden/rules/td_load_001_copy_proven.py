@@ -17,9 +17,10 @@ from gpuwarden.rules.facts import TeardownFacts
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was loaded and found complete since it last changed.
 
-    Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint. A small
-    file that nothing here can read and that claims in no way to be weights (name, first bytes, size) is a warning
-    when its copy equals the machine's file by digest; so is a picture, a table or a log that is broken there too.
+    Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint. A file that
+    nothing here can read is a warning when its copy equals the machine's file by digest: copied, load not proven. So is
+    a picture, a table or a log that is broken there too. A file that begins like a format that is read here is judged,
+    whatever its name.
 
     Example:
         pull_artifacts(job_id="j1")
@@ -38,7 +39,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:
         what, names = counted(len(facts.copy_unread), "file"), ", ".join(facts.copy_unread[:3])
         yield Found(
-            f"{what} that nothing here can read: {names}. Each copy equals the machine's",
+            f"{what} copied, load not proven: nothing here can read {names}. Each copy equals the machine's",
             fix="Look at the copies, or declare narrower outputs.",
             severity=Severity.WARNING,
         )

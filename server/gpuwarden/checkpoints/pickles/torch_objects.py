@@ -120,11 +120,9 @@ def storages(tree: Tree) -> list[tuple[str, str, int]]:
 
     The older format refers to the class of a module, too, with its source text: a name that `judge` reports.
     """
-    return [storage(p) for p in tree.persistent if not _module(p.pid)]
-
-
-def _module(pid: Any) -> bool:
-    return isinstance(pid, tuple) and len(pid) == 4 and isinstance(pid[0], str) and pid[0] == "module"
+    of_a_module = (p for p in tree.persistent if isinstance(p.pid, tuple) and len(p.pid) == 4)
+    modules = {id(p) for p in of_a_module if isinstance(p.pid[0], str) and p.pid[0] == "module"}
+    return [storage(p) for p in tree.persistent if id(p) not in modules]
 
 
 def storage(p: Persistent) -> tuple[str, str, int]:
@@ -157,7 +155,7 @@ def _place(name: str, ref: Ref, stored: Mapping[str, tuple[int, int]]) -> Tensor
     for n in reversed(ref.shape):
         row_major.insert(0, step)
         step *= max(n, 1)
-    dense = ref.stride == tuple(row_major) or reach <= 1
+    dense = ref.stride == tuple(row_major) or step <= 1 or not reach
     return Tensor(name, ref.dtype, ref.shape, start + ref.offset * each, reach * each, None if dense else ref.stride)
 
 

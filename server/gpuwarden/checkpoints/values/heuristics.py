@@ -21,6 +21,7 @@ _RESULTS = (".png", ".apng", ".jpg", ".jpeg", ".svg", ".csv", ".tsv", ".log", ".
 _MAGIC = (
     b"PK", b"\x80", b"GGUF", b"\x93NUMPY", b"\x89HDF", b"\x1f\x8b", b"(\xb5/\xfd", b"\xfd7zXZ", b"BZh", b"7z\xbc\xaf",
 )  # fmt: skip
+_READ_HERE = (b"PK", b"\x80", b"GGUF", b"\x93NUMPY", b"\x89HDF")
 _BULKY = 16 << 20
 _LARGE = 1024  # elements; smaller tensors repeat each other by nature
 _SAMPLE = 256
@@ -34,6 +35,12 @@ def like_weights(path: str, head: bytes, size: int) -> bool:
     named = name.endswith(_WEIGHTS) or any(f".{p}" in _WEIGHTS for p in parts[1:]) or ".data-" in name
     tensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size  # the beginning of a safetensors file
     return named or tensors or head.startswith(_MAGIC) or size >= _BULKY
+
+
+def disguised(head: bytes, size: int) -> bool:
+    """Return true if a file begins like a format that is read here, though its name is that of none."""
+    tensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size
+    return tensors or head.startswith(_READ_HERE)
 
 
 def no_weights(path: str, head: bytes, size: int) -> bool:

@@ -28,9 +28,9 @@ class Standing(Frozen):
     """State of the copy as it is on this disk now. `verdict` is None where it was not verified since it changed.
 
     `equal`: every file of it has the digest that the manifest gives it, whatever the verdict on its content.
-    `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, nothing about
-    them claims to be weights, and each copy equals the machine's file by digest. `aside`: a verdict of refuted has no
-    other reason than these pictures, tables and logs, which are as broken on the machine.
+    `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, and each copy
+    equals the machine's file by digest. `aside`: a verdict of refuted has no other reason than these pictures, tables
+    and logs, which are as broken on the machine.
     """
 
     verdict: Verdict | None = None
