@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.checkpoints import siblings
+from gpuwarden.checkpoints import conversion, siblings
 from gpuwarden.checkpoints.file_model import Doubtful, Tensor, some
 from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.layouts.adapter import pairs
@@ -173,7 +173,7 @@ def _without(prefix: str, name: str) -> str:
 def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
     """Compare a GGUF file with its source: the numbers of the config, and the tensors.
 
-    Tensors are compared by shape only: converters rename them, transpose some, and stack experts.
+    Shapes are compared whatever the names are: converters rename tensors, transpose some, and stack experts.
     """
     meta: dict[str, Any] = next((e.anatomy.meta for e in now.entries.values() if e.format == "gguf" and e.anatomy), {})
     entry = before["config.json"]
@@ -191,7 +191,14 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
             said.problems.append(f"{what}: {ours} here, {theirs} in the source's config.json")
         elif ours is not None and theirs is not None:
             said.proved.append(f"{what}: {ours}, as in the source")
-    old = {n: h for n, h in old.items() if not n.endswith(_DROPPED)}
+    shared = conversion.without_shared(new, old, config)
+    old = {n: h for n, h in old.items() if not n.endswith(_DROPPED) and n not in shared}
+    tokenizer = before["tokenizer.json"]
+    content = tokenizer.anatomy.content if tokenizer and tokenizer.anatomy else None
+    values = conversion.tensors(meta, config, new, old)
+    for part in (conversion.architecture(meta, config), conversion.tokenizer(meta, content), values):
+        for name in ("proved", "warnings", "problems", "doubts"):
+            getattr(said, name).extend(getattr(part, name))
     shapes, source_shapes = (
         Counter(tuple(sorted(d for d in h.tensor.shape if d != 1)) or (1,) for h in held.values())
         for held in (new, old)

@@ -60,6 +60,7 @@ def examine(path: Path, ask: Ask) -> Findings:
             unreadable.doubt(str(why), why.cause)
     # A link that the caller names is followed; links inside a folder are the folder's, and may be hostile.
     real = Path(os.path.realpath(path))
+    ask.expect(real.stat().st_size if real.is_file() else 0)
     entry = look(real, path.name, ask)
     entry.adopt(unreadable)
     found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open, content=ask.content)
@@ -79,6 +80,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
     else:
         found.beyond = tree.restrict(ask.only)
     sizes = tree.files
+    ask.expect(sum(sizes.values()))
     together, apart = (
         scheduling.plan(sizes, ask.threads, 2 * content_scan.SEGMENT) if ask.content else ([], list(sizes))
     )

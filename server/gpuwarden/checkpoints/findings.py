@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.budget import Budget, ByteCount
 from gpuwarden.checkpoints.file_model import Anatomy, Limits, Tensor
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Tree
@@ -137,6 +137,11 @@ class Ask:
     open: Callable[[Path, str], Source] = Source
     # Files of a folder that gpuwarden itself put there: they are no part of what is judged.
     ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
+
+    def expect(self, size: int) -> None:
+        """Announce the bytes of the files that will be read whole."""
+        if self.content and isinstance(self.progress, ByteCount):
+            self.progress.expect(size)
 
     def note(self, count: int) -> None:
         """Count bytes that were read. Raises Doubtful when the budget is spent."""
