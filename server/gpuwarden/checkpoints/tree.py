@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from gpuwarden.checkpoints.budget import Budget
@@ -52,6 +53,14 @@ class Tree:
         """Return models--x--y/blobs where the root is, or is in, models--x--y/snapshots/<revision>; None elsewhere."""
         snapshots = next((p for p in (self.root, *self.root.parents) if p.name == "snapshots"), None)
         return snapshots.parent / "blobs" if snapshots else None
+
+    def beside(self, folder: Folder) -> list[Folder]:
+        """Return the other folders in the one that a folder is in: at most a thousand, for each may ask for them."""
+        above: Folder | None = self.top
+        for part in folder.rel.split("/")[:-1]:
+            above = above.folders.get(part) if above else None
+        others = above.folders.values() if above and folder.rel else ()
+        return [f for f in islice(others, 1_000) if f.rel != folder.rel]
 
     def restrict(self, only: frozenset[str]) -> list[str]:
         """Keep the listed files and the folders with some of them. Return the files that are left out."""

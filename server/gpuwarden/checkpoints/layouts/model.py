@@ -55,13 +55,12 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 def _bare(folder: Folder, found: Findings, said: Judgement) -> None:
     """Report a config that is not there though other files are that are only written beside one."""
     beside = [n for n in _BESIDE if n in folder.files]
-    parent = folder.rel.rpartition("/")[0]
-    others = [f for f in found.tree.folders if f.rel.rpartition("/")[0] == parent and f.rel] if found.tree else []
-    configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if f.rel != folder.rel and claims(f)}
+    others = found.tree.beside(folder) if found.tree else []
+    configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}
     have = [rel for rel, config in configs.items() if isinstance(config, dict) and config.get("model_type")]
     if beside:
         said.problems.append(f"has {beside[0]} but no {CONFIG}: nothing can build the model")
-    elif have and folder.rel:
+    elif have:
         said.problems.append(f"has no {CONFIG}, unlike {some(have)}: nothing can build the model")
 
 

@@ -70,9 +70,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
     """Compare a checkpoint with the one before it in the same run."""
-    above = folder.rel.rpartition("/")[0]
-    folders = found.tree.folders if found.tree and folder.rel else []
-    others = next((f.folders for f in folders if f.rel == above), {}).values()
+    others = found.tree.beside(folder) if found.tree else []
     steps = ((step_of(f.path.name), f) for f in others if _STATE in f.files and not temporary(f.rel))
     earlier = [(s, f) for s, f in steps if s is not None and said.step is not None and s < said.step]
     if earlier:
