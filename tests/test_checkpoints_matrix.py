@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from tools.corruption_matrix import DAMAGE, FORMATS, MISSED, column
 
 from conftest import need
-from tools.corruption_matrix import DAMAGE, FORMATS, MISSED, column
 
 PAGE = Path(__file__).parents[1] / "docs" / "corruption.md"
 

@@ -140,7 +140,8 @@ def _count(by: str, value: Any) -> dict[str, Any]:
                 continue
             # A quantized tensor counts where it is, its scales and zero points once.
             tensors += 1
-            pairs = 2 if str(one.dtype).endswith("_x2") else 1
+            # safetensors states elements of half a byte, torch the bytes that two of them share.
+            pairs = 2 if by == "safetensors" and str(one.dtype).endswith("_x2") else 1
             elements += one.numel() * pairs if parts is None else parts[0] if again else sum(parts)
         elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
             seen.add(id(one))
