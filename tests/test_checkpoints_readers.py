@@ -296,3 +296,20 @@ def test_torch_under_the_name_of_an_archive(tmp_path: Path) -> None:
         )
     report = verify(tmp_path, Level.LOAD)
     assert report.verdict is Verdict.PROVEN, seen(report)
+
+
+def test_what_only_the_library_reads_is_read_by_it(tmp_path: Path) -> None:
+    """A group of many links, and chunks that are compressed."""
+    want("h5py")
+    import h5py
+
+    with h5py.File(tmp_path / "m.h5", "w", libver="latest") as file:
+        for i in range(20):
+            file[f"layer{i}"] = array(i)
+        file.create_dataset("packed", data=np.where(array() > 2, np.nan, array()), chunks=(16, 16), compression="gzip")
+    assert verify(tmp_path / "m.h5", Level.CONTENT).verdict is Verdict.PROVEN
+    assert "not finite: packed" in seen(verify(tmp_path / "m.h5", Level.LOAD))
+    with h5py.File(tmp_path / "m.h5", "a") as file:
+        del file["packed"]
+    report = verify(tmp_path / "m.h5", Level.LOAD)
+    assert "loads with h5py: 20 tensors, 61,440 elements" in report.files[0].proved, seen(report)

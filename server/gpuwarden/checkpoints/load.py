@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.checkpoints.budget import Budget
-from gpuwarden.checkpoints.file_model import short
+from gpuwarden.checkpoints.file_model import short, some
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
@@ -144,8 +144,11 @@ def _settle(entry: Entry, answer: dict[str, Any]) -> None:
         entry.doubt(f"could not be loaded: {short(answer['missing'], 80)} is not installed there", Cause.NOT_LOADED)
     elif answer.get("memory"):
         entry.doubt("could not be loaded within the memory limit", Cause.LIMIT)
-    elif answer["elements"] != elements:
+    elif answer.get("not_finite"):
+        entry.refute(f"not finite: {some(answer['not_finite'])}", Cause.NOT_FINITE)
+    elif answer["elements"] != elements and not (entry.anatomy and entry.anatomy.meta.get("incomplete")):
         by, loaded = answer["by"], answer["elements"]
         entry.refute(f"{by} loads {loaded:,} elements; its structure has {elements:,}", Cause.CONTRADICTION)
     else:
-        entry.proved.append(f"loads with {answer['by']}: {answer['tensors']:,} tensors, {elements:,} elements")
+        loaded = answer["elements"]
+        entry.proved.append(f"loads with {answer['by']}: {answer['tensors']:,} tensors, {loaded:,} elements")
