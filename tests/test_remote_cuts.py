@@ -25,6 +25,7 @@ from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import Received, receive
 from gpuwarden.remote.transfer.upload import push
+from gpuwarden.remote.transfer.upload_stream import TRUSTING_SHARE
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
@@ -209,7 +210,8 @@ class Course:
         assert (self.here / f"out-{number}/o/large").read_bytes() == model.read_bytes()
         self.clean += size + listed.bytes
         self.crossed += pushed.bytes_sent + got.bytes_sent
-        assert pushed.bytes_sent <= size * 1.05 and got.bytes_sent <= listed.bytes * 1.05
+        # Until the first cut an eighth of what a push has carried may be on its way, and is lost with the connection.
+        assert pushed.bytes_sent <= size * (1 + 1 / TRUSTING_SHARE) and got.bytes_sent <= listed.bytes * 1.05
 
 
 async def whole_course(

@@ -236,13 +236,10 @@ class Session:
         except TimeoutError:
             raise
         except OSError as lost:
-            raise self._lost(lost) from lost
-
-    def _lost(self, why: object) -> Unreachable:
-        return Unreachable(
-            f"the connection to {self.link.endpoint} was lost: {why or 'no reason given'}",
-            "The command may have been carried out. Check before trying again.",
-        )
+            raise Unreachable(
+                f"the connection to {self.link.endpoint} was lost: {str(lost) or 'no reason given'}",
+                "The command may have been carried out. Check before trying again.",
+            ) from lost
 
     # --------------------------------------------------------------------------------------------------------- end
 
