@@ -145,3 +145,17 @@ def test_online_methods_refuse_what_would_not_resume_exactly() -> None:
     code, log = asked(*words, "--batch-size", "6", "--generations", "4", method="rloo")
     assert code == 2 and "not a multiple of generations" in log
     assert "reward is not set" in asked(*words[:4], method="grpo")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "model is not set"),
+        (("--model", "m", "--types", "Q4_K_M,Q9"), "types has 'Q9'"),
+        (("--model", "m", "--hub-model-id", "a/b"), "HF_TOKEN is not"),
+    ],
+)
+def test_a_conversion_that_can_not_work_is_refused_at_once(words: tuple[str, ...], message: str) -> None:
+    code, log = asked(*words, method="merge_and_gguf")
+    assert code in {2, 6}
+    assert message in log

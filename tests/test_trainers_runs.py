@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Verdict
-from trainer_kit import METHODS, Ended, Trainers, curve, language_model, rows_of, turn, weights
+from trainer_kit import NEEDS, TEXTS, Ended, Trainers, curve, language_model, picture_rows, rows_of, turn, weights
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,33 +51,40 @@ def refused(ended: Ended, code: int, *words: str) -> None:
 # ------------------------------------------------------------------------------------------------- a whole life
 
 
-@pytest.mark.parametrize("method", ["sft", pytest.param("grpo", marks=pytest.mark.prove)])
+@pytest.mark.parametrize("method", ["sft", *(pytest.param(m, marks=pytest.mark.prove) for m in ("grpo", *NEEDS))])
 def test_metrics_result_card_and_proof_of_a_finished_run(trainers: Trainers, method: str) -> None:
+    need_libraries(method)
     out, metrics = f"life-{method}", trainers.folder / f"metrics-{method}.jsonl"
     ended = trainers.run(method, out, *trainers.small(method, trainers.data(method)), GPUWARDEN_METRICS=str(metrics))
     assert ended.code == 0, ended.log
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert {r["step"] for r in rows if "loss" in r} == set(range(1, STEPS + 1))
+    assert next(r["step"] for r in rows if "eval_loss" in r) == 0
     found = result(trainers, out)
     assert (found["status"], found["step"]) == ("completed", STEPS)
-    assert found["objective"] == {
-        "name": "eval_loss",
-        "value": found["metrics"]["eval_loss"],
-        "greater_is_better": False,
-    }
-    assert found["baseline"]["eval_loss"] is not None
+    objective = found["objective"]
+    assert objective["value"] == found["metrics"][objective["name"]]
+    assert found["baseline"][objective["name"]] is not None
     card = (trainers.folder / out / "final" / "README.md").read_text()
-    assert "eval_loss" in card and "transformers" in card and '"learning_rate"' in card
+    assert objective["name"] in card and "transformers" in card and '"learning_rate"' in card
     report = verify(trainers.folder / out, Level.RESUME)
     assert report.verdict is Verdict.PROVEN, report.reasons
     assert [c.path for c in report.checkpoints if c.step == STEPS]
 
 
+def need_libraries(method: str) -> None:
+    for name in NEEDS.get(method, ()):
+        need(name, importlib.util.find_spec(name) is not None)
+
+
 @pytest.mark.prove
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    ("method", "full"), [*((m, f) for m in TEXTS for f in (False, True)), *((m, True) for m in NEEDS)]
+)
 def test_a_killed_run_resumes_bit_for_bit(trainers: Trainers, method: str, full: bool) -> None:
-    words = [*trainers.small(method, trainers.data(method), STEPS, EVERY), *(["--lora-rank", "0"] if full else [])]
+    need_libraries(method)
+    words = trainers.small(method, trainers.data(method), STEPS, EVERY)
+    words += ["--lora-rank", "0"] if full and method in TEXTS else []
     whole, broken = f"whole-{method}-{full}", f"broken-{method}-{full}"
     assert (ended := trainers.run(method, whole, *words)).code == 0, ended.log
     assert trainers.run(method, broken, *words, fault="Killed", step=1 + 2 * EVERY).code == -9
@@ -251,3 +259,92 @@ def test_forms_that_people_have_are_converted_and_shown(trainers: Trainers) -> N
         shown = ended.log.partition(f"rows converted from {name}")[2].splitlines()
         assert len([line for line in shown[:8] if line.startswith("  {")]) == 6
         assert '"role": "assistant"' in shown[5]
+
+
+# ------------------------------------------------------------------------------------------------------ pictures
+
+
+def box(*sides: int) -> dict[str, Any]:
+    return {"bbox": [list(sides)], "category": ["red"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "words"),
+    [
+        ("image_classification", {"label": ["blue"]}, ("label",)),
+        ("image_classification", {"image": "broken.png"}, ("row 1", "can't be read", "replace or remove")),
+        ("image_classification", {"image": "missing.png"}, ("missing.png",)),
+        ("object_detection", {"objects": box(20, 4, 20, 4)}, ("row", "leaves the picture of 32 x 32", "--boxes clip")),
+        ("object_detection", {"objects": box(20, 4, 0, 4)}, ("is empty",)),
+        ("object_detection", {"objects": {"bbox": [[1, 1, 2, 2]]}}, ("bbox and category",)),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
+)
+def test_pictures_that_can_not_be_trained_on_are_named(
+    trainers: Trainers, method: str, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    need_libraries(method)
+    rows = picture_rows(method, trainers.folder / "changed")
+    everywhere = "objects" in change and "category" not in change["objects"]
+    (trainers.folder / "broken.png").write_bytes((trainers.folder / "changed" / "0.png").read_bytes()[:60])
+    rows = [row | change if everywhere or not number else row for number, row in enumerate(rows)]
+    data = trainers.data(method, rows)
+    more = ["--labels", "red,green", "--eval-fraction", "0"]
+    if "label" in change:
+        data.write_text(data.read_text().replace('["blue"]', '"blue"'))
+    refused(trainers.run(method, "bad-picture", *trainers.small(method, data), *more), 3, *words)
+
+
+def test_a_coco_folder_and_a_folder_of_classes_are_read(trainers: Trainers) -> None:
+    for method in ("object_detection", "image_classification"):
+        need_libraries(method)
+    rows = picture_rows("object_detection", trainers.folder / "coco")
+    names = {"red": 3, "green": 7}
+    coco = {
+        "images": [{"id": n, "file_name": Path(row["image"]).name} for n, row in enumerate(rows)],
+        "categories": [{"id": number, "name": name} for name, number in names.items()],
+        "annotations": [
+            {
+                "id": n,
+                "image_id": n,
+                "category_id": names[row["objects"]["category"][0]],
+                "bbox": row["objects"]["bbox"][0],
+            }
+            for n, row in enumerate(rows)
+        ],
+    }
+    (trainers.folder / "coco" / "_annotations.coco.json").write_text(json.dumps(coco))
+    for number, row in enumerate(rows):
+        color = trainers.folder / "classes" / row["objects"]["category"][0]
+        color.mkdir(parents=True, exist_ok=True)
+        color.joinpath(f"{number}.png").write_bytes((trainers.folder / row["image"]).read_bytes())
+    for method, folder in (("object_detection", "coco"), ("image_classification", "classes")):
+        ended = trainers.run(method, f"from-{folder}", *trainers.small(method, trainers.folder / folder, steps=2))
+        assert ended.code == 0, ended.log
+        config = json.loads((trainers.folder / f"from-{folder}" / "final" / "config.json").read_text())
+        assert set(config["id2label"].values()) == {"red", "green"}
+
+
+# ---------------------------------------------------------------------------------------------------------- GGUF
+
+
+@pytest.mark.prove
+def test_an_adapter_becomes_gguf_files_that_are_proven(trainers: Trainers) -> None:
+    """GPUWARDEN_LLAMA_CPP names llama.cpp's source and its build, as SOURCE:BUILD; building it takes minutes."""
+    source, _, build = os.environ.get("GPUWARDEN_LLAMA_CPP", "").partition(":")
+    if not build:
+        pytest.skip("GPUWARDEN_LLAMA_CPP does not name a source and a build of llama.cpp")
+    wide = language_model(trainers.folder / "wide", hidden=256)
+    words = [*trainers.small("sft", trainers.data("sft"), steps=2), "--model", str(wide)]
+    assert trainers.run("sft", "adapter", *words).code == 0
+    flags = ["--model", "adapter/final", "--llama-cpp", source, "--llama-cpp-build", build, "--pre-tokenizer", "gpt-2"]
+    ended = trainers.run("merge_and_gguf", "files", *flags, "--types", "Q4_K_M,Q8_0")
+    assert ended.code == 0, ended.log
+    files = {f["type"]: f["tensors"] for f in result(trainers, "files")["files"]}
+    assert files["Q4_K_M"]["Q4_K"] and files["Q8_0"]["Q8_0"]
+    assert verify(trainers.folder / "files" / "gguf", Level.LOAD).verdict is Verdict.PROVEN
+
+
+def test_k_types_of_a_model_whose_sizes_rule_them_out_are_refused(trainers: Trainers) -> None:
+    ended = trainers.run("merge_and_gguf", "narrow", "--model", str(trainers.model), "--types", "Q4_K_M")
+    refused(ended, 3, "hidden_size is 64", "--fallback")

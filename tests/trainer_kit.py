@@ -64,6 +64,18 @@ def language_model(folder: Path, *, hidden: int = 64, seed: int = 0, **more: Any
     return folder
 
 
+def encoder(folder: Path) -> Path:
+    """Save a random BERT of two layers with its tokenizer."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    tokenizer(folder, template=None)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=512, max_position_embeddings=128, pad_token_id=0, **shape)).save_pretrained(folder)
+    return folder
+
+
 def turn(role: str, content: str) -> dict[str, str]:
     """Return one message."""
     return {"role": role, "content": content}
@@ -85,6 +97,7 @@ def rows_of(method: str, count: int = 48) -> list[dict[str, Any]]:
             "grpo": {"prompt": prompt, "answer": text[0]},
             "rloo": {"prompt": prompt, "answer": text[0]},
             "distill": {"prompt": prompt},
+            "sentence_embedding": {"anchor": text, "positive": text[::2], "negative": texts(90)[-index - 1]},
         }[method])  # fmt: skip
     return made
 
@@ -93,6 +106,53 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
     """Write rows as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+# -------------------------------------------------------------------------------------------------------- pictures
+
+SIDE = 32
+
+
+def picture_model(folder: Path, kind: str) -> Path:
+    """Save a random ViT or YOLOS for pictures of 32 x 32 with its processor."""
+    import torch
+    import transformers as t
+
+    torch.manual_seed(0)
+    size = {"height": SIDE, "width": SIDE}
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    if kind == "image_classification":
+        t.ViTForImageClassification(t.ViTConfig(image_size=SIDE, patch_size=8, **shape)).save_pretrained(folder)
+        t.ViTImageProcessorPil(size=size).save_pretrained(folder)
+    else:
+        config = t.YolosConfig(image_size=[SIDE, SIDE], patch_size=8, num_detection_tokens=6, **shape)
+        t.YolosForObjectDetection(config).save_pretrained(folder)
+        t.YolosImageProcessorPil(size=size, do_pad=False).save_pretrained(folder)
+    return folder
+
+
+def pictures(folder: Path, count: int = 24) -> list[dict[str, Any]]:
+    """Write pictures of a red or green square each, and return rows with its class and its box."""
+    from PIL import Image, ImageDraw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for index in range(count):
+        x, y, side = 2 + index % 9, 3 + index % 7, 8 + index % 5
+        made = Image.new("RGB", (SIDE, SIDE), (20, 20, 90))
+        color = "green" if index % 2 else "red"
+        ImageDraw.Draw(made).rectangle((x, y, x + side, y + side), fill=color)
+        made.save(folder / f"{index}.png")
+        rows.append({"image": f"{folder.name}/{index}.png", "label": color, "box": [x, y, side, side]})
+    return rows
+
+
+def picture_rows(method: str, folder: Path) -> list[dict[str, Any]]:
+    """Return rows in the form that a method on pictures reads."""
+    made = pictures(folder)
+    if method == "image_classification":
+        return [{"image": row["image"], "label": row["label"]} for row in made]
+    return [{"image": r["image"], "objects": {"bbox": [r["box"]], "category": [r["label"]]}} for r in made]
 
 
 # --------------------------------------------------------------------------------------------------------- running
@@ -104,7 +164,14 @@ MORE = {
     "rloo": ["--reward", "answer", "--generations", "2", "--max-completion-length", "8"],
     "distill": ["--teacher", "teacher", "--max-completion-length", "8"],
 }
-METHODS = ("sft", "cpt", "dpo", "orpo", "kto", "reward", "grpo", "rloo", "distill")
+PICTURES = ("image_classification", "object_detection")
+NEEDS = {
+    "image_classification": ("albumentations",),
+    "object_detection": ("albumentations", "pycocotools", "scipy"),
+    "sentence_embedding": ("sentence_transformers",),
+}
+TEXTS = ("sft", "cpt", "dpo", "orpo", "kto", "reward", "grpo", "rloo", "distill")
+METHODS = (*TEXTS, *NEEDS)
 
 
 @dataclass(frozen=True)
@@ -146,8 +213,10 @@ class Trainers:
 
     def data(self, method: str, rows: list[dict[str, Any]] | None = None) -> Path:
         """Return a file with rows for a method."""
-        name = self.folder / f"data-{next(_NUMBERS)}.jsonl"
-        return jsonl(name, rows_of(method) if rows is None else rows)
+        number = next(_NUMBERS)
+        if rows is None:
+            rows = picture_rows(method, self.folder / f"pictures-{number}") if method in PICTURES else rows_of(method)
+        return jsonl(self.folder / f"data-{number}.jsonl", rows)
 
     def run(self, method: str, out: str, *words: str, fault: str = "", step: int = 0, **env: str) -> Ended:
         """Run one trainer to its end."""
@@ -165,10 +234,18 @@ class Trainers:
 
     def small(self, method: str, data: Path, steps: int = 8, every: int = 2) -> list[str]:
         """Return the settings of a run of seconds."""
-        words = (
-            f"--steps {steps} --save-steps {every} --batch-size 4 --micro-batch 2 --logging-steps 1 --max-length 128"
-        )
-        return ["--model", str(self.model), "--dataset", str(data), "--cpu", *words.split(), *MORE.get(method, [])]
+        words = f"--steps {steps} --save-steps {every} --batch-size 4 --micro-batch 2 --logging-steps 1".split()
+        words += ["--eval-fraction", "0.2"] if method in PICTURES else ["--max-length", "128"]
+        return ["--model", str(self.model_of(method)), "--dataset", str(data), "--cpu", *words, *MORE.get(method, [])]
+
+    def model_of(self, method: str) -> Path:
+        """Return a tiny model for a method, made when it is first asked for."""
+        if method in TEXTS:
+            return self.model
+        folder = self.folder / f"model-{method}"
+        if not folder.exists():
+            picture_model(folder, method) if method in PICTURES else encoder(folder)
+        return folder
 
 
 _NUMBERS = count()

@@ -32,11 +32,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainers.common.hardware import Plan
-from trainers.common.outcome import Exit, Stop
+from trainers.common.outcome import Exit, Stop, why_not_loaded
 from trainers.common.rewards import GeneratingSettings, check_prompts
 from trainers.common.rows import Data, load
 from trainers.common.settings import option
-from trainers.common.text import dtype_of, load_model, load_tokenizer, lora, why_not_loaded
+from trainers.common.text import dtype_of, load_model, load_tokenizer, lora
 from trainers.common.training import arguments, run
 
 WANTED = (("prompt",),)

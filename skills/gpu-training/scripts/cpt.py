@@ -95,6 +95,19 @@ def complain(stop: Stop) -> None:
         print(f"FIX: {stop.fix}", file=sys.stderr, flush=True)
 
 
+def why_not_loaded(model: str, error: Exception) -> Stop:
+    """Return what ends a run whose model can't be loaded."""
+    text, names = (
+        " ".join(str(error).split())[:300],
+        {type(e).__name__ for e in (error, error.__cause__, error.__context__)},
+    )
+    if "GatedRepoError" in names or "gated repo" in text:
+        return Stop(Exit.ENVIRONMENT, f"{model} is gated", "accept its terms on the Hub and pass HF_TOKEN")
+    if names & {"OutOfMemoryError"}:
+        return Stop(Exit.MEMORY, f"{model} does not fit into the GPU", "use --quantize 4bit, or rent a larger GPU")
+    return Stop(Exit.ENVIRONMENT, f"{model} can't be loaded: {text}", "check the name, the revision and the network")
+
+
 # ----------------------------------------------------------------------------------------------------
 # Typed settings: defaults, one file, the environment, flags; the later wins.
 
@@ -109,8 +122,15 @@ def option(
     return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "least": least, "most": most})
 
 
+class Checked:
+    """Settings that can be read: a dataclass whose fields come from `option`."""
+
+    def check(self) -> None:
+        """Raise Stop where settings contradict each other."""
+
+
 @dataclass
-class Settings:
+class Settings(Checked):
     """What every trainer can be given."""
 
     model: str = option("", "model: Hub id or folder")
@@ -167,7 +187,7 @@ class Settings:
             raise Stop(Exit.CONFIG, f"hub_model_id {self.hub_model_id!r} is not owner/name", "pass owner/name")
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=Checked)
 
 
 def read_settings(kind: type[S], words: list[str]) -> S:
@@ -177,7 +197,7 @@ def read_settings(kind: type[S], words: list[str]) -> S:
         Stop: a name is unknown or a value is out of its limits; the message names the field.
 
     """
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     types = get_type_hints(kind)
     parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default="", help="YAML or JSON file with settings")
@@ -259,6 +279,7 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
 # The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve.
 
 RUN = "run.json"
+ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
 # These may differ when a run goes on; every other setting belongs to the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
@@ -597,18 +618,24 @@ class Data:
     identity: dict[str, Any]
 
 
-def load(settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = ()) -> Data:
+Check = Callable[[Any, str, set[str]], None]
+
+
+def load(
+    settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = (), check: Check | None = None
+) -> Data:
     """Return the data of a run with the columns that the method reads.
 
     Raises:
         Stop: it can't be read, is empty, or lacks columns or the split.
 
     """
-    train = prepared(settings, settings.dataset, settings.split, wanted, also)
+    check = check or check_rows
+    train = prepared(settings, settings.dataset, settings.split, wanted, also, check)
     identity = {"rows": len(train), "columns": sorted(train.column_names), "sha256": digest(settings.dataset)}
     if settings.eval_dataset or settings.eval_split:
         source, split = settings.eval_dataset or settings.dataset, settings.eval_split or settings.split
-        held_out = prepared(settings, source, split, wanted, also)
+        held_out = prepared(settings, source, split, wanted, also, check)
     elif settings.eval_fraction and len(train) > 1:
         size = min(max(1, round(len(train) * settings.eval_fraction)), settings.eval_rows, len(train) - 1)
         parts = train.train_test_split(test_size=size, seed=settings.seed)
@@ -631,7 +658,12 @@ def digest(source: str) -> str:
 
 
 def prepared(
-    settings: Settings, source: str, split: str, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...]
+    settings: Settings,
+    source: str,
+    split: str,
+    wanted: tuple[tuple[str, ...], ...],
+    also: tuple[str, ...],
+    check: Check,
 ) -> Any:
     """Return one split, renamed, converted and checked."""
     rows = read(settings, source, split)
@@ -644,8 +676,7 @@ def prepared(
                 Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
             )
     rows = rows.rename_columns(renames) if renames else rows
-    before = [shortened(rows[i]) for i in range(min(SHOW, len(rows)))]
-    rows, what = converted(rows, wanted)
+    before, (rows, what) = rows, converted(rows, wanted)
     has = set(rows.column_names)
     found = next((names for names in wanted if set(names) <= has), None)
     if found is None:
@@ -653,9 +684,10 @@ def prepared(
         message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
         raise Stop(Exit.DATA, message, "rename with --columns old=new, or choose other data")
     if what and rank() == 0:
-        print(f"rows converted from {what}; before:", *before, "after:", sep="\n  ")
-        print(*(f"  {shortened(rows[i])}" for i in range(min(SHOW, len(rows)))), sep="\n", flush=True)
-    check_rows(rows, source, {*found, *also} & has)
+        some = range(min(SHOW, len(rows)))
+        print(f"rows converted from {what}; before:", *(f"  {shortened(before[i])}" for i in some), sep="\n")
+        print("after:", *(f"  {shortened(rows[i])}" for i in some), sep="\n", flush=True)
+    check(rows, source, {*found, *also} & has)
     return rows if ALL in also else rows.select_columns(sorted({*found, "prompt", *also} & has))
 
 
@@ -668,30 +700,18 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def read(settings: Settings, source: str, split: str) -> Any:
-    """Return one split of a file, a URL, a saved folder or a Hub dataset."""
-    from datasets import get_dataset_split_names, load_dataset, load_from_disk
+    """Return one split of a file, a URL, a folder or a Hub dataset."""
+    from datasets import get_dataset_split_names, load_dataset
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    path, suffix = Path(source), Path(source.partition("?")[0]).suffix
+    path = Path(source)
     try:
-        if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
-            kept = load_from_disk(source)
-            if hasattr(kept, "keys") and split not in kept:
-                raise Stop(Exit.DATA, f"{source} has no split {split}; it has {', '.join(kept)}", "correct the split")
-            return kept[split] if hasattr(kept, "keys") else kept
-        if suffix in BUILDERS:
-            if "://" not in source and not path.is_file():
-                raise Stop(
-                    Exit.DATA, f"{source} does not exist", "correct --dataset; paths start in the working folder"
-                )
-            if "://" not in source and not path.stat().st_size:
-                raise Stop(Exit.DATA, f"{source} is empty", "choose other data")
-            if split != settings.split:
-                raise Stop(Exit.DATA, f"{source} is one file and has no split {split}", "pass --eval-dataset FILE")
-            more = {"delimiter": "\t"} if suffix == ".tsv" else {}
-            return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
-        if path.exists() and not path.is_dir():
+        if path.is_dir():
+            return read_folder(path, split)
+        if Path(source.partition("?")[0]).suffix in BUILDERS:
+            return read_file_of_rows(settings, source, split)
+        if path.exists():
             raise Stop(Exit.DATA, f"{source} is not {', '.join(BUILDERS)}", "convert it to one of these")
         splits = get_dataset_split_names(source, settings.dataset_config or None)
         if split.partition("[")[0] not in splits:
@@ -701,6 +721,52 @@ def read(settings: Settings, source: str, split: str) -> Any:
         raise
     except Exception as error:
         raise Stop(*why_not_read(source, error)) from error
+
+
+def read_folder(path: Path, split: str) -> Any:
+    """Return one split of a folder: saved by datasets, COCO, or one subfolder of pictures for each class."""
+    from datasets import load_dataset, load_from_disk
+
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        kept = load_from_disk(str(path))
+        if hasattr(kept, "keys") and split not in kept:
+            raise Stop(Exit.DATA, f"{path} has no split {split}; it has {', '.join(kept)}", "correct the split")
+        return kept[split] if hasattr(kept, "keys") else kept
+    if coco := sorted(path.glob("*annotations*.json")):
+        return from_coco(path, coco[0])
+    return load_dataset("imagefolder", data_dir=str(path), split=split)
+
+
+def read_file_of_rows(settings: Settings, source: str, split: str) -> Any:
+    """Return the rows of a file or URL."""
+    from datasets import load_dataset
+
+    path, suffix = Path(source), Path(source.partition("?")[0]).suffix
+    if "://" not in source and not path.is_file():
+        raise Stop(Exit.DATA, f"{source} does not exist", "correct --dataset; paths start in the working folder")
+    if "://" not in source and not path.stat().st_size:
+        raise Stop(Exit.DATA, f"{source} is empty", "choose other data")
+    if split != settings.split:
+        raise Stop(Exit.DATA, f"{source} is one file and has no split {split}", "pass --eval-dataset FILE")
+    more = {"delimiter": "\t"} if suffix == ".tsv" else {}
+    return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
+
+
+def from_coco(folder: Path, annotations: Path) -> Any:
+    """Return the pictures of a COCO folder with their boxes and the names of their categories."""
+    from datasets import Dataset, Image
+
+    coco = json.loads(annotations.read_text(encoding="utf-8"))
+    names = {c["id"]: c["name"] for c in coco["categories"]}
+    found: dict[int, dict[str, Any]] = {
+        i["id"]: {"image": str(folder / i["file_name"]), "objects": {"bbox": [], "category": []}}
+        for i in coco["images"]
+    }
+    for box in coco["annotations"]:
+        objects = found[box["image_id"]]["objects"]
+        objects["bbox"].append(box["bbox"])
+        objects["category"].append(names[box["category_id"]])
+    return Dataset.from_list(list(found.values())).cast_column("image", Image())
 
 
 def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
@@ -817,19 +883,6 @@ class TextSettings(Settings):
             raise Stop(Exit.CONFIG, "quantize 4bit needs LoRA", "set lora_rank, or quantize none")
         if self.quantize != "none" and self.cpu:
             raise Stop(Exit.CONFIG, "quantize 4bit needs a GPU", "set quantize none")
-
-
-def why_not_loaded(model: str, error: Exception) -> Stop:
-    """Return what ends a run whose model can't be loaded."""
-    text, names = (
-        " ".join(str(error).split())[:300],
-        {type(e).__name__ for e in (error, error.__cause__, error.__context__)},
-    )
-    if "GatedRepoError" in names or "gated repo" in text:
-        return Stop(Exit.ENVIRONMENT, f"{model} is gated", "accept its terms on the Hub and pass HF_TOKEN")
-    if names & {"OutOfMemoryError"}:
-        return Stop(Exit.MEMORY, f"{model} does not fit into the GPU", "use --quantize 4bit, or rent a larger GPU")
-    return Stop(Exit.ENVIRONMENT, f"{model} can't be loaded: {text}", "check the name, the revision and the network")
 
 
 def load_tokenizer(settings: TextSettings, data: Data) -> Any:
@@ -1204,6 +1257,7 @@ def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str,
     trainer.save_model(str(making))
     trainer.accelerator.wait_for_everyone()
     if rank() == 0:
+        making.joinpath(ARGUMENTS).unlink(missing_ok=True)
         making.joinpath("README.md").write_text(card(settings, method, metrics), encoding="utf-8")
         put_in_place(making, final)
         shutil.rmtree(out / ".saving", ignore_errors=True)
@@ -1306,12 +1360,43 @@ def save_whole(trainer: Any, keep: int) -> None:
             args.output_dir = str(out)
         trainer.accelerator.wait_for_everyone()
         if args.should_save:
+            making.joinpath(name, ARGUMENTS).unlink(missing_ok=True)
             put_in_place(making / name, out / name)
             rotate_checkpoints(str(out), save_total_limit=keep, best_model_checkpoint=best_path, use_mtime=False)
             say(f"saved {name}")
         trainer.accelerator.wait_for_everyone()
 
     trainer._save_checkpoint = save  # noqa: SLF001
+
+
+def load_whole(trainer: Any, settings: Settings) -> None:
+    """Make the trainer load every weight of a checkpoint.
+
+    `save_pretrained` writes many models (ViT, mixtures of experts) under the names that they have on the Hub, and
+    `from_pretrained` translates them. The Trainer doesn't: it resumes with a warning, from untrained weights.
+    """
+    from safetensors import safe_open
+
+    load = trainer._load_from_checkpoint  # noqa: SLF001
+
+    def load_translated(checkpoint: str, *model: Any) -> None:
+        target = trainer.accelerator.unwrap_model(trainer.model)
+        names: set[str] = set()
+        for file in Path(checkpoint).glob("model*.safetensors"):
+            with safe_open(file, "pt") as opened:
+                names |= set(opened.keys())
+        own_loader = not hasattr(type(target), "from_pretrained")
+        if own_loader or not names - target.state_dict().keys():
+            load(checkpoint, *model)
+            return
+        if settings.sharding != "none":
+            message = f"{checkpoint} has other names of weights than the model, and can't be loaded"
+            raise Stop(Exit.ENVIRONMENT, message, "resume with --sharding none")
+        kind = next(target.parameters()).dtype
+        target.load_state_dict(type(target).from_pretrained(checkpoint, dtype=kind).state_dict())
+        say(f"{Path(checkpoint).name}: {len(names)} weights loaded under the model's own names")
+
+    trainer._load_from_checkpoint = load_translated  # noqa: SLF001
 
 
 def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, interrupted: Interrupted) -> None:
@@ -1323,6 +1408,7 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, in
     say(f"model: {sum(p.numel() for p in parameters):,} parameters, {trained:,} of them trained")
     need_disk(Path(settings.out), weights, trained, settings.keep)
     save_whole(trainer, settings.keep)
+    load_whole(trainer, settings)
     for callback in (Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)):
         trainer.add_callback(callback)
 

@@ -11,6 +11,7 @@ from trainers.common.outcome import Exit, Stop, rank, say
 from trainers.common.settings import Settings
 
 RUN = "run.json"
+ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
 # These may differ when a run goes on; every other setting belongs to the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",

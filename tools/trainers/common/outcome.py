@@ -42,3 +42,16 @@ def complain(stop: Stop) -> None:
     print(f"ERROR ({stop.code.name.lower()}): {stop.message}", file=sys.stderr, flush=True)
     if stop.fix:
         print(f"FIX: {stop.fix}", file=sys.stderr, flush=True)
+
+
+def why_not_loaded(model: str, error: Exception) -> Stop:
+    """Return what ends a run whose model can't be loaded."""
+    text, names = (
+        " ".join(str(error).split())[:300],
+        {type(e).__name__ for e in (error, error.__cause__, error.__context__)},
+    )
+    if "GatedRepoError" in names or "gated repo" in text:
+        return Stop(Exit.ENVIRONMENT, f"{model} is gated", "accept its terms on the Hub and pass HF_TOKEN")
+    if names & {"OutOfMemoryError"}:
+        return Stop(Exit.MEMORY, f"{model} does not fit into the GPU", "use --quantize 4bit, or rent a larger GPU")
+    return Stop(Exit.ENVIRONMENT, f"{model} can't be loaded: {text}", "check the name, the revision and the network")

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainers.common.folder import put_in_place, write_json
+from trainers.common.folder import ARGUMENTS, put_in_place, write_json
 from trainers.common.outcome import Exit, Stop, rank, say
 from trainers.common.settings import Settings
 
@@ -100,6 +100,7 @@ def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str,
     trainer.save_model(str(making))
     trainer.accelerator.wait_for_everyone()
     if rank() == 0:
+        making.joinpath(ARGUMENTS).unlink(missing_ok=True)
         making.joinpath("README.md").write_text(card(settings, method, metrics), encoding="utf-8")
         put_in_place(making, final)
         shutil.rmtree(out / ".saving", ignore_errors=True)

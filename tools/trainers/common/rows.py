@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,24 @@ class Data:
     identity: dict[str, Any]
 
 
-def load(settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = ()) -> Data:
+Check = Callable[[Any, str, set[str]], None]
+
+
+def load(
+    settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = (), check: Check | None = None
+) -> Data:
     """Return the data of a run with the columns that the method reads.
 
     Raises:
         Stop: it can't be read, is empty, or lacks columns or the split.
 
     """
-    train = prepared(settings, settings.dataset, settings.split, wanted, also)
+    check = check or check_rows
+    train = prepared(settings, settings.dataset, settings.split, wanted, also, check)
     identity = {"rows": len(train), "columns": sorted(train.column_names), "sha256": digest(settings.dataset)}
     if settings.eval_dataset or settings.eval_split:
         source, split = settings.eval_dataset or settings.dataset, settings.eval_split or settings.split
-        held_out = prepared(settings, source, split, wanted, also)
+        held_out = prepared(settings, source, split, wanted, also, check)
     elif settings.eval_fraction and len(train) > 1:
         size = min(max(1, round(len(train) * settings.eval_fraction)), settings.eval_rows, len(train) - 1)
         parts = train.train_test_split(test_size=size, seed=settings.seed)
@@ -59,7 +66,12 @@ def digest(source: str) -> str:
 
 
 def prepared(
-    settings: Settings, source: str, split: str, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...]
+    settings: Settings,
+    source: str,
+    split: str,
+    wanted: tuple[tuple[str, ...], ...],
+    also: tuple[str, ...],
+    check: Check,
 ) -> Any:
     """Return one split, renamed, converted and checked."""
     rows = read(settings, source, split)
@@ -72,8 +84,7 @@ def prepared(
                 Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
             )
     rows = rows.rename_columns(renames) if renames else rows
-    before = [shortened(rows[i]) for i in range(min(SHOW, len(rows)))]
-    rows, what = converted(rows, wanted)
+    before, (rows, what) = rows, converted(rows, wanted)
     has = set(rows.column_names)
     found = next((names for names in wanted if set(names) <= has), None)
     if found is None:
@@ -81,9 +92,10 @@ def prepared(
         message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
         raise Stop(Exit.DATA, message, "rename with --columns old=new, or choose other data")
     if what and rank() == 0:
-        print(f"rows converted from {what}; before:", *before, "after:", sep="\n  ")
-        print(*(f"  {shortened(rows[i])}" for i in range(min(SHOW, len(rows)))), sep="\n", flush=True)
-    check_rows(rows, source, {*found, *also} & has)
+        some = range(min(SHOW, len(rows)))
+        print(f"rows converted from {what}; before:", *(f"  {shortened(before[i])}" for i in some), sep="\n")
+        print("after:", *(f"  {shortened(rows[i])}" for i in some), sep="\n", flush=True)
+    check(rows, source, {*found, *also} & has)
     return rows if ALL in also else rows.select_columns(sorted({*found, "prompt", *also} & has))
 
 
@@ -96,30 +108,18 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def read(settings: Settings, source: str, split: str) -> Any:
-    """Return one split of a file, a URL, a saved folder or a Hub dataset."""
-    from datasets import get_dataset_split_names, load_dataset, load_from_disk
+    """Return one split of a file, a URL, a folder or a Hub dataset."""
+    from datasets import get_dataset_split_names, load_dataset
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    path, suffix = Path(source), Path(source.partition("?")[0]).suffix
+    path = Path(source)
     try:
-        if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
-            kept = load_from_disk(source)
-            if hasattr(kept, "keys") and split not in kept:
-                raise Stop(Exit.DATA, f"{source} has no split {split}; it has {', '.join(kept)}", "correct the split")
-            return kept[split] if hasattr(kept, "keys") else kept
-        if suffix in BUILDERS:
-            if "://" not in source and not path.is_file():
-                raise Stop(
-                    Exit.DATA, f"{source} does not exist", "correct --dataset; paths start in the working folder"
-                )
-            if "://" not in source and not path.stat().st_size:
-                raise Stop(Exit.DATA, f"{source} is empty", "choose other data")
-            if split != settings.split:
-                raise Stop(Exit.DATA, f"{source} is one file and has no split {split}", "pass --eval-dataset FILE")
-            more = {"delimiter": "\t"} if suffix == ".tsv" else {}
-            return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
-        if path.exists() and not path.is_dir():
+        if path.is_dir():
+            return read_folder(path, split)
+        if Path(source.partition("?")[0]).suffix in BUILDERS:
+            return read_file_of_rows(settings, source, split)
+        if path.exists():
             raise Stop(Exit.DATA, f"{source} is not {', '.join(BUILDERS)}", "convert it to one of these")
         splits = get_dataset_split_names(source, settings.dataset_config or None)
         if split.partition("[")[0] not in splits:
@@ -129,6 +129,52 @@ def read(settings: Settings, source: str, split: str) -> Any:
         raise
     except Exception as error:
         raise Stop(*why_not_read(source, error)) from error
+
+
+def read_folder(path: Path, split: str) -> Any:
+    """Return one split of a folder: saved by datasets, COCO, or one subfolder of pictures for each class."""
+    from datasets import load_dataset, load_from_disk
+
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        kept = load_from_disk(str(path))
+        if hasattr(kept, "keys") and split not in kept:
+            raise Stop(Exit.DATA, f"{path} has no split {split}; it has {', '.join(kept)}", "correct the split")
+        return kept[split] if hasattr(kept, "keys") else kept
+    if coco := sorted(path.glob("*annotations*.json")):
+        return from_coco(path, coco[0])
+    return load_dataset("imagefolder", data_dir=str(path), split=split)
+
+
+def read_file_of_rows(settings: Settings, source: str, split: str) -> Any:
+    """Return the rows of a file or URL."""
+    from datasets import load_dataset
+
+    path, suffix = Path(source), Path(source.partition("?")[0]).suffix
+    if "://" not in source and not path.is_file():
+        raise Stop(Exit.DATA, f"{source} does not exist", "correct --dataset; paths start in the working folder")
+    if "://" not in source and not path.stat().st_size:
+        raise Stop(Exit.DATA, f"{source} is empty", "choose other data")
+    if split != settings.split:
+        raise Stop(Exit.DATA, f"{source} is one file and has no split {split}", "pass --eval-dataset FILE")
+    more = {"delimiter": "\t"} if suffix == ".tsv" else {}
+    return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
+
+
+def from_coco(folder: Path, annotations: Path) -> Any:
+    """Return the pictures of a COCO folder with their boxes and the names of their categories."""
+    from datasets import Dataset, Image
+
+    coco = json.loads(annotations.read_text(encoding="utf-8"))
+    names = {c["id"]: c["name"] for c in coco["categories"]}
+    found: dict[int, dict[str, Any]] = {
+        i["id"]: {"image": str(folder / i["file_name"]), "objects": {"bbox": [], "category": []}}
+        for i in coco["images"]
+    }
+    for box in coco["annotations"]:
+        objects = found[box["image_id"]]["objects"]
+        objects["bbox"].append(box["bbox"])
+        objects["category"].append(names[box["category_id"]])
+    return Dataset.from_list(list(found.values())).cast_column("image", Image())
 
 
 def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:

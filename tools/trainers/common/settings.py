@@ -22,8 +22,15 @@ def option(
     return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "least": least, "most": most})
 
 
+class Checked:
+    """Settings that can be read: a dataclass whose fields come from `option`."""
+
+    def check(self) -> None:
+        """Raise Stop where settings contradict each other."""
+
+
 @dataclass
-class Settings:
+class Settings(Checked):
     """What every trainer can be given."""
 
     model: str = option("", "model: Hub id or folder")
@@ -80,7 +87,7 @@ class Settings:
             raise Stop(Exit.CONFIG, f"hub_model_id {self.hub_model_id!r} is not owner/name", "pass owner/name")
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=Checked)
 
 
 def read_settings(kind: type[S], words: list[str]) -> S:
@@ -90,7 +97,7 @@ def read_settings(kind: type[S], words: list[str]) -> S:
         Stop: a name is unknown or a value is out of its limits; the message names the field.
 
     """
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     types = get_type_hints(kind)
     parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default="", help="YAML or JSON file with settings")

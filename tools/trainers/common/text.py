@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainers.common.hardware import AMPERE, Plan
-from trainers.common.outcome import Exit, Stop, say
+from trainers.common.outcome import Exit, Stop, say, why_not_loaded
 from trainers.common.rows import Data, sample
 from trainers.common.settings import Settings, option
 
@@ -29,19 +29,6 @@ class TextSettings(Settings):
             raise Stop(Exit.CONFIG, "quantize 4bit needs LoRA", "set lora_rank, or quantize none")
         if self.quantize != "none" and self.cpu:
             raise Stop(Exit.CONFIG, "quantize 4bit needs a GPU", "set quantize none")
-
-
-def why_not_loaded(model: str, error: Exception) -> Stop:
-    """Return what ends a run whose model can't be loaded."""
-    text, names = (
-        " ".join(str(error).split())[:300],
-        {type(e).__name__ for e in (error, error.__cause__, error.__context__)},
-    )
-    if "GatedRepoError" in names or "gated repo" in text:
-        return Stop(Exit.ENVIRONMENT, f"{model} is gated", "accept its terms on the Hub and pass HF_TOKEN")
-    if names & {"OutOfMemoryError"}:
-        return Stop(Exit.MEMORY, f"{model} does not fit into the GPU", "use --quantize 4bit, or rent a larger GPU")
-    return Stop(Exit.ENVIRONMENT, f"{model} can't be loaded: {text}", "check the name, the revision and the network")
 
 
 def load_tokenizer(settings: TextSettings, data: Data) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainers.common.callbacks import Finite, Interrupted, Metrics, Reporter, own_callbacks
-from trainers.common.folder import claim, lock, need_disk, newest, put_in_place, write_json
+from trainers.common.folder import ARGUMENTS, claim, lock, need_disk, newest, put_in_place, write_json
 from trainers.common.hardware import AMPERE, HOPPER, Plan, free_memory_retry, look, need_world, start_processes
 from trainers.common.outcome import Exit, Stop, complain, rank, say
 from trainers.common.results import need_push, push, save_final, write_result
@@ -94,12 +94,43 @@ def save_whole(trainer: Any, keep: int) -> None:
             args.output_dir = str(out)
         trainer.accelerator.wait_for_everyone()
         if args.should_save:
+            making.joinpath(name, ARGUMENTS).unlink(missing_ok=True)
             put_in_place(making / name, out / name)
             rotate_checkpoints(str(out), save_total_limit=keep, best_model_checkpoint=best_path, use_mtime=False)
             say(f"saved {name}")
         trainer.accelerator.wait_for_everyone()
 
     trainer._save_checkpoint = save  # noqa: SLF001
+
+
+def load_whole(trainer: Any, settings: Settings) -> None:
+    """Make the trainer load every weight of a checkpoint.
+
+    `save_pretrained` writes many models (ViT, mixtures of experts) under the names that they have on the Hub, and
+    `from_pretrained` translates them. The Trainer doesn't: it resumes with a warning, from untrained weights.
+    """
+    from safetensors import safe_open
+
+    load = trainer._load_from_checkpoint  # noqa: SLF001
+
+    def load_translated(checkpoint: str, *model: Any) -> None:
+        target = trainer.accelerator.unwrap_model(trainer.model)
+        names: set[str] = set()
+        for file in Path(checkpoint).glob("model*.safetensors"):
+            with safe_open(file, "pt") as opened:
+                names |= set(opened.keys())
+        own_loader = not hasattr(type(target), "from_pretrained")
+        if own_loader or not names - target.state_dict().keys():
+            load(checkpoint, *model)
+            return
+        if settings.sharding != "none":
+            message = f"{checkpoint} has other names of weights than the model, and can't be loaded"
+            raise Stop(Exit.ENVIRONMENT, message, "resume with --sharding none")
+        kind = next(target.parameters()).dtype
+        target.load_state_dict(type(target).from_pretrained(checkpoint, dtype=kind).state_dict())
+        say(f"{Path(checkpoint).name}: {len(names)} weights loaded under the model's own names")
+
+    trainer._load_from_checkpoint = load_translated  # noqa: SLF001
 
 
 def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, interrupted: Interrupted) -> None:
@@ -111,6 +142,7 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, in
     say(f"model: {sum(p.numel() for p in parameters):,} parameters, {trained:,} of them trained")
     need_disk(Path(settings.out), weights, trained, settings.keep)
     save_whole(trainer, settings.keep)
+    load_whole(trainer, settings)
     for callback in (Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)):
         trainer.add_callback(callback)
 

@@ -18,21 +18,22 @@ class ReadableFiles:
     def __init__(self, folder: str, mapping: PathMapping) -> None:
         self.folder, self.mapping = folder, mapping
         self.opener = SafeOpener()
-        self.known: dict[str, tuple[str, bool]] = {}
+        self.known: dict[str, str] = {}  # folders that were checked; empty where the full check decides
 
     def open(self, path: str) -> int:
         """Return the descriptor of one file of a roster. Its folder is checked once."""
-        above, name = os.path.split(path)
-        located, bound = self.mapping.locate(self.folder, path)
+        above, _, name = path.rpartition("/")
         if above not in self.known:
+            located, bound = self.mapping.locate(self.folder, path)
             real = os.path.realpath(os.path.dirname(located))
-            self.known[above] = real, inside(real, bound)
-        folder, allowed = self.known[above]
-        if allowed and name not in ("", ".", ".."):
+            self.known[above] = real if inside(real, bound) else ""
+        folder = self.known[above]
+        if folder and name not in ("", ".", ".."):
             try:
-                return self.opener.open(folder + "/" + name)
+                return self.opener.open_in(folder, name)
             except OSError:
                 pass  # a link, or missing: the full check says which
+        located, bound = self.mapping.locate(self.folder, path)
         real = os.path.realpath(located)
         if not os.path.lexists(real):
             raise Problem("not_found", f"no such file: {printable(path)}")

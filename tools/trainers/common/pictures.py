@@ -1,0 +1,144 @@
+"""Pictures: checked, labelled, augmented the same way whenever a run resumes."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.common.callbacks import Watcher
+from trainers.common.outcome import Exit, Stop, why_not_loaded
+from trainers.common.rows import Data, sample
+from trainers.common.settings import Settings, option
+
+PICTURES = 500
+
+
+@dataclass
+class PictureSettings(Settings):
+    """Settings of methods that train on pictures."""
+
+    learning_rate: float = option(5e-5, "peak learning rate", least=0, most=1)
+    weight_decay: float = option(0.01, "weight decay", least=0, most=1)
+    labels: str = option("", "names of the classes in the order of their numbers, comma-separated")
+    augment: bool = option(True, "flip pictures and change their brightness")
+
+
+def with_pictures(rows: Any, source: str) -> Any:
+    """Return rows whose column image is read as pictures; paths start in the folder of the file."""
+    from datasets import Image, Value
+
+    if isinstance(rows.features["image"], Image):
+        return rows
+    if rows.features["image"] != Value("string"):
+        raise Stop(Exit.DATA, f"{source}: the column image contains {rows.features['image']}", "give pictures or paths")
+    folder = Path(source).parent if "://" not in source else Path()
+    rows = rows.map(lambda row: {"image": str(folder / row["image"])})
+    return rows.cast_column("image", Image())
+
+
+def check_pictures(rows: Any, source: str, names: set[str]) -> None:
+    """Raise Stop at the first picture that can't be read."""
+    import PIL.Image
+    from datasets import Image
+
+    raw = with_pictures(rows, source).select_columns(["image"]).cast_column("image", Image(decode=False))
+    for index in sample(raw, PICTURES):
+        picture = raw[index]["image"]
+        try:
+            with PIL.Image.open(io.BytesIO(picture["bytes"]) if picture["bytes"] else picture["path"]) as opened:
+                opened.load()
+        except Exception as error:
+            where = picture["path"] or f"row {index + 1}"
+            message = f"{source}, row {index + 1}: the picture {where} can't be read: {str(error)[:100]}"
+            raise Stop(Exit.DATA, message, "replace or remove it") from error
+
+
+def class_names(settings: PictureSettings, feature: Any, values: list[Any], source: str) -> list[str]:
+    """Return the names of the classes: those given, the data's, or the values themselves.
+
+    Raises:
+        Stop: a value is not among them.
+
+    """
+    given = [name.strip() for name in settings.labels.split(",") if name.strip()]
+    names = given or list(getattr(feature, "names", None) or sorted({str(v) for v in values}))
+    if not given and not hasattr(feature, "names") and all(isinstance(v, int) for v in values):
+        names = [str(n) for n in range(max(values) + 1)]
+    for value in values:
+        if value not in names if isinstance(value, str) else not 0 <= value < len(names):
+            message = f"{source} has the label {value!r}; the classes are {', '.join(names[:10])}"
+            raise Stop(Exit.DATA, message, "correct --labels or the rows")
+    if len(names) < 2 and not given:
+        raise Stop(Exit.DATA, f"{source} has one class, {names[0]}", "there is nothing to tell apart")
+    return names
+
+
+def load_processor(settings: PictureSettings) -> Any:
+    """Return the model's image processor."""
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(settings.model, revision=settings.revision, backend="pil")
+    except Exception as error:
+        raise why_not_loaded(settings.model, error) from error
+
+
+def load_head(settings: PictureSettings, kind: Any, names: list[str]) -> Any:
+    """Return the model with a new head for these classes."""
+    numbered = dict(enumerate(names))
+    try:
+        return kind.from_pretrained(
+            settings.model,
+            revision=settings.revision,
+            id2label=numbered,
+            label2id={name: number for number, name in numbered.items()},
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:
+        raise why_not_loaded(settings.model, error) from error
+
+
+class Epoch(Watcher):
+    """The number of the pass over the data, which augmentation depends on."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the pass that begins or goes on."""
+        self.number = int(round(state.epoch or 0, 6))
+
+
+class Pictures:
+    """Rows as the model reads them. A picture's augmentation follows from the seed, the pass and the row.
+
+    A generator that runs along would be ahead of the checkpoint, by the batches that were loaded in advance.
+    """
+
+    def __init__(self, rows: Any, read: Any, augment: Any | None, epoch: Epoch, seed: int) -> None:
+        self.rows, self.read, self.augment, self.epoch, self.seed = rows, read, augment, epoch, seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.augment is not None:
+            self.augment.set_random_seed((self.seed * 1_000_003 + self.epoch.number * 7919 + index) % 2**32)
+        return dict(self.read(self.rows[index], self.augment, index))
+
+
+def augmentation(settings: PictureSettings, boxes: Any | None = None) -> Any | None:
+    """Return what changes pictures at random, None where that is turned off."""
+    if not settings.augment:
+        return None
+    import albumentations
+
+    steps = [albumentations.HorizontalFlip(p=0.5), albumentations.RandomBrightnessContrast(p=0.3)]
+    return albumentations.Compose(steps, bbox_params=boxes)
+
+
+def need_rows(data: Data, least: int) -> None:
+    """Raise Stop where there are fewer rows than one step reads."""
+    if len(data.train) < least:
+        message = f"{len(data.train)} rows to train on are fewer than one step's {least}"
+        raise Stop(Exit.DATA, message, "lower --batch-size, or add data")

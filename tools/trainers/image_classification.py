@@ -1,0 +1,109 @@
+# /// script
+# requires-python = ">=3.11,<3.15"
+# dependencies = [
+#   "torch>=2.13,<2.16",  # arrays, GPU
+#   "torchvision>=0.28,<0.31",  # what models of pictures import; pinned to its torch
+#   "transformers>=5.23,<6",  # model, processor, Trainer
+#   "datasets>=5.2,<6",  # Hub, folders, parquet
+#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
+#   "timm>=1.0.20,<2",  # backbones, loaded without a visible import
+#   "albumentations>=2.0.8,<2.1",  # augmentation that moves boxes along with pictures
+#   "numpy>=2,<3",  # arrays of pictures
+#   "pillow>=11,<14",  # reading pictures
+#   "safetensors>=0.5,<1",  # the form of the weights
+#   "huggingface_hub>=2.4,<3",  # the push
+#   "PyYAML>=6.0.2,<7",  # settings from a file
+#   "tensorboard>=2.20,<3",  # curves in a folder
+#   "trackio>=0.20,<1",  # curves in a browser
+# ]
+# ///
+"""Fine-tune a model that says which class a picture belongs to.
+
+Rows: `image` (pictures, or paths that start in the folder of the file) + `label` (numbers or names). A folder with
+one subfolder for each class works too.
+
+    uv run image_classification.py --model google/vit-base-patch16-224 --dataset pictures --epochs 3
+
+Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
+command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.common.hardware import Plan
+from trainers.common.pictures import (
+    Epoch,
+    Pictures,
+    PictureSettings,
+    augmentation,
+    check_pictures,
+    class_names,
+    load_head,
+    load_processor,
+    need_rows,
+    with_pictures,
+)
+from trainers.common.rows import Data, load
+from trainers.common.settings import option
+from trainers.common.training import arguments, run
+
+WANTED = (("image", "label"),)
+
+
+@dataclass
+class ClassificationSettings(PictureSettings):
+    """Image classification."""
+
+    objective: str = option("eval_accuracy", "metric that ranks checkpoints and goes into result.json")
+    greater_is_better: bool = option(True, "a higher objective is better")
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    """Return the share of right answers, and the mean over the classes of each one's share."""
+    import numpy as np
+
+    said, true = prediction.predictions.argmax(-1), prediction.label_ids
+    shares = [float((said[true == c] == c).mean()) for c in np.unique(true)]
+    return {"accuracy": float((said == true).mean()), "balanced_accuracy": float(np.mean(shares))}
+
+
+def build(settings: ClassificationSettings, plan: Plan, data: Data) -> Any:
+    """Return the trainer."""
+    need_rows(data, settings.batch_size)
+    train = with_pictures(data.train, settings.dataset)
+    held_out = with_pictures(data.held_out, settings.eval_dataset or settings.dataset) if data.held_out else None
+    values = [*train["label"], *(held_out["label"] if held_out else [])]
+    names = class_names(settings, train.features["label"], values, settings.dataset)
+    processor = load_processor(settings)
+    import numpy as np
+    import torch
+    from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
+
+    def read(row: dict[str, Any], augment: Any | None, index: int) -> dict[str, Any]:
+        picture = np.array(row["image"].convert("RGB"))
+        if augment is not None:
+            picture = augment(image=picture)["image"]
+        label = names.index(row["label"]) if isinstance(row["label"], str) else row["label"]
+        return {"pixel_values": processor(picture, return_tensors="pt")["pixel_values"][0], "labels": label}
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        labels = torch.tensor([row["labels"] for row in rows])
+        return {"pixel_values": torch.stack([row["pixel_values"] for row in rows]), "labels": labels}
+
+    epoch = Epoch()
+    return Trainer(
+        model=load_head(settings, AutoModelForImageClassification, names),
+        args=TrainingArguments(**arguments(settings, plan, data), remove_unused_columns=False),
+        data_collator=collate,
+        train_dataset=Pictures(train, read, augmentation(settings), epoch, settings.seed),
+        eval_dataset=Pictures(held_out, read, None, epoch, settings.seed) if held_out else None,
+        processing_class=processor,
+        compute_metrics=accuracy,
+        callbacks=[epoch],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(ClassificationSettings, "image_classification", lambda s: load(s, WANTED, (), check_pictures), build))

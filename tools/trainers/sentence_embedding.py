@@ -1,0 +1,115 @@
+# /// script
+# requires-python = ">=3.11,<3.15"
+# dependencies = [
+#   "torch>=2.13,<2.16",  # arrays, GPU
+#   "sentence-transformers>=6.2,<7",  # the method
+#   "transformers>=5.23,<6",  # model, tokenizer, Trainer
+#   "datasets>=5.2,<6",  # jsonl, csv, parquet, Hub
+#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
+#   "safetensors>=0.5,<1",  # the form of the weights
+#   "huggingface_hub>=2.4,<3",  # the push
+#   "PyYAML>=6.0.2,<7",  # settings from a file
+#   "sentencepiece>=0.2,<1",  # tokenizers of T5 and XLM-R, loaded without a visible import
+#   "protobuf>=5,<8",  # the same tokenizers
+#   "tensorboard>=2.20,<3",  # curves in a folder
+#   "trackio>=0.20,<1",  # curves in a browser
+# ]
+# ///
+"""Fine-tune a model that turns texts into vectors for search and comparison.
+
+Rows: `anchor` + `positive`, with or without `negative`; or `sentence1` + `sentence2` + `score` (from 0 to 1). With
+pairs, the other rows of micro_batch serve as wrong answers: the more rows at a time, the better.
+
+    uv run sentence_embedding.py --model sentence-transformers/all-MiniLM-L6-v2 --dataset pairs.jsonl --steps 500
+
+Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
+command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.common.hardware import Plan
+from trainers.common.outcome import Exit, Stop, say, why_not_loaded
+from trainers.common.rows import Data, load, sample
+from trainers.common.settings import Settings, option
+from trainers.common.training import arguments, run
+
+WANTED = (("anchor", "positive", "negative"), ("anchor", "positive"), ("sentence1", "sentence2", "score"))
+
+
+@dataclass
+class EmbeddingSettings(Settings):
+    """Training of sentence embeddings."""
+
+    learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
+    batch_size: int = option(64, "effective batch: rows of one optimizer step over all GPUs", least=1)
+    micro_batch: int = option(64, "rows on one GPU at a time; 0: by the GPU's memory", least=0)
+    max_length: int = option(256, "tokens of a text", least=8)
+    too_long: str = option("refuse", "texts longer than that", choices=("refuse", "truncate"))
+
+
+def check(rows: Any, source: str, names: set[str]) -> None:
+    """Raise Stop at the first row that isn't texts, or whose score is not from 0 to 1."""
+    for index in sample(rows):
+        for name in names:
+            value = rows[index][name]
+            right = (
+                isinstance(value, (int, float)) and 0 <= value <= 1
+                if name == "score"
+                else bool(value) and isinstance(value, str)
+            )
+            if not right:
+                wanted = "a number from 0 to 1" if name == "score" else "a text"
+                message = f"{source}, row {index + 1}, column {name}: {str(value)[:60]!r} is not {wanted}"
+                raise Stop(Exit.DATA, message, "correct or remove such rows")
+
+
+def check_lengths(settings: EmbeddingSettings, tokenizer: Any, data: Data) -> None:
+    """Refuse texts that are longer than max_length, unless they may be cut."""
+    names = [n for n in data.train.column_names if n != "score"]
+    rows = [data.train[i] for i in sample(data.train)]
+    most = max(len(tokenizer(row[name])["input_ids"]) for row in rows for name in names)
+    say(f"lengths: {most} tokens at most among {len(rows)} rows")
+    if most > settings.max_length and settings.too_long == "refuse":
+        message = f"a text has {most} tokens, and max_length is {settings.max_length}"
+        raise Stop(Exit.DATA, message, f"pass --max-length {most}, or --too-long truncate")
+
+
+def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
+    """Return the trainer."""
+    scored = "score" in data.train.column_names
+    if plan.micro < 2 and not scored:
+        raise Stop(Exit.CONFIG, "pairs are compared within micro_batch, which is 1", "pass --micro-batch 2 or more")
+    from transformers import AutoTokenizer
+
+    try:
+        check_lengths(settings, AutoTokenizer.from_pretrained(settings.model, revision=settings.revision), data)
+        from sentence_transformers import (
+            SentenceTransformer,
+            SentenceTransformerTrainer,
+            SentenceTransformerTrainingArguments,
+        )
+        from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
+
+        device = "cuda" if plan.cuda else "cpu"
+        model = SentenceTransformer(settings.model, revision=settings.revision, device=device)
+    except Stop:
+        raise
+    except OSError as error:
+        raise why_not_loaded(settings.model, error) from error
+    model.max_seq_length = settings.max_length
+    order = [n for group in WANTED for n in group if n in data.train.column_names]
+    order = list(dict.fromkeys(order))
+    return SentenceTransformerTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(**arguments(settings, plan, data)),
+        train_dataset=data.train.select_columns(order),
+        eval_dataset=data.held_out.select_columns(order) if data.held_out else None,
+        loss=CoSENTLoss(model) if scored else MultipleNegativesRankingLoss(model),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(EmbeddingSettings, "sentence_embedding", lambda s: load(s, WANTED, (), check), build))
