@@ -220,3 +220,25 @@ def test_a_flood_is_bounded_and_plain(agent: Agent) -> None:
         seen = agent.tool("check_job", job_id=job_id, log_cursor=cursor, log_bytes=16_000)
         shown = json.dumps(seen, ensure_ascii=False)
         assert len(shown) < 60_000 and "\x1b" not in seen["log"] and seen["log"].count("<<<END") <= 2
+
+
+LEAVES = """
+import os
+os.makedirs("out")
+os.makedirs("../../../extra")
+open("out/x", "w").write("x")
+open("../../../extra/model.pt", "w").write("y")
+os.symlink({folder!r}, "../../../linked")
+"""
+
+
+@pytest.mark.attack("boundary", "has a link on a rehearsed machine declared as an output, to a key of this one")
+def test_what_is_declared_later_is_pulled_from_its_machine_and_from_no_other(agent: Agent) -> None:
+    words = {"platform": "rehearsal/vastai", "name": "later", "outputs": ["out"], "timeout_s": 600, "estimate_s": 60}
+    words |= {"script": LEAVES.format(folder=str(agent.secret.parent)), "max_cost_usd": 1.0}
+    job_id = agent.tool("submit_job", **words, receipt=agent.tool("submit_job", **words)["receipt"])["job_id"]
+    while agent.tool("check_job", job_id=job_id)["state"] not in {"succeeded", "failed"}:
+        pass
+    assert agent.tool("pull_artifacts", job_id=job_id, also=["/workspace/extra"], dest="later")["files"] == 2
+    for also in ("/workspace/linked", "/workspace/linked/f"):
+        assert agent.tool("pull_artifacts", job_id=job_id, also=[also], dest="later")["files"] == 2

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 
+import anyio
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
 from gpuwarden.core.errors import BadReply, BadRequest, RateLimited, Unreachable
+from gpuwarden.core.models import Unknown
 from gpuwarden.core.repos import Repo
+from gpuwarden.hub import scripts
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look, repo_details
 from gpuwarden.hub.search import dataset_search
@@ -403,3 +408,24 @@ def test_addresses_from_the_environment() -> None:
     assert (own.endpoint, own.viewer) == ("http://127.0.0.1:1", "http://127.0.0.1:1/v")
     assert HubConfig.from_env({}).viewer == "https://datasets-server.huggingface.co"
     assert HubConfig.from_env({"HF_ENDPOINT": "https://hub.corp"}).viewer == "https://datasets-server.hub.corp"
+
+
+@pytest.mark.attack("text", "sends a script that a command names, a byte at a time and without end")
+async def test_a_script_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "TIMEOUT_S", 0.2)
+
+    async def drip(stream: SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.BrokenResourceError):
+                await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n")
+                while True:
+                    await stream.send(b"#")
+                    await anyio.sleep(0.01)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, drip)
+        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        got = await scripts.fetch_script(["uv", "run", f"{url}/train.py"], HubConfig(endpoint=url))
+        group.cancel_scope.cancel()
+    assert isinstance(got, Unknown) and "0.2 s" in got.why

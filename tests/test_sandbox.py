@@ -651,6 +651,27 @@ async def test_a_program_that_a_job_made_shows_nothing(
         assert KEY not in log and "ledger.db" not in log, log
 
 
+@pytest.mark.slow
+@pytest.mark.attack("boundary", "makes a link to a key of an output in a folder that a person allowed")
+async def test_a_linked_output_leads_nowhere(
+    real: Sandbox, victims: Victims, backend: Backend, place: Place, tmp_path: Path
+) -> None:
+    shared, user = tmp_path / "shared", victims.folder / "user"
+    shared.mkdir()
+    assert isinstance(backend, Confining)
+    backend.confine(Local(paths=(str(shared),)), [victims.home])
+    text = f"mkdir -p {shared}/fine; echo x > {shared}/fine/x; ln -s {user} {shared}/out"
+    spec = shell(text, outputs=(f"{shared}/out", f"{shared}/fine"))
+    handle = await backend.submit(spec, place, "t-linked", secrets={})
+    assert (await ended(backend, handle)).state is Job.SUCCEEDED
+    listed = await backend.manifest(handle, spec.outputs)
+    assert [file.path for file in listed.files] == [f"{shared}/fine/x"]
+    assert b"".join([block async for block in backend.read(handle, listed.files[0])]) == b"x\n"
+    for path in (f"{user}/id_ed25519", f"{shared}/out/id_ed25519"):
+        with pytest.raises(BadRequest, match="outside"):
+            [block async for block in backend.read(handle, listed.files[0].model_copy(update={"path": path}))]
+
+
 CALLS = """
 import ctypes, errno, os, socket
 numbers = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[os.uname().machine]

@@ -100,6 +100,10 @@ class RunnerBackend:
         except ValidationError as error:
             raise BadReply(f"invalid log reply from the runner: {error.error_count()} fields", "Ask again.") from error
 
+    def mapping(self, place: Place) -> dict[str, object]:
+        """Return the mapping of a place's absolute paths, as the runner takes it."""
+        return place.mapping
+
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
         """Return the files under `paths`, without digests."""
         return await self._roster("list", handle, paths)
@@ -109,7 +113,7 @@ class RunnerBackend:
         return await self._roster("manifest", handle, paths)
 
     async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
-        request = {"paths": list(paths), **handle.place.mapping}
+        request = {"paths": list(paths), **self.mapping(handle.place)}
         lines = await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S)
         return await to_thread.run_sync(launch.manifest, lines)
 
@@ -119,7 +123,7 @@ class RunnerBackend:
         """Return the shipped archive's findings by output, examined in place; they are claims of that machine."""
         archive, content = launch.checker()
         request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
-        request |= {"structure": level is Level.STRUCTURE, **handle.place.mapping}
+        request |= {"structure": level is Level.STRUCTURE, **self.mapping(handle.place)}
         for last in (False, True):
             lines = await self.ask_lines(handle.place, "examine", handle.run_dir, request, silence_s=SILENCE_S)
             try:

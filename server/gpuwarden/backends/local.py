@@ -114,7 +114,18 @@ class LocalBackend(RunnerBackend):
         _put_files(place, Path(run_dir), {name: content})
         boxes.prepare(box)
         before = words(found, box, boxes.system(), f"{box.run_dir}/{name}", spec["grace_s"])
-        return {**spec, "sandbox": before, "env": {**boxes.environment(found, box), **spec["env"]}}
+        return {
+            **spec,
+            **self.mapping(place),
+            "sandbox": before,
+            "env": {**boxes.environment(found, box), **spec["env"]},
+        }
+
+    def mapping(self, place: Place) -> dict[str, object]:
+        """Return the mapping, bounded by what a sandboxed job may write to: it may make a link of its output."""
+        if place.root or detect().kind is Kind.NONE:
+            return place.mapping
+        return {**place.mapping, "within": [boxes.real(path) for path in self._allowed.paths]}
 
     def _handle(self, place: Place, token: str) -> Handle:
         run_dir = str(_run_root(place) / launch.run_name(token))
@@ -132,14 +143,14 @@ class LocalBackend(RunnerBackend):
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
+        request = {"path": artifact.path, "offset": offset, **self.mapping(handle.place)}
         async with aclosing(_stream(handle, "read", request)) as stream:
             async for block in stream:
                 yield block
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], **handle.place.mapping}
+        request = {"paths": [a.path for a in artifacts], **self.mapping(handle.place)}
         async with aclosing(_stream(handle, "bundle", request)) as stream:
             async for block in stream:
                 yield block

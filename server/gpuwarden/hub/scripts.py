@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import anyio
+
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import MAX_SCRIPT_BYTES, Answer, Known, Unknown
 from gpuwarden.core.sanitize import line
@@ -41,15 +43,18 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
     mine = address.startswith(config.endpoint + "/") and config.token
     headers = {"Authorization": f"Bearer {config.token}"} if mine else {}
     try:
-        async with (
-            httpx2.AsyncClient(timeout=TIMEOUT_S) as session,
-            session.stream("GET", address, headers=headers) as reply,
-        ):
-            raw = bytearray()
-            async for chunk in reply.aiter_bytes():
-                raw += chunk
-                if len(raw) > MAX_SCRIPT_BYTES:
-                    return Known(Fetched(trouble=f"{line(address)} is longer than {MAX_SCRIPT_BYTES:,} bytes"))
+        with anyio.fail_after(TIMEOUT_S):  # of the whole: a body may drip for days
+            async with (
+                httpx2.AsyncClient(timeout=TIMEOUT_S) as session,
+                session.stream("GET", address, headers=headers) as reply,
+            ):
+                raw = bytearray()
+                async for chunk in reply.aiter_bytes():
+                    raw += chunk
+                    if len(raw) > MAX_SCRIPT_BYTES:
+                        return Known(Fetched(trouble=f"{line(address)} is longer than {MAX_SCRIPT_BYTES:,} bytes"))
+    except TimeoutError:
+        return Unknown(f"{line(address)} was not complete after {TIMEOUT_S:g} s")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         return Unknown(f"{line(address)} could not be fetched: {line(error, 100)}")
     if reply.status_code >= 500 or reply.status_code == 429:

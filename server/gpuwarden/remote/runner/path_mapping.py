@@ -19,7 +19,8 @@ def printable(name: str) -> str:
 
 class PathMapping:
     """The mapping of a machine's absolute paths. `root` is empty on a real one; a rehearsal's is a folder, and its
-    `mounts` (path -> folder) are volumes outside of it.
+    `mounts` (path -> folder) are volumes outside of it. `within`, where it is given, are the only real folders that an
+    absolute path may lead to: those that a sandboxed job may write to.
     """
 
     def __init__(self, given: Json) -> None:
@@ -27,6 +28,8 @@ class PathMapping:
         mounts = given.get("mounts") if isinstance(given.get("mounts"), dict) else {}
         pairs = [(str(at).rstrip("/"), os.path.realpath(str(real))) for at, real in (mounts or {}).items()]
         self.mounts = sorted(pairs, key=lambda pair: -len(pair[0]))
+        within = given.get("within")
+        self.within = [str(path) for path in within] if isinstance(within, list) else None
 
     def locate(self, folder: str, path: str) -> tuple[str, str]:
         """Return the real path of a declared one, and the real folder that it must not leave."""
@@ -36,7 +39,11 @@ class PathMapping:
         for at, real in self.mounts:
             if inside(plain, at):
                 return real + plain[len(at) :], real
-        return os.path.join(self.root or "/", path.lstrip("/")), os.path.realpath(self.root or "/")
+        found = os.path.join(self.root or "/", path.lstrip("/"))
+        if self.within is None:
+            return found, os.path.realpath(self.root or "/")
+        real = os.path.realpath(found)
+        return found, next((bound for bound in self.within if inside(real, bound)), folder + "/work")
 
     def shown(self, real: str) -> str:
         """Return the machine's absolute path of a real one."""

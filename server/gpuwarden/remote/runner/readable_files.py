@@ -7,17 +7,16 @@ import os
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.protocol import Problem
 from gpuwarden.remote.runner.safe_open import SafeOpener
-from gpuwarden.remote.runner.status import read_status
 
 
 class ReadableFiles:
-    """The files that may be read from outside: the working folder and the declared outputs."""
+    """The files that may be read from outside: relative paths in the working folder, absolute ones in their bounds.
+
+    Which absolute paths are outputs is decided where they are declared, also after the launch.
+    """
 
     def __init__(self, folder: str, mapping: PathMapping) -> None:
         self.folder, self.mapping = folder, mapping
-        status = read_status(folder) or {}
-        tops = [mapping.locate(folder, p)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
-        self.allowed = [folder + "/work", *map(os.path.realpath, tops)]
         self.opener = SafeOpener()
         self.known: dict[str, str] = {}  # folders that were checked; empty where the full check decides
 
@@ -25,17 +24,19 @@ class ReadableFiles:
         """Return the descriptor of one file of a roster. Its folder is checked once."""
         above, _, name = path.rpartition("/")
         if above not in self.known:
-            real = os.path.realpath(os.path.dirname(self.mapping.locate(self.folder, path)[0]))
-            self.known[above] = real if any(inside(real, bound) for bound in self.allowed) else ""
+            located, bound = self.mapping.locate(self.folder, path)
+            real = os.path.realpath(os.path.dirname(located))
+            self.known[above] = real if inside(real, bound) else ""
         folder = self.known[above]
         if folder and name not in ("", ".", ".."):
             try:
                 return self.opener.open_in(folder, name)
             except OSError:
                 pass  # a link, or missing: the full check says which
-        real = os.path.realpath(self.mapping.locate(self.folder, path)[0])
+        located, bound = self.mapping.locate(self.folder, path)
+        real = os.path.realpath(located)
         if not os.path.lexists(real):
             raise Problem("not_found", f"no such file: {printable(path)}")
-        if not any(inside(real, bound) for bound in self.allowed):
+        if not inside(real, bound):
             raise Problem("bad_request", f"{printable(path)} is outside the working folder and the declared outputs")
         return self.opener.open(real)

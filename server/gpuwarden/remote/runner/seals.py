@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from gpuwarden.remote.runner.files import read_small, write_all
-from gpuwarden.remote.runner.path_mapping import PathMapping
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.protocol import Json
 
 MAX_BOOK = 64 << 20  # as in checkpoints/sealing/seal_log.py
@@ -28,7 +28,8 @@ def start_sealer(folder: str, spec: Json, key: str) -> Any:
     import subprocess
 
     archive = find_archive(folder, spec.get("archive"))
-    tops = [os.path.realpath(PathMapping(spec).locate(folder, str(p))[0]) for p in spec.get("outputs") or []]
+    located = [PathMapping(spec).locate(folder, str(p)) for p in spec.get("outputs") or []]
+    tops = [real for top, bound in located if inside(real := os.path.realpath(top), os.path.realpath(bound))]
     if not archive or not tops:
         return None
     ionice = shutil.which("ionice")

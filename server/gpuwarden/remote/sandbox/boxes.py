@@ -70,16 +70,16 @@ def box_for(
     beside itself: its environment could consist of links to whatever the job wants to read.
     """
     run_dir = os.path.realpath(run_dir)
-    hidden, write = (tuple(_real(path) for path in paths) for paths in (allowed.hidden, allowed.paths))
-    made_by_jobs = (os.path.dirname(run_dir), *hidden, *write, *map(_real, machine))
+    hidden, write = (tuple(real(path) for path in paths) for paths in (allowed.hidden, allowed.paths))
+    made_by_jobs = (os.path.dirname(run_dir), *hidden, *write, *map(real, machine))
     home = os.path.realpath(env.get("HOME") or "/")
     homeless = home == "/" or below(home, (*system().read, "/proc", "/dev"))
     # The libraries and certificates that the environment names.
     named = [env.get(name, "") for name in ("CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")]
     named += env.get("LD_LIBRARY_PATH", "").split(":")
-    trusted = [p for p in programs if not any(below(_real(at), made_by_jobs) for at in (p, os.path.dirname(p)))]
+    trusted = [p for p in programs if not any(below(real(at), made_by_jobs) for at in (p, os.path.dirname(p)))]
     read = list(interpreters(sys.executable))
-    read += [path for path in interpreters(*trusted) if not below(_real(path), hidden)]
+    read += [path for path in interpreters(*trusted) if not below(real(path), hidden)]
     read += [os.path.realpath(path) for path in named if path.startswith("/") and os.path.exists(path) and path != "/"]
     if allowed.caches:  # the Hub's cache of models and datasets; the token is stored beside it, not in it
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
@@ -93,13 +93,14 @@ def box_for(
         read=tuple(dict.fromkeys(read)),
         write=write,
         hidden=hidden,
-        machine=tuple(map(_real, machine)),
+        machine=tuple(map(real, machine)),
         devices=gpus(),
         network=allowed.network,
     )
 
 
-def _real(path: str) -> str:
+def real(path: str) -> str:
+    """Return an absolute path without links; `~` is the user's home."""
     return os.path.realpath(os.path.expanduser(path))
 
 
