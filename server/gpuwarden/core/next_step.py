@@ -81,7 +81,12 @@ UNDER_WAY: Final = frozenset({Teardown.APPROVED, Teardown.EXECUTING, Teardown.NE
 def plan(now: Situation) -> tuple[NextStep, ...]:
     """Return the remaining steps, the next one first; a MANUAL step before it is for a person to read."""
     if now.job not in TERMINAL_JOBS:
-        return steps(_unfinished(now))
+        if now.price_ticket:
+            launch = do(Action.CHECK, "to launch the job after the approval", job_id=now.job_id)
+            return steps((approval(now.price_ticket), launch))
+        if now.job is Job.PREEMPTED and now.machine is Machine.OFF:
+            return stopped_machine(now.job_id)
+        return steps(do(Action.CHECK, "again later; nothing has to wait here", job_id=now.job_id))
     if now.machine is Machine.NONE:
         rest = _copying(now)
         return steps(("Nothing of it bills.", *rest) if rest else ENDED)
@@ -106,14 +111,6 @@ def stopped_machine(job_id: str) -> tuple[NextStep, ...]:
     )
 
 
-def _unfinished(now: Situation) -> Hint:
-    if now.price_ticket:
-        return approval(now.price_ticket), do(Action.CHECK, "to launch the job after the approval", job_id=now.job_id)
-    if now.job is Job.PREEMPTED and now.machine is Machine.OFF:
-        return stopped_machine(now.job_id)
-    return do(Action.CHECK, "again later; nothing has to wait here", job_id=now.job_id)
-
-
 def _copying(now: Situation) -> tuple[NextStep, ...]:
     """Return the steps that make a proven copy from what exists now."""
     if now.settled:
@@ -136,19 +133,17 @@ def _ticket(now: Situation) -> Hint:
     """Return the steps for a request that waits for a person, or is under way."""
     if now.ticket_state is Teardown.AWAITING_HUMAN:
         if now.ends_at is not None:
-            return _ordered(now)
+            left = max(0.0, now.ends_at - now.now) / 60
+            ending = (
+                f"A standing order ends the machine in {left:.0f} minutes ({now.ordered}), everything being proven."
+            )
+            objection = do(Action.KEEP, "to object", alternative=True, job_id=now.job_id)
+            return ending, do(Action.CHECK, "after that", job_id=now.job_id), objection
         return approval(now.ticket), _end(now, "after that")
     follow = _end(now, "again, to follow it until the meter is seen to have stopped")
     if now.ticket_state is Teardown.NEEDS_HUMAN:
         return "Look at the platform's console: the machine is not seen to have stopped.", follow
     return follow
-
-
-def _ordered(now: Situation) -> Hint:
-    left = max(0.0, (now.ends_at or now.now) - now.now)
-    ending = f"A standing order ends the machine in {left / 60:.0f} minutes ({now.ordered}), everything being proven."
-    later = do(Action.CHECK, "after that", job_id=now.job_id)
-    return ending, later, do(Action.KEEP, "to object", alternative=True, job_id=now.job_id)
 
 
 def _billing(now: Situation) -> Hint:

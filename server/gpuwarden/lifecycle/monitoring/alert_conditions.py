@@ -200,11 +200,14 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
         price = lease.instance.price_usd_per_hour if lease.instance else None
         rate = "" if price is None else f", {usd_per_hour(price)}"
+        said = ctx.ledger.last(job.subject, EndingAnnounced)
+        ordered = said is not None and standing_order(ctx, job.id) is not None
+        ends_s = said.data.ends_at + ORDER_LATE_S - job.since if said is not None and ordered else 0.0
         yield Condition(
             lease.subject,
             "finished_billing",
             f"{job.id} {job.state.told} and its machine still bills{rate}.",
-            max(watch.finished_minutes * 60, _ends_s(ctx, job)),
+            max(watch.finished_minutes * 60, ends_s),
             since=job.since,
             next_steps=following(ctx, job),
         )
@@ -234,13 +237,6 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
         )
     yield from _clocks(ctx, job, lease)
-
-
-def _ends_s(ctx: Context, job: JobRecord) -> float:
-    """Return how long after its end a job's machine should be off by a standing order; 0 without a notice of that."""
-    said = ctx.ledger.last(job.subject, EndingAnnounced)
-    ordered = said is not None and standing_order(ctx, job.id) is not None
-    return said.data.ends_at + ORDER_LATE_S - job.since if said is not None and ordered else 0.0
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
