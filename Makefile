@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests check format lint types selftest prove attacks bench docs picture wheel clean
+.PHONY: help demo test tests check format lint types selftest prove attacks corruption bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ prove: $(READY)  ## the slow proofs
 
 attacks: $(READY)  ## play every attack and print a table of what came of each
 	$(BIN)/python tools/attacks.py $(ARGS)
+
+corruption: $(READY)  ## damage a file of every format in every way and print what notices
+	$(BIN)/python tools/corruption_matrix.py $(ARGS)
 
 bench: $(READY)  ## measure, each figure as a ratio to a named peer in the same run
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -6,11 +6,13 @@ Prints ratios: at most 1.0 for a status check of ten jobs against one `ssh` exec
 pushes and pulls, of one large file and of many small ones, against the better of `rsync -a` and `scp -r`. Those are
 measured twice: as they are, and with the cipher that our own transfers ask for (aes128-gcm).
 
-Every round runs all of them, one after the other, each with a connection of its own. A ratio is the median over the
-rounds of our time to the better peer's in the same round. Ours includes the look at the machine and its Pythons, for a
-pull the roster, a sha256 of every file on both sides, and fsync; its peers do nothing of that. Both ends share this
-machine's processors, so hashing on both sides costs here what it would hide between two machines. "Again" is the same
-over the connection that is there already. Needs sshd, ssh, scp and rsync; everything listens on loopback.
+Every round runs all of them, one after the other, each with a connection of its own, and each once what the one before
+left unwritten is on the disk. A ratio is the median over the rounds of our time to the better peer's in the same round.
+Ours includes the search for a Python on the machine, for a pull the roster, a sha256 of every file on both sides, and
+that all is durable at the end; its peers do nothing of that. So a third line compares with `rsync --fsync`, which
+promises the last of these. Both ends share this machine's processors, so hashing on both sides costs here what it
+would hide between two machines. "Again" is the same over the connection that is there already. Needs sshd, ssh, scp
+and rsync; everything listens on loopback.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import anyio
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from contract_backend import ended, shell, until
-from gpuwarden.backends.base import roster, source
+from gpuwarden.backends.base import artifacts
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Handle, Place
@@ -44,14 +46,16 @@ from sshd import Sshd
 
 
 def timed(argv: list[str]) -> float:
-    """Seconds that a command takes."""
+    """Seconds that a command takes, from an idle disk on."""
+    os.sync()
     start = time.perf_counter()
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
 async def atimed(work: Callable[[], Awaitable[object]]) -> float:
-    """Seconds that a coroutine takes."""
+    """Seconds that a coroutine takes, from an idle disk on."""
+    os.sync()
     start = time.perf_counter()
     await work()
     return time.perf_counter() - start
@@ -136,15 +140,17 @@ class Bench:
         self.both(what, times)
 
     def both(self, what: str, times: dict[str, list[float]]) -> None:
-        """The ratios to the peers as they are, and with our cipher."""
+        """The ratios to the peers as they are, with our cipher, and with our durability."""
         show(what, times, ["rsync -a", "scp -r"], 1.1)
         show("  peers with our cipher", times, ["rsync -a, gcm", "scp -r, gcm"], 1.1)
+        show("  a peer whose files are durable too", times, ["rsync -a --fsync"], 1.1)
 
     def peers(self) -> dict[str, list[str]]:
         """The system's own tools, as they are and with our cipher."""
         rsh, gcm = " ".join(self.ssh), "-c aes128-gcm@openssh.com"
         return {
             "rsync -a": ["rsync", "-a", "-e", rsh],
+            "rsync -a --fsync": ["rsync", "-a", "--fsync", "-e", rsh],
             "rsync -a, gcm": ["rsync", "-a", "-e", f"{rsh} {gcm}"],
             "scp -r": ["scp", "-q", "-r", *self.ssh[1:]],
             "scp -r, gcm": ["scp", "-q", "-r", *gcm.split(), *self.ssh[1:]],
@@ -159,8 +165,8 @@ class Bench:
             large.unlink()
 
     async def _receive(self, backend: SshBackend, handle: Handle, target: Path) -> None:
-        listed = await roster(backend, handle, ["o"])
-        got = await receive(source(backend, handle), listed, target)
+        async with artifacts(backend, handle, ["o"], target) as (listed, source):
+            got = await receive(source, listed, target)
         assert got.complete
 
     async def _send(self, machine: Ssh, files: dict[str, Path], target: Path) -> None:

@@ -18,11 +18,15 @@ REQUIRE_REAL = os.environ.get("GPUWARDEN_REQUIRE_REAL") == "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what an attack declares among its test's properties, where `tools/attacks.py` finds it."""
+    """Put what an attack declares, and whose client runs, among the test's properties for `tools/attacks.py`."""
     for item in items:
         if marker := item.get_closest_marker("attack"):
             area, what = marker.args
             item.user_properties.append(("attack", (area, what)))
+        elif (marker := item.get_closest_marker("real")) and "_clients" in item.path.stem:
+            platform = item.path.stem.rpartition("clients")[2].strip("_") or "the Hub"
+            client = next((name for name in ("skypilot", "dstack", "runpodctl") if name in item.name), marker.args[0])
+            item.user_properties.append(("client", (platform, client)))
 
 
 def need(what: str, present: bool) -> None:

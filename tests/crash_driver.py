@@ -3,8 +3,9 @@
 `python crash_driver.py` imports everything once and then reads orders, one JSON object per line on stdin. For each
 it forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is
 about to run that many lines of gpuwarden, counted over all of its threads; with `after` it is killed from outside that
-many seconds later. With `stranger` the process has the key of another account on the same platform. The answer says
-how the child ended, what the use case answered, and how many lines it ran.
+many seconds later. With `stranger` the process has the key of another account on the same platform; `through`, an
+ssh_config and a port, is how it reaches machines. The answer says how the child ended, what the use case answered, and
+how many lines it ran.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import Any
 import anyio
 
 import gpuwarden
-from gpuwarden.core.clock import SystemClock
+from gpuwarden.backends.ssh import SshBackend, _Machine
+from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import JobSpec
+from gpuwarden.core.models import JobSpec, Place
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
@@ -38,6 +40,19 @@ from lifecycle_kit import FAST, PLATFORM, open_house
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
 PATIENCE_S = 60.0
+
+
+class Behind(SshBackend):
+    """The rehearsal's machines behind SSH, at the port of a line that is cut."""
+
+    name = "local"
+
+    def __init__(self, clock: Clock, config: Path, port: int) -> None:
+        super().__init__(clock, config)
+        self._port = port
+
+    async def _at(self, place: Place) -> _Machine:
+        return await super()._at(place.model_copy(update={"host": "127.0.0.1", "port": self._port}))
 
 
 class PlainClock:
@@ -110,17 +125,28 @@ async def act(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+async def through_ssh(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one use case on machines that are reached by SSH."""
+    config, port = order["through"]
+    ctx._backends["local"] = backend = Behind(ctx.clock, Path(config), port)
+    try:
+        return await act(ctx, order)
+    finally:
+        await backend.aclose()
+
+
 def child(order: dict[str, Any], note: int) -> None:
     """One use case from opening the house to closing it."""
     wire = Tripwire(order.get("line"), note)
-    wire.arm()
+    if "through" not in order:
+        wire.arm()
     clock = SystemClock() if order.get("hosts") else PlainClock()
     ctx = open_house(Path(order["home"]), clock)
     if order.get("stranger"):
         elsewhere = Path(order["home"]) / "another-account"
         ctx._providers[PLATFORM] = RehearsalProvider(Cloud(elsewhere, ctx.profile(PLATFORM), clock, settings=FAST))
     try:
-        answer = anyio.run(act, ctx, order)
+        answer = anyio.run(through_ssh if "through" in order else act, ctx, order)
     except WardenError as error:
         answer = {"error": error.code, "message": error.message}
     wire.disarm()

@@ -191,7 +191,11 @@ class Recorder(pickle._Unpickler):
     def load_setitems(self):
         calls.append(["fill", full(type(self.metastack[-1][-1]))])
         pickle._Unpickler.load_setitems(self)
-    for code, method in ((pickle.REDUCE, load_reduce), (pickle.NEWOBJ, load_newobj), (pickle.BUILD, load_build),
+    def load_additems(self):
+        calls.append(["fill", full(type(self.metastack[-1][-1]))])
+        pickle._Unpickler.load_additems(self)
+    for code, method in ((pickle.ADDITEMS, load_additems), (pickle.REDUCE, load_reduce),
+                         (pickle.NEWOBJ, load_newobj), (pickle.BUILD, load_build),
                          (pickle.NEWOBJ_EX, load_newobj_ex), (pickle.APPEND, load_append),
                          (pickle.APPENDS, load_appends), (pickle.SETITEM, load_setitem),
                          (pickle.SETITEMS, load_setitems)):
@@ -201,13 +205,21 @@ slow = types.ModuleType("slow")
 slow.__dict__.update({k: v for k, v in vars(pickle).items() if not k.startswith("__")})
 slow.Unpickler = Recorder
 
+def load(path, module):
+    """Load one of torch's files, or every pickle of a plain one."""
+    if not path.endswith(".pkl"):
+        return torch.load(path, weights_only=False, pickle_module=module)
+    with open(path, "rb") as file:
+        while file.peek(1):
+            module.load(file)
+
 for line in sys.stdin:
     events.clear(); calls.clear()
     answer = {}
     for which, module in (("error", pickle), ("slow_error", slow)):
         try:
             watching[0] = True
-            torch.load(line.rstrip("\\n"), weights_only=False, pickle_module=module)
+            load(line.rstrip("\\n"), module)
         except BaseException as why:
             answer[which] = f"{type(why).__name__}: {why}"[:300]
         finally:
@@ -217,7 +229,10 @@ for line in sys.stdin:
 
 
 class Loader:
-    """A child that loads with `torch.load(weights_only=False)`, and reports its audit events and every call made."""
+    """A child that loads with `torch.load(weights_only=False)`, or with `pickle` what is called `.pkl`.
+
+    It reports the audit events and every call made.
+    """
 
     def __init__(self, *modules: str) -> None:
         argv = [sys.executable, "-c", _CHILD, *modules]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -17,15 +18,14 @@ from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 from healthy.hub_models import MODELS, build, tokenizer
 
-import numpy as np
-
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 24,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50,
     "tie_word_embeddings": False,
 }  # fmt: skip
 _EACH = {
-    "self_attn.q_proj": (16, 16), "self_attn.k_proj": (8, 16), "self_attn.v_proj": (8, 16), "self_attn.o_proj": (16, 16),
+    "self_attn.q_proj": (16, 16), "self_attn.k_proj": (8, 16), "self_attn.v_proj": (8, 16),
+    "self_attn.o_proj": (16, 16),
     "mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16), "mlp.down_proj": (16, 24), "input_layernorm": (16,),
     "post_attention_layernorm": (16,),
 }  # fmt: skip
@@ -151,7 +151,8 @@ def test_an_architecture_that_the_table_lacks_leaves_one_line_open(tmp_path: Pat
 
 
 @pytest.mark.parametrize("config", [{"num_hidden_layers": 10**9}, {"hidden_size": "x"}, {"head_dim": -1},
-                                    {"architectures": 5}, {"architectures": [5]}, {"model_type": ["llama"]}])  # fmt: skip
+    {"architectures": 5}, {"architectures": [5]}, {"model_type": ["llama"]},
+])  # fmt: skip
 def test_a_hostile_config_costs_nothing_and_raises_nothing(tmp_path: Path, config: dict[str, Any]) -> None:
     verify(llama(tmp_path, config), Level.STRUCTURE)
 

@@ -196,3 +196,20 @@ def test_our_own_helper_says_whether_it_knows_the_place_in_the_data(tmp_path: Pa
     save_helper.save(tmp_path, 2, {"model": {"w": t.ones(2)}, "optimizer": {}, "sampler": {"at": 7}})
     one, two = sorted(verify(tmp_path, Level.CONTENT).checkpoints, key=lambda c: c.path)
     assert "where in the data to go on" in one.warnings[0] and not two.warnings
+
+
+def test_experts_that_were_trained_as_one_tensor_are_the_models(tmp_path: Path) -> None:
+    """As of a mixture of experts in transformers, which saves each expert by itself."""
+    from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent
+    from gpuwarden.checkpoints.values.optimizer import judge
+
+    def moment(*shape: int) -> Call:
+        stored = Persistent(("storage", Global("torch", "FloatStorage"), "0", "cpu", 1))
+        return Call(Global("torch._utils", "_rebuild_tensor_v2"), (stored, 0, shape, shape, False, None))
+
+    experts = [(8, 4)] * 6 + [(4, 4)]
+    state = {0: {"exp_avg": moment(3, 16, 4)}, 1: {"exp_avg": moment(4, 4)}}
+    root = {"param_groups": [{"params": [0, 1]}], "state": state}
+    assert judge(root, experts, [], "optimizer.pt").resume == []
+    larger = judge({**root, "state": {**state, 0: {"exp_avg": moment(3, 32, 4)}}}, experts, [], "optimizer.pt")
+    assert "of shapes that the model lacks" in larger.resume[0]

@@ -125,7 +125,7 @@ def test_weights_alone_are_no_checkpoint(tmp_path: Path) -> None:
 
 
 def exported(root: Path) -> Path:
-    """A run's folder as the Trainer leaves it after save_model and save_state: the root has a state, and no optimizer."""
+    """A run's folder after save_model and save_state: the root has a state, and no optimizer."""
     folder = saved(root)
     for name in ("model.safetensors", "config.json", "trainer_state.json"):
         (root / name).write_bytes((folder / name).read_bytes())

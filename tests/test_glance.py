@@ -6,7 +6,7 @@ import csv
 import io
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from cli_kit import Cli, Life, ended, home_fixture, launched, life_fixture, run_
 from doors import PLATFORM, at_terminal
 from gpuwarden.core.models import Observation
 from gpuwarden.core.states import Job
-from gpuwarden.interfaces.cli.screen import BLOCKS, span, sparkline
+from gpuwarden.interfaces.cli.drawing import BLOCKS, span, sparkline
 from gpuwarden.ledger import events as ev
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import with_printed_progress
 from gpuwarden.lifecycle.monitoring.overview import glance, job_page
 from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
 from gpuwarden.lifecycle.monitoring.wait import MOST_S, wait
@@ -206,6 +207,18 @@ def test_check_shows_progress_that_the_script_only_printed(run: Cli, train: Path
     assert code == 0 and "started " in text and "step 1" in text
 
 
+def test_a_platform_without_a_runner_has_the_progress_that_its_log_names() -> None:
+    text = "  4%|4  | 20/500 [00:10<04:00,  2.0it/s]\r{'loss': '1.25', 'learning_rate': '1e-05', 'epoch': '0.2'}\n"
+    found = with_printed_progress(Observation(state=Job.RUNNING), text)
+    assert found is not None and (found.step, found.total_steps, found.source) == (20, 500, "output")
+    assert found.metrics == {"loss": 1.25, "learning_rate": 1e-05}
+    odd = with_printed_progress(Observation(state=Job.RUNNING), text + "{'loss': nan, 'epoch': 0.3}")
+    assert odd is not None and "loss" not in odd.metrics and [a.subject for a in odd.alerts] == ["loss"]
+    known = Observation(state=Job.RUNNING, last_beat_at=1.0)
+    assert with_printed_progress(known, text) is known, "a runner's word counts, even of nothing"
+    assert with_printed_progress(None, text) is None
+
+
 # ------------------------------------------------------------------------------------------------------------- wait
 
 
@@ -284,13 +297,13 @@ def test_durations_and_curves() -> None:
 
 
 def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House) -> None:
-    from gpuwarden.interfaces.cli.screen import _billing
+    from gpuwarden.interfaces.cli.screen import billing_now
     from gpuwarden.interfaces.results import status_of
 
     def told(price: float | None, platform: str = "vastai") -> str:
         reply = status_of(glance(house.ctx, {}))
         lines = [line.model_copy(update={"price_usd_per_hour": price, "platform": platform}) for line in reply.running]
-        return _billing(reply.model_copy(update={"running": lines}))
+        return billing_now(reply.model_copy(update={"running": lines}))
 
     assert told(2.0) == "now $4.00/h" and told(None).endswith("2 machines at an unknown price")
     assert told(1.0, "rehearsal/vastai") == "only rehearsals bill"
@@ -310,3 +323,14 @@ def test_a_long_status_fits_one_screen_of_80_columns(house: House, monkeypatch: 
     lines = text.export_text().splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80, "\n".join(lines)
     assert any("more: gpuwarden jobs" in line for line in lines) and any("no answer" in line for line in lines)
+
+
+def test_times_are_of_this_computers_zone(zone: str) -> None:
+    from gpuwarden.interfaces.cli import console
+    from gpuwarden.interfaces.cli.drawing import local
+
+    at = 1_800_000_000.0
+    told = datetime.fromtimestamp(at).astimezone()
+    assert console.when(at) == told.strftime("%Y-%m-%d %H:%M:%S") and local(at) == told.strftime("%H:%M")
+    assert (zone == "UTC") is (told.utcoffset() == timedelta(0))
+    assert local(None) == local(float("inf")) == local(-1e30) == "-"

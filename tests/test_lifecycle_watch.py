@@ -172,6 +172,17 @@ async def test_a_stall_is_no_new_step_and_no_log(house: House) -> None:
     assert await house.go(10) == ["-stalled"]
 
 
+async def test_a_loss_that_is_nan_is_an_alert_at_once(house: House) -> None:
+    await house.go(1)
+    house.seen.alerts = (RunnerAlert(kind="odd_metric", text="val_loss is not finite at step 3", subject="val_loss"),)
+    assert await house.go(1) == [], "a validation's may be so by design"
+    house.seen.alerts = (RunnerAlert(kind="nonfinite", text="loss is not finite at step 4", subject="loss", step=4),)
+    assert await house.go(1) == ["+diverged"]
+    assert await house.go(1, times=3) == []
+    house.seen.alerts = ()
+    assert await house.go(1) == ["-diverged"]
+
+
 async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) -> None:
     """A watch that was not there while it began, such as one that cron starts, need not wait as long again."""
     stopped_at = house.seen.step + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import struct
 import sys
 import time
@@ -47,6 +48,31 @@ def test_forms_that_were_kept_unseen_until_the_reader_was_done() -> None:
     assert [where for where, (got, want) in answers.items() if got[4] is not want[4]] == []
 
 
+LOGS = sorted((Path(__file__).parent / "corpus/logs").glob("*/*.log"))
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.name)
+def test_only_a_log_of_diverging_training_is_an_alarm(log: Path) -> None:
+    assert read(log.read_text("utf-8"))[4] is ("--nan" in log.stem), log
+    assert len(LOGS) > 30
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the run stops if loss is nan", "loss is nan when labels are all masked",
+        "When the loss is inf we skip a batch",
+        "step 3: nan_to_num applied", "Information: 3 infinite loops avoided", "mean_nan: nan, iou_class_7: nan",
+        "| person | 0.51 | cat | nan |", "train_acc=0.5 f1=nan", "eval: loss nan for an absent class", "val_loss=nan",
+        "loss_scale: inf", "{'eval_loss': nan, 'epoch': 1.0}", "lowest loss: inf", "best val loss: inf", "loss=info",
+        "patience 3, min_loss inf", "banana loss 0.5", "Config(loss=nan, lr=0.1)",
+    ],
+)  # fmt: skip
+def test_healthy_words_are_no_alarm(text: str) -> None:
+    assert read(text)[4] is False
+    assert read(f"step 5: loss 0.5\n{text}\nstep 6: loss 0.4")[2:] == (0.4, None, False)
+
+
 TRAINER = """
 import sys, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
@@ -78,6 +104,30 @@ def test_the_output_of_the_installed_trainer(folder: Path, kind: str) -> None:
     odd = {alert["subject"] for alert in seen["last_alerts"] if alert["kind"] == "nonfinite"}
     assert odd == ({"grad_norm"} if kind == "nan" else set())
     assert seen["metrics"]["loss"] == 0.0 if kind == "nan" else 0 < seen["metrics"]["loss"] < 10
+
+
+PIECES = (
+    "epoch", "Epoch", "step", "iter", "loss", "lr", "grad_norm", "train", "val", "Train:", "nan", "inf", "-inf",
+    "1e999",
+    "٣", "²", "-1", "0", "7", "1/2", "5/0", "9/3", "[3/9]", "[1][2/4]", " ", "  ", ":", "=", "|", "{", "}", "'", '"',
+    "[",
+    "]", "(", "%|", "100%|██| 3/3 [", "it [", "GPU_mem", "box_loss", "\t", "\r", "\n", "\x1b[0m", "\ud83d", "9" * 15,
+    "1.5", "Total optimization steps = 9", "Epoch 1/0", "Epoch    GPU_mem   box_loss\n", "epoch train_loss\n",
+    "is", ",",
+)  # fmt: skip
+
+
+@pytest.mark.attack("runner", "a line that is made to crash the supervisor")
+def test_no_line_raises_or_says_what_is_no_number() -> None:
+    dice = random.Random(14)
+    for _ in range(6_000):
+        text = "".join(dice.choices(PIECES, k=dice.randint(1, 14)))
+        reader = LogReader()
+        for line in text.split("\n"):
+            row = reader.take(line)  # not through `feed`, which forgives
+            assert all(isinstance(value, (int, float)) for value in row.values()), text
+            assert set(row) <= {"step", "loss", "val_loss", "learning_rate", "grad_norm"}, text
+            assert 0 <= row.get("step", 0) < 1 << 60, text
 
 
 HOSTILE = [

@@ -136,7 +136,7 @@ async def test_other_markers_and_patterns(sshd: Sshd, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("who", ["[127.0.0.1]:{port}", "[127.0.*]:*", "other,[127.0.0.?]:{port}", "!x,[127.*]:*"])
 async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
-    sshd: Sshd, tmp_path: Path, who: str
+    sshd: Sshd, client: str, tmp_path: Path, who: str
 ) -> None:
     known = sshd.folder / "known_hosts"
     keygen(tmp_path / "authority")
@@ -150,6 +150,7 @@ async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
         wanted = f'"[127.0.0.1]:{sshd.port} $(ssh '
         hint = in_calls(caught.value.next_steps)
         assert wanted in hint and "cat /etc/ssh/ssh_host_ed25519_key.pub)" in hint
+        assert ("Install OpenSSH" in hint and "paramiko" in str(caught.value)) == (client == "paramiko")
         known.write_text(f"{line}[127.0.0.1]:{sshd.port} {sshd.host_key}\n")  # what the hint does
         ssh = machine(sshd)
         assert not (await ssh.open()).first_contact

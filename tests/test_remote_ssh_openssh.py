@@ -81,6 +81,7 @@ async def works(config: Path) -> None:
 # -------------------------------------------------------------------------------------------------- keys and agents
 
 
+@pytest.mark.usefixtures("client")
 async def test_a_key_that_only_an_agent_holds(
     sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -93,7 +94,7 @@ async def test_a_key_that_only_an_agent_holds(
     await works(config)
 
 
-async def test_a_certificate_of_the_user(rewrite: Callable[..., Path], tmp_path: Path) -> None:
+async def test_a_certificate_of_the_user(client: str, rewrite: Callable[..., Path], tmp_path: Path) -> None:
     """The server knows an authority and no key."""
     for name in ("authority", "mine"):
         keygen(tmp_path / name)
@@ -109,9 +110,34 @@ async def test_a_certificate_of_the_user(rewrite: Callable[..., Path], tmp_path:
         with pytest.raises(AuthFailed, match="none of our keys"):
             await machine(server).open()
         server.config.write_text(f"{text}  CertificateFile {tmp_path}/elsewhere-cert.pub\n")
-        await works(server.config)
+        if client == "openssh":
+            await works(server.config)
+        else:
+            with pytest.raises(AuthFailed, match="paramiko does not read CertificateFile") as refused:
+                await machine(server).open()
+            assert "KEY-cert.pub" in in_calls(refused.value.next_steps)
+            (tmp_path / "elsewhere-cert.pub").rename(tmp_path / "mine-cert.pub")
+            server.config.write_text(text)
+            await works(server.config)
     finally:
         server.stop()
+
+
+@pytest.mark.usefixtures("client")
+async def test_identity_agent_none_asks_no_agent(
+    sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent of SSH_AUTH_SOCK holds the key, and the user's configuration says that it is not for this host."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    run("ssh-add", "-q", str(sshd.folder / "clientkey"))
+    (tmp_path / "held.pub").write_text((sshd.folder / "clientkey.pub").read_text())
+    for word in ("SSH_AUTH_SOCK", "$SSH_AUTH_SOCK"):
+        await works(rewrite(f"IdentityFile {tmp_path}/held.pub", f"IdentityAgent {word}"))
+    keygen(tmp_path / "other")
+    for identity in (f"{tmp_path}/held.pub", f"{tmp_path}/other.pub"):  # no agent, then not the key that is named
+        config = rewrite(f"IdentityFile {identity}", *(["IdentityAgent none"] if "held" in identity else []))
+        with pytest.raises(AuthFailed):
+            await at(config).open()
 
 
 @pytest.mark.usefixtures("client")

@@ -407,6 +407,9 @@ def test_few_spellings_are_judged_wrongly(
         assert len(faults) <= most * total, "\n".join(faults)
         wrongly = "pass" if kind == "hasty" else "stopped"
         record_property("figure", f"{len(faults)} of {total} {', '.join(names).replace('_', ' ')} spellings {wrongly}")
+    slowest = max(cpu_s(spelling) for spelling in spellings(kind) if not spelling.startswith("@tool "))
+    assert slowest < MOST_CPU_S
+    record_property("figure", f"at most {slowest * 1000:.1f} ms each")
 
 
 def test_no_spelling_is_in_two_lists() -> None:
@@ -447,25 +450,30 @@ TANGLED = {
 MOST_CPU_S = 0.2
 
 
-def is_quick(command: str) -> bool:
-    """Whether a verdict takes little of the processor's time, at best of five: other work beside it costs some."""
+def cpu_s(command: str) -> float:
+    """The processor's time that a verdict takes, at best of five: other work beside it costs some."""
+    best = MOST_CPU_S
     for _ in range(5):
         start = time.process_time()
         verdict(command)
-        if time.process_time() - start < MOST_CPU_S:
-            return True
-    return False
+        best = min(best, time.process_time() - start)
+        if best < MOST_CPU_S:
+            break
+    return best
 
 
 @pytest.mark.attack("guard", "sends text that takes long to parse")
 @pytest.mark.parametrize("name", TANGLED)
 def test_no_text_takes_longer_than_a_fifth_of_a_second(name: str) -> None:
-    assert is_quick(TANGLED[name])
+    assert cpu_s(TANGLED[name]) < MOST_CPU_S
 
 
 @pytest.mark.attack("guard", "types 20,000 times `env` so that the guard's time runs out")
 @pytest.mark.parametrize("name", ["env", "sudo", "substitutions", "pipes", "words", "doubled", "a word"])
-def test_what_cannot_be_read_in_time_is_stopped_with_a_reason(name: str) -> None:
+def test_what_cannot_be_read_in_time_is_stopped_with_a_reason(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("figure", f"{name} {cpu_s(TANGLED[name]) * 1000:.0f} ms")
     assert "to be read" in str(verdict(TANGLED[name])) or str(MOST_BYTES) in str(verdict(TANGLED[name]))
 
 
@@ -499,7 +507,7 @@ def test_no_pieces_of_shell_hold_the_guard_up() -> None:
     for _ in range(1_000):
         before, unit, after = ("".join(chance.choices(PIECES, k=chance.randint(1, 6))) for _ in range(3))
         text = (before + unit * chance.choice([3, 30, 500, 3_000, 20_000]) + after)[:MOST_BYTES]
-        assert is_quick(text), (before, unit, after, len(text))
+        assert cpu_s(text) < MOST_CPU_S, (before, unit, after, len(text))
 
 
 @settings(deadline=None)

@@ -24,6 +24,8 @@ from doors import JOB, PLATFORM, TRAIN, at_terminal, environment, quick_warden
 from gpuwarden.core.models import JobSpec
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import withdraw
+from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -178,6 +180,18 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
     assert not metering(ctx)
     used = ctx.ledger.events(kind="approval.used")
     assert [e.body["channel"] for e in used] == [channel]
+
+
+@pytest.mark.slow
+async def test_a_wait_for_news_is_bounded_and_ends_with_the_job(ctx: Context) -> None:
+    async with talking(ctx) as talk:
+        job_id = await talk.launched()
+        await talk.until("check_job", {"succeeded"}, job_id=job_id)
+        with anyio.fail_after(MAX_WAIT_S / 2):  # it has ended, so nothing is waited for
+            body = await talk.call("check_job", job_id=job_id, until="step")
+        assert body["state"] == "succeeded" and body["step"] == 1 and body["progress_from"] == "output"
+        assert MAX_WAIT_S < 60, "some clients give a call a minute"
+        assert (await talk.client.call_tool("check_job", {"job_id": job_id, "until": "forever"})).is_error
 
 
 # ------------------------------------------------------------------------------------------------- what tools cost
@@ -350,6 +364,8 @@ async def test_nothing_but_a_clear_yes_destroys_anything(ctx: Context, mode: str
             assert body["code"] in {"declined", "refused", "approval_required"}, (name, body)
             assert (person is None) == (body["code"] == "approval_required"), (name, body)
             assert body["hint"] and (person is None or len(person.asked) == 1), name
+            if "ticket" in body:
+                await withdraw(ctx, body["ticket"], "the next one is asked about it as well")
 
 
 @pytest.mark.slow
@@ -388,6 +404,20 @@ async def test_a_question_does_not_stand_open_for_ever(ctx: Context, monkeypatch
         with anyio.fail_after(20):
             body = await talk.error("teardown_request", job_id=job_id, verb="terminate")
     assert body["code"] == "refused" and "nobody answered" in body["message"] and metering(ctx)
+
+
+@pytest.mark.slow
+async def test_a_no_is_not_asked_about_again_until_the_facts_change(ctx: Context) -> None:
+    person = Person(ElicitResult(action="decline"))
+    async with talking(ctx, person) as talk:
+        job_id = await talk.proven()
+        first = await talk.call("teardown_request", job_id=job_id, verb="terminate")
+        again = await talk.call("teardown_request", job_id=job_id, verb="terminate")
+        assert (first["code"], again["code"], len(person.asked)) == ("declined", "approval_required", 1)
+        assert "bills $" in person.asked[0] and "cost about $" in person.asked[0], "the person sees the money"
+        await withdraw(ctx, first["ticket"], "begun again")
+        await talk.call("teardown_request", job_id=job_id, verb="terminate")
+        assert len(person.asked) == 2 and metering(ctx), "another ticket is another question"
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ from unittest.mock import patch
 import pytest
 
 from gpuwarden.config import load_config
-from gpuwarden.core.errors import Conflict, NotFound
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.models import Verb
 from gpuwarden.core.policy import Caps, Ending, policy_fields
 from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import ApprovalGranted, EndingOrdered, ReceiptIssued
 from gpuwarden.lifecycle.artifacts.pull import pull
@@ -23,8 +24,10 @@ from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import Notice
+from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, prove, records
 from pretend_machines import PretendBackend, Processes
+from test_cli_approve import Typed
 from test_lifecycle_teardown import House
 
 pytestmark = pytest.mark.anyio
@@ -76,8 +79,8 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(house: Ordered
     assert ordered is not None and (ordered.data.through, ordered.data.policy) == ("policy", house.ctx.policy_digest)
     told = await house.watched(9)
     assert told.count("ending_soon") == 1 and house.bills(), "the grace has not passed"
-    assert "approval" not in told, "nobody is asked about what is ordered"
-    await house.watched(6)
+    told += await house.watched(6)
+    assert not {"approval", "finished_billing"} & set(told), "nobody is asked about what is ordered"
     assert not house.bills()
     granted = [e for e in house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
     assert [e.data.channel for e in granted] == ["standing_order"]
@@ -231,6 +234,14 @@ async def test_two_watches_end_a_machine_once(house: Ordered) -> None:
     house.holds()
 
 
+async def test_an_end_that_the_platform_only_claims_is_told(house: Ordered) -> None:
+    await house.proven()
+    house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="terminate", count=1_000),)))
+    told = await house.watched(40)
+    assert house.bills() and "unseen_end" in told, "it was asked for, and it bills on"
+
+
 # ------------------------------------------------------------------------------------------- who can give an order
 
 
@@ -249,6 +260,34 @@ async def test_an_order_for_one_job_comes_with_the_approval_of_its_spending(
     assert ordered is not None
     assert (ordered.data.verb, ordered.data.through, ordered.data.by) == ("terminate", "approval", "user test")
     assert ordered.data.receipt == checked.receipt
+
+
+async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
+    tmp_path: Path, processes: Processes
+) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask", grace_minutes=7)
+    checked = await submit(house.ctx, house.spec())
+    assert checked.receipt and not checked.ask
+    person = Typed("yes")
+    assert (await approval.ask(house.ctx, checked.receipt, person, order="terminate")).code == "approved"
+    assert "7 minutes after an alert" in person.shown and "gpuwarden keep" in person.shown
+    done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
+    assert done.job is not None
+    ordered = house.ctx.ledger.last(f"job/{done.job.id}", EndingOrdered)
+    assert ordered is not None and (ordered.data.through, ordered.data.grace_s) == ("approval", 420.0)
+    with pytest.raises(Conflict, match="under way"):
+        await approval.ask(house.ctx, checked.receipt, Typed("yes"), order="stop")
+
+
+async def test_who_says_no_at_the_terminal_orders_nothing(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    checked = await submit(house.ctx, house.spec())
+    with pytest.raises(Refused):
+        await approval.ask(house.ctx, str(checked.receipt), Typed("no"), order="terminate")
+    assert orders.order_for(house.ctx, str(checked.receipt)) is None
+    view = await house.asks(await house.proven())
+    with pytest.raises(BadRequest, match="belongs to a spending"):
+        await approval.ask(house.ctx, view.record.id, Typed("yes"), order="terminate")
 
 
 @pytest.mark.attack("agent", "gives a standing order through a channel that is not a terminal")

@@ -1,10 +1,12 @@
-"""Run every test that plays an attack and print what came of each, as a table in Markdown.
+"""Run every test that plays an attack, and every platform's own client against its emulator, and print what came of
+each, as a table in Markdown.
 
     python tools/attacks.py [PYTEST ARGUMENTS...]
 
 A test declares what its attacker does: `@pytest.mark.attack("boundary", "reads the server's key from /proc")`. Figures
-that a test records with `record_property("figure", ...)` are shown in its row. The exit code is 1 where an attack came
-through, and 2 where one could not be tried.
+that a test records with `record_property("figure", ...)` are shown in its row. A client's tests are those of a file
+`tests/test_*clients*.py` that need the real part. The exit code is 1 where an attack came through or a client failed,
+and 2 where one could not be tried.
 """
 
 from __future__ import annotations
@@ -54,13 +56,21 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.attacks: dict[tuple[str, str], Attack] = {}
+        self.clients: dict[tuple[str, str], Attack] = {}
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Choose the tests whose properties declare something to the table."""
+        chosen = [item for item in items if {"attack", "client"} & {name for name, _ in item.user_properties}]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count one test, whichever worker ran it. `tests/conftest.py` puts the marker among its properties."""
-        declared = next((value for name, value in report.user_properties if name == "attack"), None)
+        declared = next(((n, value) for n, value in report.user_properties if n in {"attack", "client"}), None)
         if declared is None or (report.passed and report.when != "call"):
             return
-        attack = self.attacks.setdefault(tuple(declared), Attack(*declared))
+        rows = self.attacks if declared[0] == "attack" else self.clients
+        attack = rows.setdefault(tuple(declared[1]), Attack(*declared[1]))
         if report.failed:
             attack.broke.append(report.nodeid)
         elif report.skipped:
@@ -73,11 +83,13 @@ class Outcomes:
 def main(arguments: list[str]) -> int:
     """Run the attacks and print the table."""
     outcomes = Outcomes()
-    code = pytest.main(["-m", "attack", "-q", "-o", "addopts=--strict-markers", *arguments], plugins=[outcomes])
-    print(table(list(outcomes.attacks.values())))
-    if any(attack.broke for attack in outcomes.attacks.values()):
+    code = pytest.main(["-q", "-o", "addopts=--strict-markers", *arguments], plugins=[outcomes])
+    attacks, clients = list(outcomes.attacks.values()), list(outcomes.clients.values())
+    print(table(attacks))
+    print(table_of_clients(clients))
+    if any(row.broke for row in (*attacks, *clients)):
         return 1
-    return 2 if code or not all(attack.held for attack in outcomes.attacks.values()) else 0
+    return 2 if code or not all(row.held for row in (*attacks, *clients)) else 0
 
 
 def table(attacks: list[Attack]) -> str:
@@ -93,6 +105,21 @@ def table(attacks: list[Attack]) -> str:
         for attack in found:
             lines.append(f"| {attack.what} | {attack.outcome} | {'; '.join(attack.figures)} |")
     assert not areas, f"no title for {sorted(areas)}"
+    return "\n".join(lines)
+
+
+def table_of_clients(clients: list[Attack]) -> str:
+    """Return a row for each platform and client, with the tests that passed."""
+    lines = [
+        "",
+        "### The platforms' own clients",
+        "",
+        "| emulated platform | client | tests that pass |",
+        "|---|---|---|",
+    ]
+    for row in sorted(clients, key=lambda c: (c.area, c.what)):
+        tried = row.held + len(row.broke)
+        lines.append(f"| {row.area} | {row.what} | {f'{row.held} of {tried}' if tried else 'not tried here'} |")
     return "\n".join(lines)
 
 

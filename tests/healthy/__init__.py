@@ -20,6 +20,10 @@ MODULES = ("torch_files", "torch_training", "hub_models", "training_runs", "othe
 CONFIGURATIONS: dict[str, Configuration] = {}
 
 
+class Unreadable(Exception):
+    """The library that wrote a file can't read it back, so the file is not a healthy one."""
+
+
 @dataclass(frozen=True)
 class Configuration:
     """One way to write files with real libraries, and the verdicts that are expected of them."""

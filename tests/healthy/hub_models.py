@@ -10,11 +10,28 @@ from typing import Any
 from healthy import configuration, family
 from healthy.torch_files import torch
 
-DECODER = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-           "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
-           "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-ENCODER = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-           "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+DECODER = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ENCODER = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
 GPT = {
     "vocab_size": 256,
     "n_embd": 32,
@@ -24,16 +41,52 @@ GPT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "image_size": 16, "patch_size": 8}  # fmt: skip
-T5 = {"vocab_size": 256, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 0,
-      "decoder_start_token_id": 0}  # fmt: skip
-BART = {"vocab_size": 256, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64}  # fmt: skip
-WHISPER = {"vocab_size": 256, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-           "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_mel_bins": 16,
-           "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1,
-           "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+T5 = {
+    "vocab_size": 256,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+}
+BART = {
+    "vocab_size": 256,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+}
+WHISPER = {
+    "vocab_size": 256,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "num_mel_bins": 16,
+    "max_source_positions": 16,
+    "max_target_positions": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
 
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Llama": ("LlamaForCausalLM", "LlamaConfig", DECODER),
@@ -46,8 +99,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", DECODER),
     "Mistral": ("MistralForCausalLM", "MistralConfig", DECODER),
     "Mixtral": ("MixtralForCausalLM", "MixtralConfig", DECODER | {"num_local_experts": 2}),
-    "Qwen3 MoE": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig",
-                  DECODER | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}),
+    "Qwen3 MoE": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        DECODER | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+    ),
     "Gemma": ("GemmaForCausalLM", "GemmaConfig", DECODER),
     "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config", DECODER),
     "Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", DECODER),
@@ -62,50 +118,112 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "GPT-J": ("GPTJForCausalLM", "GPTJConfig", GPT | {"rotary_dim": 4}),
     "GPT-NeoX": ("GPTNeoXForCausalLM", "GPTNeoXConfig", ENCODER),
     "BLOOM": ("BloomForCausalLM", "BloomConfig", {"vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "OPT": ("OPTForCausalLM", "OPTConfig",
-            {"vocab_size": 256, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "max_position_embeddings": 64, "word_embed_proj_dim": 32, "pad_token_id": 1}),
-    "Mamba": ("MambaForCausalLM", "MambaConfig",
-              {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0,
-               "bos_token_id": 0, "eos_token_id": 0}),
-    "RecurrentGemma": ("RecurrentGemmaForCausalLM", "RecurrentGemmaConfig",
-                       DECODER | {"num_hidden_layers": 3, "lru_width": 32}),
+    "OPT": (
+        "OPTForCausalLM",
+        "OPTConfig",
+        {
+            "vocab_size": 256,
+            "hidden_size": 32,
+            "ffn_dim": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+            "word_embed_proj_dim": 32,
+            "pad_token_id": 1,
+        },
+    ),
+    "Mamba": (
+        "MambaForCausalLM",
+        "MambaConfig",
+        {
+            "vocab_size": 256,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "state_size": 8,
+            "pad_token_id": 0,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+    ),
+    "RecurrentGemma": (
+        "RecurrentGemmaForCausalLM",
+        "RecurrentGemmaConfig",
+        DECODER | {"num_hidden_layers": 3, "lru_width": 32},
+    ),
     "BERT masked": ("BertForMaskedLM", "BertConfig", ENCODER),
     "BERT classifier": ("BertForSequenceClassification", "BertConfig", ENCODER),
     "BERT": ("BertModel", "BertConfig", ENCODER),
     "RoBERTa": ("RobertaForMaskedLM", "RobertaConfig", ENCODER),
     "XLM-RoBERTa tokens": ("XLMRobertaForTokenClassification", "XLMRobertaConfig", ENCODER),
-    "DistilBERT": ("DistilBertForSequenceClassification", "DistilBertConfig",
-                   {"vocab_size": 256, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}),
+    "DistilBERT": (
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        {"vocab_size": 256, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    ),
     "ELECTRA": ("ElectraForPreTraining", "ElectraConfig", ENCODER | {"embedding_size": 16}),
     "DeBERTa-v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config", ENCODER),
     "ALBERT": ("AlbertForMaskedLM", "AlbertConfig", ENCODER | {"embedding_size": 16}),
     "ModernBERT": ("ModernBertForMaskedLM", "ModernBertConfig", ENCODER),
     "T5": ("T5ForConditionalGeneration", "T5Config", T5),
-    "T5 gated": ("T5ForConditionalGeneration", "T5Config", T5 | {"feed_forward_proj": "gated-gelu",
-                                                                "tie_word_embeddings": False}),
+    "T5 gated": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
     "BART": ("BartForConditionalGeneration", "BartConfig", BART),
     "Marian": ("MarianMTModel", "MarianConfig", BART | {"pad_token_id": 0, "decoder_start_token_id": 0}),
     "Whisper": ("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
     "ViT": ("ViTForImageClassification", "ViTConfig", VISION),
     "DINOv2": ("Dinov2Model", "Dinov2Config", VISION),
-    "CLIP": ("CLIPModel", "CLIPConfig", {"text_config": {k: v for k, v in ENCODER.items() if k != "pad_token_id"},
-                                         "vision_config": VISION, "projection_dim": 16}),
-    "SigLIP": ("SiglipModel", "SiglipConfig", {"text_config": {k: v for k, v in ENCODER.items() if k != "pad_token_id"},
-                                               "vision_config": VISION}),
+    "CLIP": (
+        "CLIPModel",
+        "CLIPConfig",
+        {
+            "text_config": {k: v for k, v in ENCODER.items() if k != "pad_token_id"},
+            "vision_config": VISION,
+            "projection_dim": 16,
+        },
+    ),
+    "SigLIP": (
+        "SiglipModel",
+        "SiglipConfig",
+        {"text_config": {k: v for k, v in ENCODER.items() if k != "pad_token_id"}, "vision_config": VISION},
+    ),
     "YOLOS": ("YolosForObjectDetection", "YolosConfig", VISION | {"num_detection_tokens": 5, "image_size": [16, 16]}),
-    "SegFormer": ("SegformerForSemanticSegmentation", "SegformerConfig",
-                  {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 1, 1],
-                   "decoder_hidden_size": 8}),
-    "ResNet": ("ResNetForImageClassification", "ResNetConfig",
-               {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"}),
-    "Swin": ("SwinForImageClassification", "SwinConfig",
-             {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}),
-    "wav2vec2": ("Wav2Vec2ForCTC", "Wav2Vec2Config",
-                 ENCODER | {"conv_dim": [8, 8], "conv_stride": [2, 2], "conv_kernel": [3, 3],
-                            "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4,
-                            "num_conv_pos_embedding_groups": 2}),
-}  # fmt: skip
+    "SegFormer": (
+        "SegformerForSemanticSegmentation",
+        "SegformerConfig",
+        {
+            "hidden_sizes": [8, 8, 8, 8],
+            "depths": [1, 1, 1, 1],
+            "num_attention_heads": [1, 1, 1, 1],
+            "decoder_hidden_size": 8,
+        },
+    ),
+    "ResNet": (
+        "ResNetForImageClassification",
+        "ResNetConfig",
+        {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"},
+    ),
+    "Swin": (
+        "SwinForImageClassification",
+        "SwinConfig",
+        {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4},
+    ),
+    "wav2vec2": (
+        "Wav2Vec2ForCTC",
+        "Wav2Vec2Config",
+        ENCODER
+        | {
+            "conv_dim": [8, 8],
+            "conv_stride": [2, 2],
+            "conv_kernel": [3, 3],
+            "num_feat_extract_layers": 2,
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    ),
+}
 
 
 def build(name: str, **more: Any) -> Any:
@@ -186,16 +304,30 @@ def processor(at: Path) -> None:
 _VIRTUAL = {"num_virtual_tokens": 4}
 _TARGETS = {"target_modules": ["q_proj", "v_proj"]}
 MORE: dict[str, dict[str, Any]] = {
-    "ADALORA": _TARGETS | {"total_step": 10}, "IA3": {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
-    "PROMPT_TUNING": _VIRTUAL, "MULTITASK_PROMPT_TUNING": _VIRTUAL | {"num_tasks": 2}, "P_TUNING": _VIRTUAL | {"encoder_hidden_size": 16},
-    "PREFIX_TUNING": _VIRTUAL, "ADAPTION_PROMPT": {"adapter_len": 4, "adapter_layers": 1},
-    "LN_TUNING": {"target_modules": ["input_layernorm"]}, "CPT": {"cpt_token_ids": [1, 2], "cpt_mask": [1, 1], "cpt_tokens_type_mask": [1, 2]},
-    "FOURIERFT": _TARGETS | {"n_frequency": 20}, "VBLORA": _TARGETS | {"num_vectors": 16, "vector_length": 4, "topk": 2},
-    "TRAINABLE_TOKENS": {"token_indices": [1, 2], "target_modules": ["embed_tokens"]}, "WAVEFT": _TARGETS | {"n_frequency": 20},
-    "RANDLORA": _TARGETS | {"r": 4}, "BOFT": _TARGETS | {"boft_block_size": 4}, "OFT": _TARGETS | {"oft_block_size": 4},
-    "MISS": _TARGETS | {"r": 4}, "PSOFT": _TARGETS | {"r": 4}, "ROAD": _TARGETS | {"group_size": 8}, "SHIRA": _TARGETS | {"r": 4},
-    "C3A": _TARGETS | {"block_size": 16}, "OSF": _TARGETS, "CARTRIDGE": _VIRTUAL,
-}  # fmt: skip
+    "ADALORA": _TARGETS | {"total_step": 10},
+    "IA3": {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+    "PROMPT_TUNING": _VIRTUAL,
+    "MULTITASK_PROMPT_TUNING": _VIRTUAL | {"num_tasks": 2},
+    "P_TUNING": _VIRTUAL | {"encoder_hidden_size": 16},
+    "PREFIX_TUNING": _VIRTUAL,
+    "ADAPTION_PROMPT": {"adapter_len": 4, "adapter_layers": 1},
+    "LN_TUNING": {"target_modules": ["input_layernorm"]},
+    "CPT": {"cpt_token_ids": [1, 2], "cpt_mask": [1, 1], "cpt_tokens_type_mask": [1, 2]},
+    "FOURIERFT": _TARGETS | {"n_frequency": 20},
+    "VBLORA": _TARGETS | {"num_vectors": 16, "vector_length": 4, "topk": 2},
+    "TRAINABLE_TOKENS": {"token_indices": [1, 2], "target_modules": ["embed_tokens"]},
+    "WAVEFT": _TARGETS | {"n_frequency": 20},
+    "RANDLORA": _TARGETS | {"r": 4},
+    "BOFT": _TARGETS | {"boft_block_size": 4},
+    "OFT": _TARGETS | {"oft_block_size": 4},
+    "MISS": _TARGETS | {"r": 4},
+    "PSOFT": _TARGETS | {"r": 4},
+    "ROAD": _TARGETS | {"group_size": 8},
+    "SHIRA": _TARGETS | {"r": 4},
+    "C3A": _TARGETS | {"block_size": 16},
+    "OSF": _TARGETS,
+    "CARTRIDGE": _VIRTUAL,
+}
 
 
 def peft_kinds() -> dict[str, str]:
@@ -216,15 +348,20 @@ def adapter(at: Path, how: tuple[str, str]) -> None:
 
 
 LORA: dict[str, dict[str, Any]] = {
-    "all linear": {"target_modules": "all-linear"}, "regular expression": {"target_modules": r".*\.(q|v)_proj"},
-    "embeddings": {"target_modules": ["embed_tokens", "lm_head"]}, "rank pattern": _TARGETS | {"rank_pattern": {"q_proj": 3}},
-    "modules to save": _TARGETS | {"modules_to_save": ["lm_head"]}, "DoRA": _TARGETS | {"use_dora": True},
-    "some layers": _TARGETS | {"layers_to_transform": [0]}, "bias": _TARGETS | {"bias": "lora_only"},
-    "rsLoRA, rank 1": _TARGETS | {"r": 1, "use_rslora": True}, "PiSSA": _TARGETS | {"init_lora_weights": "pissa"},
+    "all linear": {"target_modules": "all-linear"},
+    "regular expression": {"target_modules": r".*\.(q|v)_proj"},
+    "embeddings": {"target_modules": ["embed_tokens", "lm_head"]},
+    "rank pattern": _TARGETS | {"rank_pattern": {"q_proj": 3}},
+    "modules to save": _TARGETS | {"modules_to_save": ["lm_head"]},
+    "DoRA": _TARGETS | {"use_dora": True},
+    "some layers": _TARGETS | {"layers_to_transform": [0]},
+    "bias": _TARGETS | {"bias": "lora_only"},
+    "rsLoRA, rank 1": _TARGETS | {"r": 1, "use_rslora": True},
+    "PiSSA": _TARGETS | {"init_lora_weights": "pissa"},
     "trainable tokens": _TARGETS | {"trainable_token_indices": [1, 2]},
     "parameters": {"target_parameters": ["lm_head.weight"], "target_modules": ["q_proj"]},
     "exclude": {"target_modules": ["q_proj", "v_proj"], "exclude_modules": ["model.layers.0.self_attn.v_proj"]},
-}  # fmt: skip
+}
 
 
 @family("LoRA", LORA, "torch", "transformers", "peft")

@@ -18,7 +18,7 @@ from gpuwarden.checkpoints.findings import Ask, Findings
 from gpuwarden.checkpoints.load import load
 from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.models import Level, Report, Verdict
-from healthy import Configuration, configurations
+from healthy import Configuration, Unreadable, configurations
 
 WRITTEN = ".written"
 
@@ -53,6 +53,9 @@ def write(at: Path, wanted: list[Configuration]) -> tuple[list[Configuration], d
                 with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
                     warnings.simplefilter("ignore")
                     one.write(folder)
+            except Unreadable as why:
+                failed[one.name] = str(why)[:160]
+                continue
             except Exception as why:  # a library that can't write this here is no fault of the verdict
                 failed[one.name] = f"{type(why).__name__}: {str(why)[:160]}"
                 continue
@@ -122,6 +125,17 @@ def surprises(one: Configuration, report: Report, level: Level) -> Iterator[str]
             yield f"warning: {line[:200]}"
 
 
+def line(level: Level, part: list[Configuration], got: Tally) -> str:
+    """Return one row of counts."""
+    seen = "unseen" if part and part[0].unseen else "seen"
+    return (
+        f"{level:<10} {seen:<7} {len(part):>4} configurations {got.files:>5} files: "
+        f"{got.verdicts[Verdict.REFUTED]:>3} refuted, {got.verdicts[Verdict.UNKNOWN]:>3} unknown "
+        f"({got.unknown_share:.1%}); configurations: {got.whole[Verdict.REFUTED]} refuted, "
+        f"{got.whole[Verdict.UNKNOWN]} unknown"
+    )
+
+
 def main(at: Path, only: str, levels: list[str], seen: bool) -> int:
     """Print the counts of each level, and return 1 where a healthy file is refuted."""
     wanted = [c for c in configurations() if re.search(only, c.name) and not (seen and c.unseen)]
@@ -134,18 +148,11 @@ def main(at: Path, only: str, levels: list[str], seen: bool) -> int:
     for level in map(Level, levels):
         if level is not Level.RESUME or not found:  # a resume is judged by what loading found
             found = examine_all(at, written, level)
-        for label, part in (
-            ("seen", [c for c in written if not c.unseen]),
-            ("unseen", [c for c in written if c.unseen]),
-        ):
+        for unseen in (False, True):
+            part = [c for c in written if c.unseen is unseen]
             got = tally(at, part, found, level)
             bad += got.verdicts[Verdict.REFUTED] + got.whole[Verdict.REFUTED]
-            print(
-                f"{level:<10} {label:<7} {len(part):>4} configurations {got.files:>5} files: "
-                f"{got.verdicts[Verdict.REFUTED]:>3} refuted, {got.verdicts[Verdict.UNKNOWN]:>3} unknown "
-                f"({got.unknown_share:.1%}); configurations: {got.whole[Verdict.REFUTED]} refuted, "
-                f"{got.whole[Verdict.UNKNOWN]} unknown"
-            )
-            if label == "seen":
-                print("".join(f"    {line}\n" for line in got.lines), end="")
+            print(line(level, part, got))
+            if not unseen:
+                print("".join(f"    {text}\n" for text in got.lines), end="")
     return min(bad, 1)

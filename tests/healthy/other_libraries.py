@@ -1,4 +1,4 @@
-"""Write the files of the libraries around torch: numpy, GGUF, ONNX, JAX, Keras, scikit-learn, boosted trees, pipelines."""
+"""Write the files of the libraries around torch: numpy, GGUF, ONNX, JAX, Keras, boosted trees, pipelines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,29 @@ from healthy import configuration, family
 from healthy.hub_models import build, tokenizer
 from healthy.torch_files import torch
 
-NUMPY = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", "c8", "c16", ">f4", ">i4", "U5", "S5",
-         "M8[s]", "m8[ms]", "V4")  # fmt: skip
+NUMPY = (
+    "f2",
+    "f4",
+    "f8",
+    "i1",
+    "i2",
+    "i4",
+    "i8",
+    "u1",
+    "u2",
+    "u4",
+    "u8",
+    "?",
+    "c8",
+    "c16",
+    ">f4",
+    ">i4",
+    "U5",
+    "S5",
+    "M8[s]",
+    "m8[ms]",
+    "V4",
+)
 
 
 def _array(dtype: str) -> Any:
@@ -68,8 +89,26 @@ QUANTS = (
     "I64",
 )
 # No Python writes these; their blocks are bytes with finite scales.
-BLOCKS = ("Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
-          "IQ2_S", "IQ4_XS", "IQ1_M", "NVFP4", "Q1_0")  # fmt: skip
+BLOCKS = (
+    "Q8_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q8_K",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ3_XXS",
+    "IQ1_S",
+    "IQ4_NL",
+    "IQ3_S",
+    "IQ2_S",
+    "IQ4_XS",
+    "IQ1_M",
+    "NVFP4",
+    "Q1_0",
+)
 
 
 def _gguf(path: Path, kind: str, split: int = 0, splits: int = 0) -> None:
@@ -291,9 +330,13 @@ def diffusers_pipeline(at: Path) -> None:
 
     torch()
     unet = UNet2DModel(
-        sample_size=8, block_out_channels=(8, 8), norm_num_groups=4, down_block_types=("DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D"), layers_per_block=1,
-    )  # fmt: skip
+        sample_size=8,
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+    )
     DDPMPipeline(unet, DDPMScheduler()).save_pretrained(at)
 
 
@@ -339,13 +382,13 @@ def events(at: Path) -> None:
 
 @configuration("pictures and tables beside a model", "PIL", "pyarrow", "torch")
 def aside(at: Path) -> None:
-    import pyarrow
+    import pyarrow as pa
     import pyarrow.parquet
     from PIL import Image
 
     Image.new("RGB", (8, 8), "red").save(at / "sample.png")
     Image.new("RGB", (8, 8), "red").save(at / "sample.jpg")
-    pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2]}), at / "train.parquet")
+    pyarrow.parquet.write_table(pa.table({"a": [1, 2]}), at / "train.parquet")
     (at / "results.csv").write_text("step,loss\n1,0.5\n")
     (at / "config.yaml").write_text("lr: 0.1\n")
     torch().save({"w": torch().ones(3)}, at / "model.pt")

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter, OrderedDict, defaultdict, deque
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from healthy import configuration, family
+from healthy import Unreadable, configuration, family
 
-PLAIN = ("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "uint8", "uint16", "uint32",
-         "uint64", "int8", "int16", "int32", "int64", "bool", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
-         "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2")  # fmt: skip
+PLAIN = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "complex128",
+    "complex64",
+    "complex32",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "bool",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+)
 SAFE = tuple(n for n in PLAIN if n not in ("complex128", "complex32"))
 
 
@@ -45,7 +66,17 @@ def zip_dtype(at: Path, dtype: str) -> None:
 
 @family("torch legacy dtype", PLAIN, "torch")
 def legacy_dtype(at: Path, dtype: str) -> None:
-    torch().save({"weight": tensor(dtype)}, at / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    save_legacy({"weight": tensor(dtype)}, at / "pytorch_model.bin")
+
+
+def save_legacy(made: Any, path: Path) -> None:
+    """Save in the old format. Raises Unreadable for what torch writes there and can't read back."""
+    torch().save(made, path, _use_new_zipfile_serialization=False)
+    try:
+        torch().load(path, weights_only=True)
+    except Exception as why:
+        path.unlink()
+        raise Unreadable(f"torch can't read it back: {why}") from why
 
 
 @family("safetensors dtype", SAFE, "torch", "safetensors")
@@ -69,28 +100,60 @@ def layout(kind: str) -> Any:
     t = torch()
     dense = t.randn(16, 16).relu()
     made = {
-        "sparse coo": dense.to_sparse, "sparse csr": dense.to_sparse_csr, "sparse csc": dense.to_sparse_csc,
-        "sparse bsr": lambda: dense.to_sparse_bsr((4, 4)), "sparse bsc": lambda: dense.to_sparse_bsc((4, 4)),
+        "sparse coo": dense.to_sparse,
+        "sparse csr": dense.to_sparse_csr,
+        "sparse csc": dense.to_sparse_csc,
+        "sparse bsr": lambda: dense.to_sparse_bsr((4, 4)),
+        "sparse bsc": lambda: dense.to_sparse_bsc((4, 4)),
         "sparse coo hybrid": lambda: t.randn(4, 4, 3).to_sparse(2),
         "nested": lambda: t.nested.nested_tensor([t.randn(3, 4), t.randn(2, 4)]),
         "nested jagged": lambda: t.nested.nested_tensor([t.randn(3, 4), t.randn(2, 4)], layout=t.jagged),
         "meta": lambda: t.empty(4, 4, device="meta"),
-        "transposed": lambda: t.randn(4, 6).t(), "view": lambda: t.randn(100)[10:50].view(5, 8),
-        "expanded": lambda: t.randn(1, 6).expand(5, 6), "strided": lambda: t.randn(10, 10)[::2, ::3],
+        "transposed": lambda: t.randn(4, 6).t(),
+        "view": lambda: t.randn(100)[10:50].view(5, 8),
+        "expanded": lambda: t.randn(1, 6).expand(5, 6),
+        "strided": lambda: t.randn(10, 10)[::2, ::3],
         "channels last": lambda: t.randn(2, 3, 4, 4).to(memory_format=t.channels_last),
         "conjugate": lambda: t.randn(4, dtype=t.complex64).conj(),
         "negative": lambda: t.randn(4, dtype=t.complex64).conj().imag,
-        "empty": lambda: t.empty(0, 7), "scalar": lambda: t.tensor(3.5), "one": lambda: t.ones(1, 1, 1),
-        "gradient": lambda: t.randn(3, requires_grad=True), "parameter": lambda: t.nn.Parameter(t.randn(3, 3)),
-        "buffer": lambda: t.nn.Buffer(t.randn(3, 3)), "large": lambda: t.randn(700, 700),
+        "empty": lambda: t.empty(0, 7),
+        "scalar": lambda: t.tensor(3.5),
+        "one": lambda: t.ones(1, 1, 1),
+        "gradient": lambda: t.randn(3, requires_grad=True),
+        "parameter": lambda: t.nn.Parameter(t.randn(3, 3)),
+        "buffer": lambda: t.nn.Buffer(t.randn(3, 3)),
+        "large": lambda: t.randn(700, 700),
         "complex view": lambda: t.view_as_complex(t.randn(5, 2)),
-    }[kind]  # fmt: skip
+    }[kind]
     return made()
 
 
-LAYOUTS = ("sparse coo", "sparse csr", "sparse csc", "sparse bsr", "sparse bsc", "sparse coo hybrid", "nested",
-           "nested jagged", "meta", "transposed", "view", "expanded", "strided", "channels last", "conjugate", "negative",
-           "empty", "scalar", "one", "gradient", "parameter", "buffer", "large", "complex view")  # fmt: skip
+LAYOUTS = (
+    "sparse coo",
+    "sparse csr",
+    "sparse csc",
+    "sparse bsr",
+    "sparse bsc",
+    "sparse coo hybrid",
+    "nested",
+    "nested jagged",
+    "meta",
+    "transposed",
+    "view",
+    "expanded",
+    "strided",
+    "channels last",
+    "conjugate",
+    "negative",
+    "empty",
+    "scalar",
+    "one",
+    "gradient",
+    "parameter",
+    "buffer",
+    "large",
+    "complex view",
+)
 
 
 @family("torch zip layout", LAYOUTS, "torch")
@@ -100,7 +163,7 @@ def zip_layout(at: Path, kind: str) -> None:
 
 @family("torch legacy layout", [k for k in LAYOUTS if k != "nested jagged"], "torch")
 def legacy_layout(at: Path, kind: str) -> None:
-    torch().save({"a": layout(kind)}, at / "model.pth", _use_new_zipfile_serialization=False)
+    save_legacy({"a": layout(kind)}, at / "model.pth")
 
 
 @family("torch quantized", ("qint8", "quint8", "qint32", "per channel", "per channel float"), "torch")
@@ -120,11 +183,26 @@ def value(kind: str) -> Any:
         "list of tensors": lambda: [t.ones(3), t.zeros(2)],
         "one tensor": lambda: t.randn(10),
         "nested containers": lambda: {"a": {"b": [t.ones(1), (1, 2.5, None, True, "x")]}, "s": {1, 2}},
-        "frozenset, range, slice, complex": lambda: [frozenset({1}), range(3), slice(1, 2), 1 + 2j, b"bytes", bytearray(b"x")],
-        "counter, deque, default dict": lambda: {"c": Counter("aab"), "q": deque([1, 2], maxlen=5), "d": defaultdict(list)},
+        "frozenset, range, slice, complex": lambda: [
+            frozenset({1}),
+            range(3),
+            slice(1, 2),
+            1 + 2j,
+            b"bytes",
+            bytearray(b"x"),
+        ],
+        "counter, deque, default dict": lambda: {
+            "c": Counter("aab"),
+            "q": deque([1, 2], maxlen=5),
+            "d": defaultdict(list),
+        },
         "path": lambda: {"out": Path("runs/a"), "w": t.ones(1)},
-        "datetime": lambda: {"at": datetime(2026, 1, 1, tzinfo=timezone.utc), "w": t.ones(1)},
-        "numpy array": lambda: {"x": rng.normal(size=(4, 4)), "i": np.arange(5), "f": np.asfortranarray(np.ones((2, 3)))},
+        "datetime": lambda: {"at": datetime(2026, 1, 1, tzinfo=UTC), "w": t.ones(1)},
+        "numpy array": lambda: {
+            "x": rng.normal(size=(4, 4)),
+            "i": np.arange(5),
+            "f": np.asfortranarray(np.ones((2, 3))),
+        },
         "numpy scalars": lambda: {"loss": np.float32(0.5), "n": np.int64(3), "ok": np.bool_(True)},
         "numpy random state": lambda: {"numpy": np.random.get_state(), "w": t.ones(1)},
         "python random state": lambda: {"python": __import__("random").getstate(), "torch": t.get_rng_state()},
@@ -135,13 +213,32 @@ def value(kind: str) -> Any:
         "unicode names": lambda: {"schicht.ä.重み": t.ones(2)},
         "shared storage": lambda: (lambda b: {"a": b[:5], "b": b[5:]})(t.randn(10)),
         "tensor with attribute": lambda: (lambda p: (setattr(p, "tag", "x"), {"p": p})[1])(t.nn.Parameter(t.ones(2))),
-    }[kind]()  # fmt: skip
+    }[kind]()
 
 
-VALUES = ("tied", "ordered dict", "state dict of a module", "list of tensors", "one tensor", "nested containers",
-          "frozenset, range, slice, complex", "counter, deque, default dict", "path", "datetime", "numpy array",
-          "numpy scalars", "numpy random state", "python random state", "size, dtype, device", "attention mask",
-          "finite mask", "huge number", "unicode names", "shared storage", "tensor with attribute")  # fmt: skip
+VALUES = (
+    "tied",
+    "ordered dict",
+    "state dict of a module",
+    "list of tensors",
+    "one tensor",
+    "nested containers",
+    "frozenset, range, slice, complex",
+    "counter, deque, default dict",
+    "path",
+    "datetime",
+    "numpy array",
+    "numpy scalars",
+    "numpy random state",
+    "python random state",
+    "size, dtype, device",
+    "attention mask",
+    "finite mask",
+    "huge number",
+    "unicode names",
+    "shared storage",
+    "tensor with attribute",
+)
 
 
 @family("torch zip value", VALUES, "torch", "numpy")
@@ -212,6 +309,6 @@ if importlib.util.find_spec("pandas") is not None:
 
     @configuration("data frame in a checkpoint", "torch", "pandas", unknown=("*.pt",))
     def frame(at: Path) -> None:
-        import pandas
+        import pandas as pd
 
-        torch().save({"log": pandas.DataFrame({"loss": [1.0, 0.5]}), "w": torch().ones(2)}, at / "state.pt")
+        torch().save({"log": pd.DataFrame({"loss": [1.0, 0.5]}), "w": torch().ones(2)}, at / "state.pt")

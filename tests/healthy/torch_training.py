@@ -11,20 +11,44 @@ from healthy.torch_files import torch
 
 STEPS = 3
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (name, {}) for name in
-    ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop",
-     "Rprop", "SGD", "LBFGS", "SparseAdam")
+    name: (name, {})
+    for name in (
+        "ASGD",
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+        "LBFGS",
+        "SparseAdam",
+    )
 } | {
-    "Adam amsgrad": ("Adam", {"amsgrad": True}), "SGD momentum": ("SGD", {"momentum": 0.9}),
-    "RMSprop centered": ("RMSprop", {"centered": True, "momentum": 0.5}), "AdamW fused": ("AdamW", {"fused": True}),
+    "Adam amsgrad": ("Adam", {"amsgrad": True}),
+    "SGD momentum": ("SGD", {"momentum": 0.9}),
+    "RMSprop centered": ("RMSprop", {"centered": True, "momentum": 0.5}),
+    "AdamW fused": ("AdamW", {"fused": True}),
     "AdamW capturable off, foreach": ("AdamW", {"foreach": True}),
-}  # fmt: skip
+}
 SCHEDULERS: dict[str, dict[str, Any]] = {
-    "LinearLR": {}, "StepLR": {"step_size": 1}, "MultiStepLR": {"milestones": [1, 2]}, "ConstantLR": {},
-    "ExponentialLR": {"gamma": 0.9}, "CosineAnnealingLR": {"T_max": 10}, "PolynomialLR": {},
-    "CosineAnnealingWarmRestarts": {"T_0": 5}, "OneCycleLR": {"max_lr": 0.1, "total_steps": 10},
-    "CyclicLR": {"base_lr": 0.001, "max_lr": 0.1}, "ReduceLROnPlateau": {},
-}  # fmt: skip
+    "LinearLR": {},
+    "StepLR": {"step_size": 1},
+    "MultiStepLR": {"milestones": [1, 2]},
+    "ConstantLR": {},
+    "ExponentialLR": {"gamma": 0.9},
+    "CosineAnnealingLR": {"T_max": 10},
+    "PolynomialLR": {},
+    "CosineAnnealingWarmRestarts": {"T_0": 5},
+    "OneCycleLR": {"max_lr": 0.1, "total_steps": 10},
+    "CyclicLR": {"base_lr": 0.001, "max_lr": 0.1},
+    "ReduceLROnPlateau": {},
+}
 
 
 def net(kind: str = "") -> Any:
@@ -88,8 +112,18 @@ def scheduler_state(at: Path, how: tuple[str, dict[str, Any]]) -> None:
     trainer_folder(at, made, optimizer, schedule)
 
 
-BNB = ("Adam8bit", "AdamW8bit", "Lion8bit", "SGD8bit", "RMSprop8bit", "AdamW", "PagedAdamW8bit", "LAMB8bit", "Adagrad8bit",
-       "AdEMAMix8bit")  # fmt: skip
+BNB = (
+    "Adam8bit",
+    "AdamW8bit",
+    "Lion8bit",
+    "SGD8bit",
+    "RMSprop8bit",
+    "AdamW",
+    "PagedAdamW8bit",
+    "LAMB8bit",
+    "Adagrad8bit",
+    "AdEMAMix8bit",
+)
 
 
 @family("bitsandbytes optimizer", BNB, "torch", "bitsandbytes", step=STEPS)
@@ -117,8 +151,11 @@ def plain_state(step: int = STEPS) -> dict[str, Any]:
     schedule = t.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     train(made, optimizer, schedule)
     return {
-        "step": step, "model": made.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": schedule.state_dict()
-    }  # fmt: skip
+        "step": step,
+        "model": made.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": schedule.state_dict(),
+    }
 
 
 @configuration("plain torch.save of step, model and optimizer", "torch", step=STEPS)
@@ -157,9 +194,16 @@ def nanogpt(at: Path) -> None:
     args = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, "bias": False, "vocab_size": None, "dropout": 0.0}
     config = {"out_dir": "out", "learning_rate": 6e-4, "compile": True, "dataset": "shakespeare"}
     torch().save(
-        {"model": state["model"], "optimizer": state["optimizer"], "model_args": args, "iter_num": STEPS,
-         "best_val_loss": torch().tensor(2.5), "config": config}, at / "ckpt.pt",
-    )  # fmt: skip
+        {
+            "model": state["model"],
+            "optimizer": state["optimizer"],
+            "model_args": args,
+            "iter_num": STEPS,
+            "best_val_loss": torch().tensor(2.5),
+            "config": config,
+        },
+        at / "ckpt.pt",
+    )
 
 
 @family("accelerate save_state", {"safetensors": True, "torch": False}, "torch", "accelerate", step=4)
@@ -243,9 +287,15 @@ def lightning(at: Path, kind: int) -> None:
     loader = t.utils.data.DataLoader(t.randn(8, 16), batch_size=2)
     keep = ModelCheckpoint(at, save_last=kind == 2, save_top_k=-1, save_weights_only=kind == 3, every_n_epochs=1)
     trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=False, callbacks=[keep], enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=at,
-    )  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        callbacks=[keep],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=at,
+    )
     trainer.fit(Net(), loader)
 
 
@@ -261,19 +311,46 @@ def deepspeed(at: Path) -> None:
     folder = at / f"global_step{step}"
     folder.mkdir()
     t.save(
-        {"module": model, "buffer_names": [], "optimizer": None, "param_shapes": shapes, "lr_scheduler": None,
-         "data_sampler": None, "random_ltd": None, "sparse_tensor_module_names": set(), "skipped_steps": 0,
-         "global_steps": step, "global_samples": 12, "dp_world_size": 1, "mp_world_size": 1, "ds_config": config,
-         "ds_version": "0.17.0"}, folder / "mp_rank_00_model_states.pt",
-    )  # fmt: skip
+        {
+            "module": model,
+            "buffer_names": [],
+            "optimizer": None,
+            "param_shapes": shapes,
+            "lr_scheduler": None,
+            "data_sampler": None,
+            "random_ltd": None,
+            "sparse_tensor_module_names": set(),
+            "skipped_steps": 0,
+            "global_steps": step,
+            "global_samples": 12,
+            "dp_world_size": 1,
+            "mp_world_size": 1,
+            "ds_config": config,
+            "ds_version": "0.17.0",
+        },
+        folder / "mp_rank_00_model_states.pt",
+    )
     flat = t.cat([p.reshape(-1) for p in model.values()])
     padded = t.cat([flat, t.zeros(-total % 2)])
     adam = {"step": t.tensor(float(step)), "exp_avg": t.randn_like(padded) * 1e-3, "exp_avg_sq": t.rand_like(padded)}
     base = {"state": {0: adam}, "param_groups": [{"params": [0], "lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}]}
     t.save(
-        {"optimizer_state_dict": {"loss_scaler": None, "dynamic_loss_scale": False, "overflow": False, "clip_grad": 0.0,
-         "base_optimizer_state": base, "single_partition_of_fp32_groups": [padded], "zero_stage": 1, "group_paddings": [0],
-         "partition_count": 1, "ds_version": "0.17.0"}, "ds_config": config, "ds_version": "0.17.0"},
+        {
+            "optimizer_state_dict": {
+                "loss_scaler": None,
+                "dynamic_loss_scale": False,
+                "overflow": False,
+                "clip_grad": 0.0,
+                "base_optimizer_state": base,
+                "single_partition_of_fp32_groups": [padded],
+                "zero_stage": 1,
+                "group_paddings": [0],
+                "partition_count": 1,
+                "ds_version": "0.17.0",
+            },
+            "ds_config": config,
+            "ds_version": "0.17.0",
+        },
         folder / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
-    )  # fmt: skip
+    )
     (at / "latest").write_text(folder.name)

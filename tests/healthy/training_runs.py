@@ -12,18 +12,32 @@ from healthy.hub_models import build, tokenizer
 from healthy.torch_files import torch
 
 _COMMON: dict[str, Any] = {
-    "max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True,
-    "bf16": False, "logging_steps": 1,
-}  # fmt: skip
+    "max_steps": 4,
+    "save_steps": 2,
+    "per_device_train_batch_size": 2,
+    "report_to": [],
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "bf16": False,
+    "logging_steps": 1,
+}
 RUNS: dict[str, dict[str, Any]] = {
-    "plain": {}, "SGD": {"optim": "sgd"}, "Adafactor": {"optim": "adafactor"}, "RMSprop": {"optim": "rmsprop"},
-    "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 1}, "accumulation": {"gradient_accumulation_steps": 2},
-    "torch files": {"save_only_model": False, "optim": "adamw_torch_fused"}, "only the model": {"save_only_model": True},
-    "last two": {"save_total_limit": 2, "save_steps": 1}, "best": {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True},
+    "plain": {},
+    "SGD": {"optim": "sgd"},
+    "Adafactor": {"optim": "adafactor"},
+    "RMSprop": {"optim": "rmsprop"},
+    "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 1},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "torch files": {"save_only_model": False, "optim": "adamw_torch_fused"},
+    "only the model": {"save_only_model": True},
+    "last two": {"save_total_limit": 2, "save_steps": 1},
+    "best": {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True},
     "reduce on plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
-    "gradient checkpointing": {"gradient_checkpointing": True}, "neftune": {"neftune_noise_alpha": 5.0},
-    "weight decay, groups": {"weight_decay": 0.1, "max_grad_norm": 0.5}, "epochs": {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "epoch"},
-}  # fmt: skip
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "neftune": {"neftune_noise_alpha": 5.0},
+    "weight decay, groups": {"weight_decay": 0.1, "max_grad_norm": 0.5},
+    "epochs": {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "epoch"},
+}
 
 
 def rows(count: int = 8) -> Any:
@@ -109,13 +123,18 @@ TRL: dict[str, tuple[str, str, list[dict[str, Any]], dict[str, Any]]] = {
     "sft": ("trl", "SFT", [{"text": "the cat sat on the mat"}] * 8, {"max_length": 32}),
     "sft packed": ("trl", "SFT", [{"text": "the cat sat on the mat"}] * 40, {"max_length": 32, "packing": True}),
     "dpo": ("trl", "DPO", PAIRS, {"max_length": 32}),
-    "kto": ("trl", "KTO", [{"prompt": "the cat", "completion": " sat on", "label": b} for b in (True, False)] * 4, {"max_length": 32}),
+    "kto": (
+        "trl",
+        "KTO",
+        [{"prompt": "the cat", "completion": " sat on", "label": b} for b in (True, False)] * 4,
+        {"max_length": 32},
+    ),
     "reward": ("trl", "Reward", PAIRS, {"max_length": 32}),
     "grpo": ("trl", "GRPO", [{"prompt": "the cat"}] * 8, {"max_completion_length": 8, "num_generations": 2}),
     "rloo": ("trl", "RLOO", [{"prompt": "the cat"}] * 8, {"max_completion_length": 8, "num_generations": 2}),
     "orpo": ("trl.experimental.orpo", "ORPO", PAIRS, {"max_length": 32}),
     "cpo": ("trl.experimental.cpo", "CPO", PAIRS, {"max_length": 32}),
-}  # fmt: skip
+}
 
 
 def _trl(at: Path, name: str, lora: bool) -> None:

@@ -7,9 +7,12 @@ answer came and `BadReply` when one came that is not understood; both leave the 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
+
+from anyio import to_thread
 
 from gpuwarden import backends
 from gpuwarden.core.clock import Clock
@@ -32,7 +35,7 @@ from gpuwarden.core.registry import Registry
 from gpuwarden.core.rules import Finding
 from gpuwarden.remote.ssh.host_keys import HostKey
 from gpuwarden.remote.transfer.destination import bare
-from gpuwarden.remote.transfer.receive import Source
+from gpuwarden.remote.transfer.receive import Begun, Source
 
 
 class Backend(Protocol):
@@ -129,6 +132,20 @@ class Sealer(Backend, Protocol):
 
 
 @runtime_checkable
+class Fetcher(Sealer, Protocol):
+    """A backend whose machine sends the roster and, right behind it, the small files: one round trip for both."""
+
+    def fetch(
+        self, handle: Handle, paths: Iterable[str]
+    ) -> AbstractAsyncContextManager[tuple[Manifest, AsyncIterator[bytes]]]:
+        """Return the roster without digests, and the bundle of its small files, named by their number in the roster.
+
+        What is not read of the bundle is given up on leaving.
+        """
+        ...
+
+
+@runtime_checkable
 class Examiner(Protocol):
     """A backend that can examine checkpoints in place, so that their bytes need not travel."""
 
@@ -202,6 +219,13 @@ class SealingSource(HandleSource):
         return {a.path: bare(now[a.path].sha256 or "") for a in same}
 
 
+@dataclass(frozen=True)
+class FetchedSource(SealingSource):
+    """The same, of a backend that is a `Fetcher`, whose machine sends the small files already."""
+
+    begun: Begun
+
+
 def source(backend: Backend, handle: Handle) -> Source:
     """Return the source of a job's files; the machine hashes while sending where the backend can."""
     return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
@@ -210,6 +234,18 @@ def source(backend: Backend, handle: Handle) -> Source:
 async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
     """Return the files to receive under `paths`, with digests unless they are made while sending."""
     return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
+
+
+@asynccontextmanager
+async def artifacts(
+    backend: Backend, handle: Handle, paths: Iterable[str], dest: Path
+) -> AsyncIterator[tuple[Manifest, Source]]:
+    """Return the roster to receive into `dest` and its source, together where nothing is in `dest` yet."""
+    if isinstance(backend, Fetcher) and not await to_thread.run_sync(lambda: dest.is_dir() and any(dest.iterdir())):
+        async with backend.fetch(handle, paths) as (listed, bundle):
+            yield listed, FetchedSource(backend, handle, Begun(listed.files, bundle))
+    else:
+        yield await roster(backend, handle, paths), source(backend, handle)
 
 
 BACKENDS: Final = Registry(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,11 +19,11 @@ from typing import Any
 
 import anyio
 
-from gpuwarden.backends._runner import RunnerBackend, parse, parsed
+from gpuwarden.backends._runner import SILENCE_S, RunnerBackend, parse, parsed
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.guidance import Hint, steps
-from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
+from gpuwarden.core.models import Artifact, Handle, JobSpec, Manifest, Place
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
@@ -45,6 +45,7 @@ CHECK_S = 55.0
 TOOLS = ".gpuwarden"
 DEFAULT_HUB = "https://huggingface.co"
 _NO_RUNNER = 97
+_END_OF_ROSTER = b"\n\n"
 _ANY = 'for path; do [ -e "$path" ] && exit 0; done; exit 1'
 # Importing the runner instead of running it lets Python keep it compiled, which halves the time of a call.
 _START = f"""
@@ -201,6 +202,26 @@ class SshBackend(RunnerBackend):
         async with aclosing(self._stream(handle, "bundle", request)) as stream:
             async for chunk in stream:
                 yield chunk
+
+    @asynccontextmanager
+    async def fetch(
+        self, handle: Handle, paths: Iterable[str]
+    ) -> AsyncIterator[tuple[Manifest, AsyncGenerator[bytes, None]]]:
+        """Return the roster, and the bundle of its small files, which is on its way meanwhile."""
+        request = {"paths": list(paths), **handle.place.mapping}
+        async with aclosing(self._stream(handle, "fetch", request)) as stream:
+            out = bytearray()
+            await _gather(stream, out, SILENCE_S, until=_END_OF_ROSTER)
+            rows, _, first = bytes(out).partition(_END_OF_ROSTER)
+            listed = await anyio.to_thread.run_sync(launch.manifest, await parsed(rows))
+
+            async def bundle() -> AsyncGenerator[bytes, None]:
+                if first:
+                    yield first
+                async for chunk in stream:
+                    yield chunk
+
+            yield listed, bundle()
 
     async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         """Return a verb's raw output; a missing runner is shipped again."""
@@ -361,9 +382,10 @@ def _no_runner() -> BadReply:
     return BadReply("the runner is not there right after it was shipped", "Does something clean the run root?")
 
 
-async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float) -> None:
+async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float, until: bytes = b"") -> None:
+    """Read a stream to its end, or up to the piece in which `until` ends."""
     try:
-        while True:
+        while not until or until not in out:
             with anyio.fail_after(silence_s):
                 chunk = await anext(stream, b"")
             if not chunk:

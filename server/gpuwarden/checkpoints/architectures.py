@@ -219,7 +219,8 @@ def _expected(
         layers = 0
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
-    wanted, may = dict(family.once), {}
+    wanted: _Shapes = dict(family.once)
+    may: _Shapes = {}
     # Tied weights are stored once. Without a word on it, the class's default counts, which is not known here.
     untied = config.get("tie_word_embeddings") is False and name.endswith(("ForCausalLM", "LMHeadModel"))
     (wanted if untied else may).update(family.head)

@@ -35,7 +35,7 @@ from gpuwarden.checkpoints.sealing import manifest, seal_log
 from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_priority
 
 # These need more than the standard library, or are never run there, so the archive leaves them out.
-_HOME = {"verify.py", "save_helper.py"}
+_HOME = {"verify.py", "save_helper.py", "build.py", "build_child.py"}
 _CORE = ("__init__.py", "contract.py", "errors.py", "evidence.py", "guidance.py", "registry.py")
 _ROWS = 1_000
 _MAX_KEY = 256

@@ -11,6 +11,29 @@ from gpuwarden.checkpoints.file_model import Doubtful
 from gpuwarden.core.evidence import Cause
 
 
+class ByteCount:
+    """Bytes that were read so far, of those that are to be read. Several threads may add to them."""
+
+    def __init__(self, report: Callable[[int, int | None], None]) -> None:
+        self._report = report
+        self._done = 0
+        self._total: int | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        """Add bytes that were read. A file that is read twice counts as more than its size, never beyond the total."""
+        with self._lock:
+            self._done += count
+            total = None if self._total is None else max(self._total, self._done)
+            self._report(self._done, total)
+
+    def expect(self, size: int) -> None:
+        """Add to the bytes that are to be read."""
+        with self._lock:
+            self._total = (self._total or 0) + size
+            self._report(self._done, self._total)
+
+
 @dataclass
 class Budget:
     """Seconds, bytes and entries of folders; time is counted from its creation. Threads may share one."""

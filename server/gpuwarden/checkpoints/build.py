@@ -17,7 +17,6 @@ from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.file_model import short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
 from gpuwarden.checkpoints.layouts import model
-from gpuwarden.checkpoints.layouts.stepped import content
 from gpuwarden.checkpoints.load import run_child
 
 CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.build_child")
@@ -53,7 +52,7 @@ def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
         folder = folders.get(judgement.path)
         if judgement.layout != model.NAME or judgement.problems or folder is None:
             continue
-        config = content(found, folder.join(model.CONFIG))
+        config = found.parsed(folder.join(model.CONFIG))
         tensors = model.held(folder, found)
         if not isinstance(config, dict) or not tensors or not config.get("architectures"):
             continue

@@ -8,8 +8,10 @@ a network or of another program.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from gpuwarden.checkpoints.load_child import limit_memory
@@ -46,21 +48,25 @@ def _forbid(event: str, _: Any) -> None:
 
 def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     """Return which tensors the architecture lacks, does not know, or has in other shapes."""
+    # The working folder is empty, so no cache of this machine is read.
+    here = str(Path.cwd())
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
     import torch
     import transformers
 
     sys.addaudithook(_forbid)
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.logging.set_verbosity(50)  # critical
     name = (config.get("architectures") or [""])[0]
     made = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
         return {"unable": f"transformers {transformers.__version__} has no architecture {str(name)[:60]!r}"}
-    settings = transformers.AutoConfig.for_model(**{k: v for k, v in config.items() if k not in _LEFT_OUT})
+    settings = transformers.AutoConfig.for_model(**_harmless(config))
     state = {n: torch.empty(shape, dtype=torch.float32, device="meta") for n, shape in tensors}
-    built, info = made.from_pretrained(
+    loaded: Any = made.from_pretrained(
         None, config=settings, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True,
         device_map="meta", attn_implementation="eager", dtype=torch.float32,
     )  # fmt: skip
+    built, info = loaded
     wrong = [f"{n} {list(ours)}, not {list(theirs)}" for n, ours, theirs in info["mismatched_keys"]]
     unexpected = set(info["unexpected_keys"])
     # The loader renames tensors before it looks for their place.
@@ -75,6 +81,13 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
         **{what: [n[:200] for n in names[:_SHOWN]] for what, names in lists.items()},
         **{f"{what}_count": len(names) for what, names in lists.items()},
     }
+
+
+def _harmless(value: Any) -> Any:
+    """Return a config without what chooses code, at any depth."""
+    if isinstance(value, dict):
+        return {k: _harmless(v) for k, v in value.items() if k not in _LEFT_OUT}
+    return [_harmless(v) for v in value] if isinstance(value, list) else value
 
 
 def _role(name: str) -> str:

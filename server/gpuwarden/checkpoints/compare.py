@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpuwarden.checkpoints import conversion, siblings
 from gpuwarden.checkpoints.file_model import Doubtful, Tensor, some
 from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.layouts.adapter import pairs
 from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.core.evidence import Cause, Evidence
 
 _MODEL = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf", ".distcp")
 _NOT_MODEL = ("optim", "scheduler", "rng_state", "training_args", "scaler")
@@ -25,13 +27,14 @@ _PIECE = 1 << 20
 
 
 @dataclass
-class Compared:
+class Compared(Evidence):
     """The result of a comparison."""
 
     proved: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
         said.problems.append(f"is at step {step}, the earlier one at step {last}")
     else:
         said.proved.append(f"the step went from {last} to {step}")
+        _progress(now, before, said)
     both = [(n, new[n].tensor, old[n].tensor) for n in new if n in old]
     differences = {
         "lacks tensors that the other has": [n for n in old if n not in new],
@@ -128,6 +132,19 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
         said.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have moved")
         if still:
             said.warnings.append(f"{len(still):,} tensors have not moved; frozen ones should not: {some(still)}")
+
+
+def _progress(now: Findings, before: Findings, said: Compared) -> None:
+    """Check that the optimizer and the scheduler beside the weights have gone on too."""
+    places = []
+    for found in (now, before):
+        steps = {j.path: j.step for j in found.judgements if j.checkpoint and j.step is not None}
+        newest = max(steps, key=lambda p: steps[p], default=None)
+        folder = next((f for f in found.tree.folders if f.rel == newest), None) if found.tree else None
+        if folder is None or newest is None:
+            return
+        places.append(siblings.read(folder, steps[newest], found))
+    siblings.compare_progress(places[0], places[1], said)
 
 
 def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) -> None:
@@ -156,7 +173,7 @@ def _without(prefix: str, name: str) -> str:
 def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
     """Compare a GGUF file with its source: the numbers of the config, and the tensors.
 
-    Tensors are compared by shape only: converters rename them, transpose some, and stack experts.
+    Shapes are compared whatever the names are: converters rename tensors, transpose some, and stack experts.
     """
     meta: dict[str, Any] = next((e.anatomy.meta for e in now.entries.values() if e.format == "gguf" and e.anatomy), {})
     entry = before["config.json"]
@@ -174,7 +191,14 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
             said.problems.append(f"{what}: {ours} here, {theirs} in the source's config.json")
         elif ours is not None and theirs is not None:
             said.proved.append(f"{what}: {ours}, as in the source")
-    old = {n: h for n, h in old.items() if not n.endswith(_DROPPED)}
+    shared = conversion.without_shared(new, old, config)
+    old = {n: h for n, h in old.items() if not n.endswith(_DROPPED) and n not in shared}
+    tokenizer = before["tokenizer.json"]
+    content = tokenizer.anatomy.content if tokenizer and tokenizer.anatomy else None
+    values = conversion.tensors(meta, config, new, old)
+    for part in (conversion.architecture(meta, config), conversion.tokenizer(meta, content), values):
+        for name in ("proved", "warnings", "problems", "doubts"):
+            getattr(said, name).extend(getattr(part, name))
     shapes, source_shapes = (
         Counter(tuple(sorted(d for d in h.tensor.shape if d != 1)) or (1,) for h in held.values())
         for held in (new, old)

@@ -60,9 +60,10 @@ def examine(path: Path, ask: Ask) -> Findings:
             unreadable.doubt(str(why), why.cause)
     # A link that the caller names is followed; links inside a folder are the folder's, and may be hostile.
     real = Path(os.path.realpath(path))
+    ask.expect(real.stat().st_size if real.is_file() else 0)
     entry = look(real, path.name, ask)
     entry.adopt(unreadable)
-    found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open)
+    found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open, content=ask.content)
     alone = training_file.of_entry(entry, found)
     found.judgements += [alone] if alone else []
     return found
@@ -70,7 +71,7 @@ def examine(path: Path, ask: Ask) -> Findings:
 
 def examine_tree(tree: Tree, ask: Ask) -> Findings:
     """Examine every file of a tree, then let the layouts judge its folders."""
-    found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open)
+    found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open, content=ask.content)
     ours = ask.ours(tree)
     for folder in tree.folders if ours else ():
         folder.files = {n: size for n, size in folder.files.items() if folder.join(n) not in ours}
@@ -79,6 +80,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
     else:
         found.beyond = tree.restrict(ask.only)
     sizes = tree.files
+    ask.expect(sum(sizes.values()))
     together, apart = (
         scheduling.plan(sizes, ask.threads, 2 * content_scan.SEGMENT) if ask.content else ([], list(sizes))
     )

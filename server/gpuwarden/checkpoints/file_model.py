@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gpuwarden.core.evidence import Cause, Evidence
@@ -31,13 +32,17 @@ class Unread(Doubtful):
 
 @dataclass(frozen=True)
 class Limits:
-    """Caps that keep a hostile file from costing time or memory. Sizes in bytes."""
+    """Caps that keep a hostile file from costing time or memory. Sizes in bytes.
+
+    With the defaults, judging one file takes at most 20 s of processor time and 1 GiB beyond reading its bytes.
+    """
 
     header: int = 100 << 20  # safetensors' own cap
     json: int = 64 << 20
     containers: int = 2_000_000  # lists and objects in one JSON text; each costs 30 times its two bytes
     pickle: int = 64 << 20
     opcodes: int = 4_000_000
+    names: int = 20_000  # different ones that one pickle imports
     tensors: int = 500_000
     members: int = 300_000
     files: int = 200_000
@@ -46,7 +51,11 @@ class Limits:
     unpacked: int = 1 << 30  # decompressed from one file, or
     unpack_ratio: int = 20  # so many times its size
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
-    inflated: int = 1 << 40
+
+
+_POSSIBLE = ("inflate_ratio", "depth")  # what no honest file exceeds
+NO_LIMITS = Limits(**{f.name: 1 << 60 for f in fields(Limits) if f.name not in _POSSIBLE})
+"""For a caller who trusts the file, and waits."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +170,19 @@ class Anatomy(Evidence):
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+
+
 def short(text: object, limit: int = 120) -> str:
-    """Return foreign text as one printable line of bounded length."""
-    line = "".join(c if c.isprintable() else "?" for c in str(text)[: limit + 1])
+    """Return foreign text as one printable line of bounded length.
+
+    A container may contain itself, or one list a billion times: only its outer levels are written.
+    """
+    whole = _BRIEF.repr(text) if isinstance(text, (list, tuple, dict, set, frozenset)) else str(text)
+    line = whole[: limit + 1]
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.budget import Budget, ByteCount
 from gpuwarden.checkpoints.file_model import Anatomy, Limits, Tensor
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Tree
@@ -94,6 +95,8 @@ class Findings(Evidence):
     # How many manifests were found beside the files and believed.
     rosters: int = 0
     open: Callable[[Path, str], Source] = Source
+    # Whether the bytes inside the tensors were read; layouts may then read some again.
+    content: bool = False
     problems: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
 
@@ -109,6 +112,11 @@ class Findings(Evidence):
     def within(self, folder: str) -> list[Entry]:
         """Return the files of a folder and everything below it, or the one file of that path."""
         return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
+
+    def parsed(self, path: str) -> Any:
+        """Return the parsed value of a file, such as its JSON or its inert pickle; None where there is none."""
+        entry = self[path]
+        return entry.anatomy.content if entry and entry.anatomy else None
 
     def tensors(self, paths: Iterable[str]) -> dict[str, Tensor]:
         """Return all tensors of some files, by name."""
@@ -129,6 +137,11 @@ class Ask:
     open: Callable[[Path, str], Source] = Source
     # Files of a folder that gpuwarden itself put there: they are no part of what is judged.
     ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
+
+    def expect(self, size: int) -> None:
+        """Announce the bytes of the files that will be read whole."""
+        if self.content and isinstance(self.progress, ByteCount):
+            self.progress.expect(size)
 
     def note(self, count: int) -> None:
         """Count bytes that were read. Raises Doubtful when the budget is spent."""

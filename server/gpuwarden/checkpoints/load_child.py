@@ -67,9 +67,15 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
     if not safe or (form == "safetensors" and not _has("safetensors")):
         return _own(path, name)
     if form == "safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return _count("safetensors", load_file(path))
+        try:
+            return _count("safetensors", load_file(path))
+        except SafetensorError as why:
+            if "Dtype not understood" not in str(why):
+                raise
+            return _own(path, name)  # a type of the format that torch lacks
     random_state: list[Any] = []
     if _has("numpy"):
         import numpy as np
@@ -108,7 +114,9 @@ def _count(by: str, value: Any) -> dict[str, Any]:
                 continue
             # A quantized tensor counts where it is, its scales and zero points once.
             tensors += 1
-            elements += one.numel() if parts is None else parts[0] if again else sum(parts)
+            # safetensors states elements of half a byte, torch the bytes that two of them share.
+            pairs = 2 if by == "safetensors" and str(one.dtype).endswith("_x2") else 1
+            elements += one.numel() * pairs if parts is None else parts[0] if again else sum(parts)
         elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
             seen.add(id(one))
             stack += one.values() if isinstance(one, dict) else one

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Tuple  # noqa: UP035  (Python 3.8)
 
+from gpuwarden.checkpoints.file_model import Anatomy, some
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
 from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.values import optimizer
@@ -34,13 +35,14 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     root = entry.anatomy.content if entry.anatomy and entry.verdict == "proven" and not entry.temporary else None
     if not isinstance(root, dict):
         return None
-    key = next((k for k in _MODEL if _mapping(root.get(k))), None)
+    models = [list(map(tensor, root[k].values())) for k in _MODEL if isinstance(root.get(k), dict)]
+    shapes = next(filter(None, ([ref.shape for ref in refs if ref is not None] for refs in models)), None)
     states = list(_optimizers(root))
     name = entry.path.rsplit("/", 1)[-1]
     given = (root.get(k) for k in _STEP)
     inside: int | None = next((v for v in given if type(v) is int and 0 <= v < 1 << 60), None)
     step = named if inside is None else inside
-    if key is None or step is None or (not states and inside is None):
+    if shapes is None or step is None or (not states and inside is None):
         return None
     said = Judgement(NAME, entry.path, step=step, checkpoint=True)
     said.proved.append(f"is at step {step:,}")
@@ -49,15 +51,10 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     if not states:
         said.resume.append("has no optimizer: a resume would start it afresh")
     for where, state in states:
-        _optimizer(entry, found, where, state, _shapes(root[key]), said)
+        _optimizer(entry, found, where, state, shapes, said)
     if states and not any(root.get(k) for k in _SCHEDULER):
         said.warnings.append("has no scheduler: a resume needs another source for the learning rate")
     return said
-
-
-def _mapping(value: Any) -> bool:
-    """Return true for a dict with tensors."""
-    return isinstance(value, dict) and any(tensor(v) is not None for v in value.values())
 
 
 def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
@@ -71,11 +68,6 @@ def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
             yield from ((f"{key}.{k}", v) for k, v in several.items() if isinstance(v, dict) and "param_groups" in v)
 
 
-def _shapes(weights: dict[Any, Any]) -> list[tuple[int, ...]]:
-    refs = (tensor(v) for v in weights.values())
-    return [ref.shape for ref in refs if ref is not None]
-
-
 def _optimizer(
     entry: Entry, found: Findings, where: str, state: Any, shapes: list[tuple[int, ...]], said: Judgement
 ) -> None:
@@ -84,7 +76,12 @@ def _optimizer(
     said.resume += made.resume
     said.warnings += made.warnings
     said.proved += made.proved
+    anatomy = entry.anatomy or Anatomy(entry.format)
     with found.open(found.place(entry.path), entry.path) as source:
-        steps = optimizer.steps(source, entry.anatomy.tensors if entry.anatomy else [], f"{where}.")
+        steps = optimizer.steps(source, anatomy.tensors, f"{where}.")
+        mine = [t for t in anatomy.tensors if t.name.startswith(f"{where}.")]
+        below = optimizer.negative(source, mine, anatomy.big_endian) if found.content else []
+    if below:
+        said.problems.append(f"the optimizer has second moments below zero: {some(below)}")
     if steps is not None and said.step is not None and steps > said.step:
         said.warnings.append(f"the optimizer has made {steps:,} steps, the file says {said.step:,}")

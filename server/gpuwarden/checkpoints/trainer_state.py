@@ -7,6 +7,7 @@ trainer_state.json. Standard library only.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from gpuwarden.checkpoints.file_model import Anatomy, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
@@ -33,6 +34,7 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
             said.resume.append("trainer_state.json has no epoch, from which the position in the data is found again")
         else:
             said.proved.append(f"the position in the data follows from epoch {epoch:g} and the step")
+        _log(content.get("log_history"), said)
     dice = [n for n in folder.files if n.startswith("rng_state")]
     if not dice:
         said.resume.append("no rng_state file: data order and dropout would differ after a resume")
@@ -48,6 +50,17 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
         last = root.get("last_epoch") if isinstance(root, dict) else None
         if type(last) is int and said.step is not None and last != said.step:
             said.warnings.append(f"the scheduler is at {last}, the trainer at step {said.step}")
+
+
+def _log(history: Any, said: Judgement) -> None:
+    """Check that the steps of the log go forward and end where the checkpoint is."""
+    rows = history if isinstance(history, list) else []
+    steps = [r["step"] for r in rows if isinstance(r, dict) and type(r.get("step")) is int]
+    back = next((f"{a} to {b}" for a, b in zip(steps, steps[1:]) if b < a), "")  # noqa: B905, RUF007
+    if back:
+        said.problems.append(f"the steps of the log in trainer_state.json run backwards, from {back}")
+    elif steps and said.step is not None and steps[-1] > said.step:
+        said.problems.append(f"the log in trainer_state.json is at step {steps[-1]}, the checkpoint at {said.step}")
 
 
 def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
@@ -70,6 +83,9 @@ def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
         return
     with found.open(found.place(entry.path), entry.path) as source:
         made_steps = optimizer.steps(source, anatomy.tensors)
+        below = optimizer.negative(source, anatomy.tensors, anatomy.big_endian) if found.content else []
+    if below:
+        said.problems.append(f"optimizer.pt has second moments below zero: {some(below)}")
     if made_steps is not None and made_steps > said.step:
         said.resume.append(f"the optimizer has made {made_steps:,} steps, but the checkpoint is at {said.step:,}")
     elif made_steps is not None and made_steps < said.step:

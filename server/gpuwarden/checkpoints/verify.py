@@ -2,11 +2,13 @@
 
 What a level proves, and what it does not:
 
-- `structure`: every file is whole by its own format's account, shards and index agree, nothing is missing.
+- `structure`: every file is whole by its own format's account, shards and index agree, nothing is missing; for the
+  most used architectures, config, tensors and tokenizer agree, and a checkpoint's parts are of its step.
   It reads headers, so it takes milliseconds. It can't see a changed byte inside a tensor.
 - `content`: besides, every CRC and every recorded digest fits, and all values are finite. Where neither the format
   nor a manifest has a checksum, a changed byte that stays finite can't be seen; `not_checked` says so.
-- `load`: besides, the tensors really load, in a separate process.
+- `load`: besides, the tensors really load, and the installed transformers builds the config's architecture from them,
+  each in a separate process.
 - `resume`: besides, everything that a resume needs is there and fits together.
 
 With a manifest, exactly its files are verified: all of them, with equal digests.
@@ -219,6 +221,8 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     readable += [c for f in files if f.path not in left for c in f.causes]
     parts: list[FileEvidence | CheckpointEvidence] = [*files, *checkpoints]
     causes = gravest_first([*whole.why, *(c for part in parts for c in part.causes)])
+    # What the layouts left open: each line once, with the first folder that it is about.
+    still_open = {line: _at(j, line) for j in reversed(found.judgements) for line in j.unproved}.values()
     return Report(
         path=path,
         level=level,
@@ -233,20 +237,11 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
         warnings=tuple(extra.warnings + [_at(j, w) for j in plain for w in j.warnings]),
         doubts=tuple(whole.doubts),
         problems=tuple(whole.problems),
-        not_checked=tuple(extra.not_checked + _open(found) + _not_checked(level, found)),
+        not_checked=(*extra.not_checked, *still_open, *_not_checked(level, found)),
         step=newest.step if newest else None,
         newest=newest.path if newest else "",
         bytes=sum(f.size for f in files),
     )
-
-
-def _open(found: Findings) -> list[str]:
-    """Return what the layouts left open, each line once with the first folder that it is about."""
-    lines: dict[str, str] = {}
-    for judgement in found.judgements:
-        for line in judgement.unproved:
-            lines.setdefault(line, _at(judgement, line))
-    return list(lines.values())
 
 
 def _at(judgement: Judgement, line: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, Span, short
@@ -106,6 +106,18 @@ def read(source: Source, member: Member, cap: int) -> bytes:
     return data
 
 
+def allowance(source: Source, limits: Limits) -> int:
+    """Return how many bytes may be unpacked from an archive in all."""
+    return max(limits.unpacked, limits.unpack_ratio * source.size)
+
+
+def unpackable(source: Source, packed: Iterable[Member], limits: Limits) -> None:
+    """Raise Doubtful where the compressed members are larger than what may be unpacked from their archive."""
+    total, most = sum(m.size for m in packed), allowance(source, limits)
+    if total > most:
+        raise Doubtful(f"unpacks to {total:,} bytes; above {most:,} it is not unpacked", Cause.LIMIT)
+
+
 def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
     """Yield a compressed member in pieces; compare size and CRC at the end. Memory stays flat, a bomb is refused."""
     if member.size > limits.inflate_ratio * max(member.packed, 1):
@@ -113,14 +125,16 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
             f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}, which can't be",
             Cause.CONTRADICTION,
         )
-    if member.size > limits.inflated:
+    if member.size > allowance(source, limits):
         raise Doubtful(
             f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}; it is not unpacked",
             Cause.LIMIT,
         )
     machine, crc, size, at, pending = zlib.decompressobj(-15), 0, 0, 0, b""
-    while not machine.eof and (at < member.packed or pending):
-        if not pending:
+    out = b""
+    # After its last input, zlib may have more output than one call returns.
+    while not machine.eof and (at < member.packed or pending or out):
+        if not pending and at < member.packed:
             pending = source.at(member.start + at, min(1 << 18, member.packed - at))
             at += len(pending)
         try:

@@ -45,7 +45,7 @@ class Frozen(BaseModel):
 
 
 class WithOptions(Frozen):
-    """A model with options of one platform. Without any it is written as it was before there were options."""
+    """A model with options of one platform. What came later is not written where it is empty, as in older ledgers."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
     """Options that only this platform has; its backend checks them against a model of its own."""
@@ -53,7 +53,7 @@ class WithOptions(Frozen):
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         plain: dict[str, object] = handler(self)
-        return {k: v for k, v in plain.items() if k != "options" or v}
+        return {k: v for k, v in plain.items() if v or k not in {"options", "project"}}
 
 
 @dataclass(frozen=True)

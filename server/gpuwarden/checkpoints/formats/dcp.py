@@ -63,6 +63,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
             raise Broken(f"has {source.size:,} bytes; record {short(row.name, 60)} {what}")
         at = row.offset + row.length
         window = Window(source, row.offset, row.length)
+        if not any(window.head(16)):
+            raise Broken(f"record {short(row.name, 60)} begins with zeros: it was never written")
         if window.head(2) != b"PK":
             raise Doubtful(f"record {short(row.name, 60)} is not an archive of torch.save")
         part = torch_zip.read(window, limits)

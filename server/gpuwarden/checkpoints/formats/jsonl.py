@@ -26,7 +26,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """Parse every line up to a limit. An incomplete last line is what a killed writer leaves, and a warning only."""
     found = Anatomy(NAME)
     odd: list[str] = []
-    scan = json.JSONDecoder(parse_constant=lambda name: odd.append(name) or 0.0).scan_once  # type: ignore[func-returns-value]
+
+    def constant(name: str) -> float:
+        odd.append(name)
+        return 0.0
+
+    scan = json.JSONDecoder(parse_constant=constant).scan_once  # type: ignore[attr-defined]
     lines, at, rest = 0, 0, b""
     while at < source.size and lines < limits.lines:
         piece = source.at(at, min(1 << 20, source.size - at))
@@ -44,6 +49,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
         at = source.size - min(source.size - at, 1 << 16)
         rest = source.at(at, source.size - at).rpartition(b"\n")[2]
         found.unproved.append(f"the lines after number {lines:,}, which were not parsed")
+    if b"\0" in rest:
+        raise Broken("ends in NUL bytes: a hole that a crash left")
     if rest.strip():
         try:
             _check(rest, lines + 1, found, limits)
@@ -60,7 +67,10 @@ def _quickly(data: bytes, scan: Callable[[str, int], tuple[Any, int]], limits: L
     if not modest(data, limits):
         return False
     try:
-        return all(scan(line, 0)[1] == len(line) for line in data.decode("utf-8").split("\n") if line)
+        for line in data.decode("utf-8").split("\n"):  # noqa: SIM110  (a generator turns StopIteration into another error)
+            if line and scan(line, 0)[1] != len(line):
+                return False
+        return True
     except (StopIteration, ValueError, RecursionError):
         return False
 

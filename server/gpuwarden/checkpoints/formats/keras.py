@@ -21,12 +21,14 @@ _PARTS = ("config.json", "metadata.json", _WEIGHTS)
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format; before Keras 3, an HDF5 file could have one."""
-    return name.endswith(".keras") and head[:2] == b"PK"
+    """Return true for the names of this format."""
+    return name.endswith(".keras")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
     """Read the archive's members, parse the two texts, and place the weights."""
+    if source.head(4) == b"\x89HDF":  # before Keras 3, a model of HDF5 could have this name
+        return hdf5.read(source, limits)
     found = Anatomy(NAME)
     members = zips.members(source, limits)
     missing = [name for name in _PARTS if name not in members]

@@ -8,6 +8,7 @@ from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "onnx data"
 LOAD = "tensors"
+_PADDING = 4095
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -34,8 +35,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
         found.tensors.append(Tensor(e.name, e.dtype, e.shape, e.offset, e.length))
     found.tensors.sort(key=lambda t: t.start)
     last = max(t.start + t.extent for t in found.tensors)
-    if source.size - last > 4096:
-        # The library appends to a file that is there already.
-        found.warnings.append(f"{source.size - last:,} bytes follow its last weight: an earlier save, it seems")
+    rest = source.at(last, min(source.size - last, _PADDING + 1))
+    if len(rest) > _PADDING or any(rest):
+        found.doubt(f"{source.size - last:,} bytes follow its last weight, and belong to none")
     found.proved.append(f"has the bytes of {len(mine):,} weights of {model.path.name}")
     return found

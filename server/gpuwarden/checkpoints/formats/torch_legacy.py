@@ -54,7 +54,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     stored = _stored(source, tree, keys.root, at)
     for small in (version, system, keys):
         _merge(tree, small)
-    torch_objects.fill(found, tree, stored, source.name)
+    torch_objects.fill(found, tree, stored, source.name, limits)
     return found
 
 
@@ -82,7 +82,7 @@ def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy
         torch_objects.judge(found, tree, allow_list.of_file(source.name))
         found.doubt("refers to values outside of it, which only the program that wrote it can supply")
     else:
-        torch_objects.fill(found, tree, {}, source.name)
+        torch_objects.fill(found, tree, {}, source.name, limits)
     found.meta["inert"] = True
     if not source.name.endswith(_PICKLES):
         found.doubt("is a plain pickle, which torch.load does not take in spite of its name")

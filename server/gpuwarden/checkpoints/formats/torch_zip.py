@@ -62,7 +62,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if script:  # its classes are in the program, which is a doubt already
         tree.named = {n: None for n in tree.named if n.module.split(".")[0] != "__torch__"}
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
-    torch_objects.fill(found, tree, stored, source.name)
+    torch_objects.fill(found, tree, stored, source.name, limits)
     return found
 
 

@@ -117,7 +117,7 @@ class _Walk:
                 self.found.tensors.append(Tensor(name, _KINDS[kind], (length,), self.reader.skip(size), size))
                 return None
             return [self.value(kind or self.code(), f"{name}.{i}", depth + 1) for i in range(length)]
-        made = []
+        made: list[Any] = []
         while code != b"]":
             made.append(self.value(code, f"{name}.{len(made)}", depth + 1))
             code = self.code()

@@ -13,7 +13,6 @@ from gpuwarden.checkpoints.values import heuristics
 
 NAME = "zip"
 LOAD = "parsed"
-_TOTAL = 64 << 30  # decompressed, of all members
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -29,14 +28,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
         if zips.ends_whole(source):
             raise Unread(f"is a zip archive of a kind that is not read here: {why}") from why
         raise
-    total = sum(m.size for m in members.values())
-    if total > _TOTAL:
-        raise Unread(f"its members are {total:,} bytes when decompressed; above {_TOTAL:,} they are not read")
     found = Anatomy(NAME)
     found.spans += [zips.span(m) for m in members.values() if m.stored]
     packed = [m for m in members.values() if not m.stored]
 
     def unpack() -> None:
+        zips.unpackable(source, packed, limits)
         for m in packed:
             for _ in zips.inflate(source, m, limits):
                 pass

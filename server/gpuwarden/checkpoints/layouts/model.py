@@ -7,7 +7,6 @@ import re
 from gpuwarden.checkpoints import architectures
 from gpuwarden.checkpoints.file_model import Tensor, some
 from gpuwarden.checkpoints.findings import Findings, Judgement, temporary
-from gpuwarden.checkpoints.layouts.stepped import content
 from gpuwarden.checkpoints.tree import Folder
 
 NAME = "model"
@@ -42,7 +41,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if CONFIG not in folder.files:
         _bare(folder, found, said)
     else:
-        config = content(found, folder.join(CONFIG))
+        config = found.parsed(folder.join(CONFIG))
         if isinstance(config, dict) and tensors and config.get("model_type"):
             made = architectures.agree(config, tensors)
             said.proved += made.proved
@@ -58,21 +57,17 @@ def _bare(folder: Folder, found: Findings, said: Judgement) -> None:
     beside = [n for n in _BESIDE if n in folder.files]
     parent = folder.rel.rpartition("/")[0]
     others = [f for f in found.tree.folders if f.rel.rpartition("/")[0] == parent and f.rel] if found.tree else []
-    have = [f.rel for f in others if f.rel != folder.rel and claims(f) and _described(f, found)]
+    configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if f.rel != folder.rel and claims(f)}
+    have = [rel for rel, config in configs.items() if isinstance(config, dict) and config.get("model_type")]
     if beside:
         said.problems.append(f"has {beside[0]} but no {CONFIG}: nothing can build the model")
     elif have and folder.rel:
         said.problems.append(f"has no {CONFIG}, unlike {some(have)}: nothing can build the model")
 
 
-def _described(folder: Folder, found: Findings) -> bool:
-    config = content(found, folder.join(CONFIG))
-    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
-
-
 def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said: Judgement) -> None:
     """Check that every token has an embedding."""
-    count = architectures.tokens(content(found, folder.join("tokenizer.json")))
+    count = architectures.tokens(found.parsed(folder.join("tokenizer.json")))
     rows = architectures.embedded(tensors)
     if count is None or rows is None:
         return

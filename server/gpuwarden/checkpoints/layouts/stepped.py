@@ -6,7 +6,7 @@ import re
 from itertools import chain, islice
 from typing import Any
 
-from gpuwarden.checkpoints import state_file, trainer_state
+from gpuwarden.checkpoints import siblings, state_file, trainer_state
 from gpuwarden.checkpoints.file_model import short
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement, temporary
 from gpuwarden.checkpoints.tree import Folder
@@ -43,18 +43,20 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         said.problems.append("the folder is empty: a save that never happened, and resume=True would stop at it")
         return said
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
-    if _is_export(folder):
+    below = any(step_of(name) is not None for name in folder.folders)
+    if below and said.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
         # save_model and save_state after the training: the end's weights and log, beside the checkpoints.
         said.checkpoint = False
-        _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
+        _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
         return said
     if not any(n.endswith(WEIGHTS) and not n.startswith(_BESIDE) for n in names):
         said.problems.append("has no weights")
     if _STATE in folder.files:
-        _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
+        _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
         trainer_state.resumable(folder, found, said)
+        _follows(folder, found, said)
     elif _HELPER in folder.files:
-        state = content(found, folder.join(_HELPER))
+        state = found.parsed(folder.join(_HELPER))
         _agree(folder, state, _HELPER, "step", said)
         parts = state.get("parts") if isinstance(state, dict) else None
         if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
@@ -66,10 +68,16 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     return said
 
 
-def _is_export(folder: Folder) -> bool:
-    """Return true for a folder of checkpoints that has a trainer's state itself, and nothing to resume from."""
-    below = any(step_of(name) is not None for name in folder.folders)
-    return below and step_of(folder.path.name) is None and _STATE in folder.files and _OPTIMIZER not in folder.files
+def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
+    """Compare a checkpoint with the one before it in the same run."""
+    above = folder.rel.rpartition("/")[0]
+    folders = found.tree.folders if found.tree and folder.rel else []
+    others = next((f.folders for f in folders if f.rel == above), {}).values()
+    steps = ((step_of(f.path.name), f) for f in others if _STATE in f.files and not temporary(f.rel))
+    earlier = [(s, f) for s, f in steps if s is not None and said.step is not None and s < said.step]
+    if earlier:
+        step, before = max(earlier, key=lambda pair: pair[0])
+        siblings.compare((said.step or 0, folder), (step, before), found, said)
 
 
 def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
@@ -110,9 +118,3 @@ def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> 
     else:
         said.proved.append(f"{file} is at step {step}")
     said.step = step
-
-
-def content(found: Findings, path: str) -> Any:
-    """Return the parsed value of a JSON file, None where there is none."""
-    entry = found[path]
-    return entry.anatomy.content if entry and entry.anatomy else None

@@ -33,12 +33,20 @@ class Call:
     parts: list[Any] = field(default_factory=list)
     new: bool = False
 
+    def __repr__(self) -> str:
+        """Return the name alone: arguments may be enormous, or contain the call itself."""
+        return f"a call of {self.func}" if isinstance(self.func, Global) else "a call"
+
 
 @dataclass(frozen=True, eq=False)
 class Persistent:
     """A reference to something outside the pickle: torch's storages."""
 
     pid: Any
+
+    def __repr__(self) -> str:
+        """Return no part of the reference, which may contain anything."""
+        return "a reference"
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits
 from gpuwarden.checkpoints.pickles import allow_list
 from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
+from gpuwarden.core.evidence import Cause
 
 # What torch.save writes with its protocol 2, and what its safe loader accepts.
 TORCH_OPS = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fQJKMGhjqrXU\x8a\x80.")
@@ -63,7 +64,9 @@ class Machine:
                 break
             steps += 1
             if steps > self.limits.opcodes:
-                raise Doubtful(f"its pickle has more than {self.limits.opcodes:,} opcodes; the rest was not read")
+                raise Doubtful(
+                    f"its pickle has more than {self.limits.opcodes:,} opcodes; the rest was not read", Cause.LIMIT
+                )
             if op not in TORCH_OPS:
                 self.tree.opcodes[op] = None
             move = ops.get(op)
@@ -127,6 +130,8 @@ class Machine:
             raise Doubtful("its pickle has an enormous name")
         made = Global(module, name)
         self.tree.named[made] = None
+        if len(self.tree.named) > self.limits.names:
+            raise Doubtful(f"its pickle imports more than {self.limits.names:,} names", Cause.LIMIT)
         self.stack.append(made)
 
     def call(self, func: Any, args: Any, *, new: bool = False) -> None:

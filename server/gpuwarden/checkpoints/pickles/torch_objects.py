@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Tuple  # noqa: UP035
+from typing import Any
 
 from gpuwarden.checkpoints.file_model import (
     DTYPES,
     Anatomy,
     Broken,
     Doubtful,
+    Limits,
     Tensor,
     short,
     some,
@@ -36,7 +37,7 @@ _WITH_ATTRIBUTES = Global("torch._tensor", "_rebuild_from_type_v2")
 _PACKED = frozenset({"QUInt4x2Storage", "QUInt2x4Storage"})
 _DEPTH = 100
 _NODES = (dict, list, tuple, Call)
-_Step = Tuple[Any, Any, Any, int]  # noqa: UP006  (Python 3.8)  # where it hangs, its key there, the value, its depth
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def fill(
     tree: Tree,
     stored: Mapping[str, tuple[int, int]],
     name: str,
+    limits: Limits,
 ) -> None:
     """Add to `found` the tensors of `tree`. `stored` maps a storage's key to (offset, bytes)."""
     judge(found, tree, allow_list.of_file(name))
@@ -80,7 +82,10 @@ def fill(
         if need != stored[key][1]:
             size = stored[key][1]
             raise Broken(f"storage {short(key, 40)} has {size:,} bytes; {need:,} are needed", Cause.CONTRADICTION)
-    found.tensors = [_place(where, ref, stored) for where, ref in walk(tree.root)]
+    for where, ref in walk(tree.root):
+        if len(found.tensors) >= limits.tensors:
+            raise Doubtful(f"lists more than {limits.tensors:,} tensors; the rest was not looked at", Cause.LIMIT)
+        found.tensors.append(_place(where, ref, stored))
     found.content = tree.root
     found.proved.append(f"{len(found.tensors):,} tensors in {len(used):,} storages; read without running anything")
     unused = [k for k in stored if k not in used]
@@ -115,8 +120,11 @@ def storages(tree: Tree) -> list[tuple[str, str, int]]:
 
     The older format refers to the class of a module, too, with its source text: a name that `judge` reports.
     """
-    modules = [p for p in tree.persistent if isinstance(p.pid, tuple) and len(p.pid) == 4 and p.pid[0] == "module"]
-    return [storage(p) for p in tree.persistent if p not in modules]
+    return [storage(p) for p in tree.persistent if not _module(p.pid)]
+
+
+def _module(pid: Any) -> bool:
+    return isinstance(pid, tuple) and len(pid) == 4 and isinstance(pid[0], str) and pid[0] == "module"
 
 
 def storage(p: Persistent) -> tuple[str, str, int]:
@@ -197,33 +205,56 @@ def sizes(value: Any) -> tuple[int, ...] | None:
     return tuple(value) if good and all(type(v) is int and 0 <= v < 1 << 60 for v in value) else None
 
 
+@dataclass
+class _Frame:
+    """A container on the way down: what of it is left, its key in the one above, its path once that was needed."""
+
+    left: Iterator[tuple[Any, Any]]
+    key: Any = ""
+    path: str | None = None
+
+
 def walk(root: Any) -> Iterator[tuple[str, Ref]]:
     """Yield every tensor below `root` with its path, without recursion; a shared container counts once."""
-    stack: list[_Step] = [(None, "", root, 0)]
+    stack = [_Frame(iter([("", root)]), path="")]
     seen: set[int] = set()
     while stack:
-        step = stack.pop()
-        _, _, value, depth = step
+        key, value = next(stack[-1].left, (None, _END))
+        if value is _END:
+            stack.pop()
+            continue
+        if not value or not isinstance(value, _NODES):
+            continue
         ref = tensor(value)
         if ref is not None:
-            # The path is bounded: a hostile file could make its names fill the memory.
-            keys: list[str] = []
-            above = step
-            while above[0] is not None:
-                keys.append(short(above[1], 200))
-                above = above[0]
-            yield short(".".join(reversed(keys)), 500), ref
-            if not ref.parts:
-                continue
-        if isinstance(value, _NODES) and id(value) not in seen:
-            seen.add(id(value))
-            if depth > _DEPTH:
-                raise Doubtful(f"its pickle nests values deeper than {_DEPTH} levels")
-            if isinstance(value, dict):
-                children = list(value.items())
-            elif isinstance(value, Call):
-                parts = {"args": value.args, "state": value.state, "items": value.items, "parts": value.parts}
-                children = list(parts.items())
-            else:
-                children = list(enumerate(value))
-            stack += [(step, k, v, depth + 1) for k, v in reversed(children) if v and isinstance(v, _NODES)]
+            yield _path(stack, key), ref
+        if id(value) in seen or (ref is not None and not ref.parts):
+            continue
+        seen.add(id(value))
+        if len(stack) > _DEPTH:
+            raise Doubtful(f"its pickle nests values deeper than {_DEPTH} levels", Cause.LIMIT)
+        stack.append(_Frame(_children(value), key))
+
+
+def _children(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Call):
+        parts = {"args": value.args, "state": value.state, "items": value.items, "parts": value.parts}
+        return iter(parts.items())
+    return iter(value.items()) if isinstance(value, dict) else enumerate(value)
+
+
+def _path(stack: list[_Frame], key: Any) -> str:
+    """Return the keys that lead to a value, bounded: a hostile file could make its names fill the memory.
+
+    Each container's path is made once, however many tensors are in it.
+    """
+    path = ""
+    for frame in stack:
+        if frame.path is None:
+            frame.path = _joined(path, frame.key)
+        path = frame.path
+    return _joined(path, key)
+
+
+def _joined(path: str, key: Any) -> str:
+    return short(f"{path}.{short(key, 200)}" if path else short(key, 200), 500)

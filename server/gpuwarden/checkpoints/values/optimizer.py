@@ -6,6 +6,8 @@ Standard library only.
 
 from __future__ import annotations
 
+import math
+import re
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,6 +21,12 @@ from gpuwarden.checkpoints.safe_file import Source
 _MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "sum", "exp_inf", "max_exp_avg_sq", "prev")
 _FORMATS = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}
 _ASKED = 50
+# Where an optimizer keeps sums of squares.
+_SQUARES = (".exp_avg_sq", ".max_exp_avg_sq", ".square_avg", ".exp_avg_sq_row", ".exp_avg_sq_col")
+_WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_BELOW = re.compile(b"[\x81-\xff]")
+_PIECE = 64 << 10
+_READ = 64 << 20
 
 
 @dataclass
@@ -92,7 +100,13 @@ def _moments(
         first += found[:1]
     if not first or not shapes:
         return
-    strange = Counter(first) - Counter(shapes)
+    strange, left = Counter(first) - Counter(shapes), Counter(shapes) - Counter(first)
+    elements = [sum(math.prod(shape) * n for shape, n in some_of.items()) for some_of in (strange, left)]
+    # transformers trains the experts of a layer as one tensor, and saves them one by one.
+    stacked = all(len(shape) > 2 for shape in strange) and elements[0] <= elements[1]
+    if strange and stacked:
+        said.proved.append(f"the optimizer's {len(first):,} moments have the elements of the model's tensors")
+        return
     if strange:
         said.resume.append(f"the optimizer has moments of shapes that the model lacks: {some(strange)}")
         return
@@ -115,3 +129,23 @@ def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None
                 return None
             found.append(int(value) if value == value and abs(value) < 1 << 53 else -1)
     return max(found, default=None)
+
+
+def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) -> list[str]:
+    """Return the names of second moments with values below zero: sums of squares never are.
+
+    Of a large file, pieces of each moment are read.
+    """
+    squares = [t for t in tensors if t.name.endswith(_SQUARES) and t.dtype in _WIDTHS and t.start >= 0 and t.extent]
+    each = max(_PIECE, _READ // max(1, len(squares)))
+    found = []
+    for t in squares:
+        width = _WIDTHS[t.dtype]
+        top = 0 if big_endian else width - 1
+        for at in range(0, t.extent, max(_PIECE, -(-t.extent // max(1, each // _PIECE)) // width * width)):
+            data = source.at(t.start + at, min(_PIECE, t.extent - at))
+            # The sign bit and some bit of the exponent: zero with a sign is not below zero.
+            if _BELOW.search(data[top::width]):
+                found.append(t.name)
+                break
+    return found

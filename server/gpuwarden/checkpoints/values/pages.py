@@ -21,6 +21,7 @@ PAGE = 4096
 _MARK = 16  # bytes of each page that are compared first
 _SLICE = 256  # bytes; smaller rows have edges everywhere
 _RUNS = 200
+_BULK = 16 * PAGE
 _READ = 256 << 20
 _PIECE = 1 << 20
 _BLOCK_EDGE = 8  # bytes of a quantised block that may be zero by chance
@@ -86,9 +87,13 @@ def suspicions(source: Source, anatomy: Anatomy, marks: PageMarks, zero: Iterabl
     """Return a line for each tensor with what looks like a lost write; `zero` are the tensors that are all zero."""
     if not marks.found:
         return []
+    blank_tensors = {id(t) for t in zero}
+    dense = _dense(anatomy)
+    if len(dense) > 1 and all(id(t) in blank_tensors for t in dense) and sum(t.extent for t in dense) >= _BULK:
+        return [f"all of its {len(dense):,} tensors are zero: the bytes were never written, it seems"]
     numpy = marks.numpy
     pages = numpy.concatenate(marks.found)
-    look = _Look(source, _dense(anatomy), {id(t) for t in zero})
+    look = _Look(source, dense, blank_tensors)
     base = -(-marks.start // PAGE)
     blank = numpy.flatnonzero(pages == 0)
     starts = blank[numpy.diff(blank, prepend=-2) > 1]

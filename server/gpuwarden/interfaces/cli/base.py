@@ -69,11 +69,8 @@ def cli(ctx: click.Context, as_json: bool) -> int | None:
         if as_json:
             raise click.UsageError("--json goes after the command's name.", ctx)
         return None
-    import anyio
-
-    from gpuwarden.interfaces.cli.glance import show_status
-
-    return anyio.run(show_status, as_json)
+    found: int = ctx.invoke(cli.commands["status"], as_json=as_json, offline=False)
+    return found
 
 
 def emit(body: dict[str, Any]) -> None:
@@ -123,6 +120,8 @@ def open_context(actor: str = "cli") -> Context:
 
 _OPENED: list[Context] = []
 """The ledger that this command opened, so that its end can say what waits for a person."""
+SCREENS: Final = frozenset({"status", "jobs", "costs", "waits"})
+"""Replies that `screen` draws."""
 _SHOW_IT_ALL: Final = frozenset({"status", "waits"})
 """Replies that name every approval themselves."""
 
@@ -172,8 +171,8 @@ def answer(reply: Result, as_json: bool, show: str) -> int:
     if as_json:
         emit(reply.model_dump(mode="json"))
     else:
-        from gpuwarden.interfaces.cli import console
+        from gpuwarden.interfaces.cli import console, screen
 
-        getattr(console, show)(reply)
+        getattr(screen if show in SCREENS else console, show)(reply)
         tell_what_waits(show)
     return 0 if reply.ok else EXITS.get(reply.code, 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context, runs_async, warned
+from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context, runs_async, warned, without_secrets
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.monitoring.watch import Round
@@ -107,9 +109,12 @@ async def instances(as_json: bool) -> int:
     metavar="SECONDS",
     help="How often it looks.",
 )
+@click.option("--install", is_flag=True, help="Run it as a service of this account, from now on.")
+@click.option("--uninstall", is_flag=True, help="Remove that service.")
+@click.option("--keys", type=click.Path(path_type=Path), default=None, help="A private file of NAME=VALUE lines.")
 @JSON
 @runs_async
-async def watch(once: bool, every_s: float, as_json: bool) -> int:
+async def watch(once: bool, every_s: float, install: bool, uninstall: bool, keys: Path | None, as_json: bool) -> int:
     """Move every job on, and say what needs a person.
 
     An idle GPU, a stall, a failure, a finished job that bills, a cap that is met. It copies and proves what jobs saved.
@@ -120,6 +125,18 @@ async def watch(once: bool, every_s: float, as_json: bool) -> int:
     from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.lifecycle.monitoring.watch import Watcher
 
+    if install or uninstall:
+        from gpuwarden.config import load_config
+        from gpuwarden.interfaces.cli import watch_service
+
+        beside = load_config().policy_file.parent / watch_service.KEYS
+        done = watch_service.uninstall() if uninstall else watch_service.install((keys or beside).absolute())
+        return answer(done, as_json, "message")
+    if keys is not None:
+        from gpuwarden.interfaces.cli.watch_service import read_keys
+
+        for name, value in read_keys(keys).items():
+            os.environ.setdefault(name, value)
     if as_json and not once:
         raise BadRequest("--json prints one object, and a watch has no end", "Use --once --json, or leave --json out.")
     ctx = open_context("watch")
@@ -141,7 +158,7 @@ async def watch(once: bool, every_s: float, as_json: bool) -> int:
         return 0
     from gpuwarden.interfaces.cli.screen import live_overview
 
-    with live_overview(ctx) as redraw:  # news scroll by above it
+    with live_overview(ctx, without_secrets) as redraw:  # news scroll by above it
 
         def tell_and_redraw(done: Round) -> None:
             tell(done)

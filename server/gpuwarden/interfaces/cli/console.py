@@ -8,7 +8,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,11 +17,13 @@ from rich.table import Table
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain, unquoted
+from gpuwarden.interfaces.cli.drawing import local, progress_of, zone
 from gpuwarden.interfaces.results.base import RefusalReply
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpuwarden.checkpoints.budget import ByteCount
     from gpuwarden.interfaces.cli.knowledge_maintenance import (
         DraftReply,
         IssuesReply,
@@ -77,11 +78,8 @@ def colored(word: str) -> str:
 
 
 def when(at: float | None) -> str:
-    """Format a time in UTC. A value outside of the calendar is shown as -."""
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
-    except (OverflowError, ValueError, OSError):
-        return "-"
+    """Format a time of this computer's zone, to the second."""
+    return local(at, "%Y-%m-%d %H:%M:%S")
 
 
 def failed(reply: ErrorReply) -> None:
@@ -126,14 +124,12 @@ def submitted(reply: SubmitReply) -> None:
         source = shown(reply.price_source or "")
         out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), {at_most(reply.worst_cost_usd)}")
     if reply.receipt:
-        out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} UTC")
+        out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} {zone()}")
     message(reply)
 
 
 def checked(reply: CheckReply) -> None:
     """Print the reply to a check or a cancel."""
-    from gpuwarden.interfaces.cli.screen import progress_of
-
     whole = f"/{reply.total_steps:,}" if reply.total_steps else ""
     step = f", step {reply.step:,}{whole}" if reply.step is not None else ""
     why = f" [dim]({shown(reply.why)})[/]" if reply.why else ""
@@ -155,15 +151,6 @@ def checked(reply: CheckReply) -> None:
             out.print(shown(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
         out.print(f"  [dim]fix:[/] {shown(found.fix)}")
     message(reply)
-
-
-def __getattr__(name: str) -> Any:
-    """Return a renderer of the overview's screen."""
-    if name in ("status", "jobs", "costs", "waits"):
-        from gpuwarden.interfaces.cli import screen
-
-        return getattr(screen, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _unfenced(text: str) -> str:
@@ -206,7 +193,7 @@ def listed(reply: InstancesReply) -> None:
     """Print the inventory, narrow enough for 80 columns: related values share a cell."""
     if reply.instances:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for head in ("machine", "state (UTC)", "billing", "cost"):
+        for head in ("machine", f"state ({zone()})", "billing", "cost"):
             table.add_column(head, no_wrap=True)
         table.add_column("job", overflow="fold")
         for row in reply.instances:
@@ -268,7 +255,7 @@ def standing(reply: WatchReply) -> None:
 def history(rows: list[dict[str, Any]]) -> None:
     """Print the ledger's events as a timeline; the reason is below the event."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for head in ("when (UTC)", "subject"):
+    for head in (f"when ({zone()})", "subject"):
         table.add_column(head, no_wrap=True)
     table.add_column("event", overflow="fold")
     for row in rows:
@@ -422,7 +409,7 @@ def doctor(reply: Any) -> None:
 def policy(reply: PolicyReply) -> None:
     """Print the policy file in force and its values."""
     _settings(reply)
-    since = f", as it is since {when(reply.since)} UTC" if reply.since else ""
+    since = f", as it is since {when(reply.since)} {zone()}" if reply.since else ""
     out.print(f"[bold]{escape(reply.file)}[/] {reply.digest}{since}", soft_wrap=True)
     message(reply)
 
@@ -453,16 +440,17 @@ def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 
 @contextlib.contextmanager
-def count_bar(quiet: bool, what: str) -> Iterator[Callable[[int], None] | None]:
-    """Show a count of bytes of unknown total, on a terminal only. Several threads may advance it."""
+def count_bar(quiet: bool, what: str) -> Iterator[ByteCount | None]:
+    """Show a count of bytes, of a total once that is known, on a terminal only. Several threads may advance it."""
     if quiet or not err.is_terminal:
         yield None
         return
-    from rich.progress import DownloadColumn, SpinnerColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
-    with Bar(
-        SpinnerColumn(), TextColumn(what), DownloadColumn(), TransferSpeedColumn(), console=err, transient=True
-    ) as bar:
+    from gpuwarden.checkpoints.budget import ByteCount
+
+    columns = (SpinnerColumn(), TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bar(*columns, console=err, transient=True) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda count: bar.advance(task, count)
+        yield ByteCount(lambda done, total: bar.update(task, completed=done, total=total))

@@ -16,6 +16,7 @@ from gpuwarden.core.guidance import steps
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.cli import watch_service
 from gpuwarden.interfaces.cli.notes_service import summary
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
@@ -103,6 +104,7 @@ async def examine() -> DoctorReply:
         CheckedReply(what="disk", ok=free > 100 << 20, found=f"{free / 2**30:.1f} GiB free at {existing}"),
         _notes(),
         await to_thread.run_sync(_sandbox, config.policy),
+        CheckedReply(what="watch", ok=True, found=await to_thread.run_sync(watch_service.runs, config.home)),
     ]
     for name, why in PROGRAMS:
         path = shutil.which(name)

@@ -18,11 +18,6 @@ STATES = click.Choice(
 @runs_async
 async def status(offline: bool, as_json: bool) -> int:
     """Show what runs, waits for you, ended and bills."""
-    return await show_status(as_json, offline=offline)
-
-
-async def show_status(as_json: bool, *, offline: bool = False) -> int:
-    """Print the overview; `gpuwarden` alone does the same."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.overview import overview
 
@@ -52,7 +47,13 @@ async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int,
 
 
 @cli.command()
-@click.option("--by", type=click.Choice(["day", "platform", "project"]), default="day", show_default=True)
+@click.option(
+    "--by",
+    type=click.Choice(["day", "platform", "project"]),
+    default="day",
+    show_default=True,
+    help="One row for each.",
+)
 @click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="How far back, from today.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @JSON
@@ -79,7 +80,10 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
     "--until", type=click.Choice(["step", "state", "alert"]), default="state", show_default=True,
     help="What to wait for: a new step, another state, a new alert. The job's end always ends the wait.",
 )  # fmt: skip
-@click.option("--timeout", "seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True)
+@click.option(
+    "--timeout", "seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True, metavar="SECONDS",
+    help="How long to wait at most.",
+)  # fmt: skip
 @JSON
 @runs_async
 async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:

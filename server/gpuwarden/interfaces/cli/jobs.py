@@ -202,15 +202,19 @@ async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: b
     show_default=True,
     help="Of a job: which copy.",
 )
+@click.option("--no-limits", is_flag=True, help="Read on where one file would take over 20 s of work, or 1 GiB.")
 @JSON
 @runs_async
-async def verify(what: str, level: str | None, against: str | None, where: Any, as_json: bool) -> int:
+async def verify(what: str, level: str | None, against: str | None, where: Any, no_limits: bool, as_json: bool) -> int:
     """Prove that a checkpoint is whole, and loads.
 
     WHAT is a job id, hf://owner/name[@revision][/path], or a path. For a job the pulled copy is verified. Without one,
     or with `--where instance`, the machine looks at its own files, --against is a path there too, and the result is
     marked as the machine's claim. Exit code 0: proven, 1: refuted, 2: inconclusive.
+
+    Beyond reading its bytes, no file takes more than 20 s of processor time or 1 GiB: what would is left inconclusive.
     """
+    from gpuwarden.checkpoints.file_model import NO_LIMITS
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.models import Level
     from gpuwarden.interfaces import results
@@ -222,7 +226,8 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
     try:
         with console.count_bar(as_json, "verifying") as progress:
             depth = Level(level) if level else None
-            report = await use_case(ctx, what, depth, against=against, where=where, progress=progress)
+            limits = NO_LIMITS if no_limits else None
+            report = await use_case(ctx, what, depth, against=against, where=where, progress=progress, limits=limits)
     except WardenError as error:
         return fail(error, as_json, code=2)
     report = without_secrets(report)

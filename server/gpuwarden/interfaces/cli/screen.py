@@ -6,8 +6,6 @@ import contextlib
 import csv
 import io
 from collections.abc import Callable, Iterator
-from datetime import datetime
-from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,8 +14,8 @@ from rich.text import Text
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.interfaces.cli import console
+from gpuwarden.interfaces.cli.drawing import local, span, zone
 from gpuwarden.interfaces.cli.wording import command
-from gpuwarden.interfaces.results.check import CheckReply
 from gpuwarden.interfaces.results.overview import (
     CostsReply,
     JobLineReply,
@@ -28,43 +26,7 @@ from gpuwarden.interfaces.results.overview import (
 )
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-CURVE = 24
 MIN_ROWS = 3
-
-
-def local(at: float | None, form: str = "%H:%M") -> str:
-    """Format a time of this computer's zone; `-` outside of the calendar."""
-    try:
-        return datetime.fromtimestamp(at).astimezone().strftime(form) if at is not None else "-"
-    except (OverflowError, ValueError, OSError):
-        return "-"
-
-
-def zone() -> str:
-    """Return the name of this computer's time zone now."""
-    return datetime.now().astimezone().strftime("%Z")
-
-
-def span(seconds: float | None) -> str:
-    """Format a duration: `2d 3h`, `3h 20m`, `4m 10s`, `8s`."""
-    if seconds is None:
-        return "-"
-    left = max(0, round(seconds))
-    parts = [(left // 86_400, "d"), (left // 3_600 % 24, "h"), (left // 60 % 60, "m"), (left % 60, "s")]
-    first = next((n for n, (count, _) in enumerate(parts) if count), 3)
-    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count) or "0s"
-
-
-def sparkline(values: list[float], width: int = CURVE) -> str:
-    """Return a curve as a row of blocks, each the mean of its part of the values."""
-    if len(values) < 2:
-        return ""
-    width = min(width, len(values))
-    cuts = [round(n * len(values) / width) for n in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
-    low, high = min(means), max(means)
-    return "".join(BLOCKS[round((v - low) / (high - low) * 7) if high > low else 0] for v in means)
 
 
 def status(reply: StatusReply) -> None:
@@ -76,16 +38,20 @@ def status(reply: StatusReply) -> None:
 
 
 @contextlib.contextmanager
-def live_overview(ctx: Context) -> Iterator[Callable[[dict[str, str]], None]]:
-    """Show the overview in place, and yield a function that draws it again; it takes what could not be looked at."""
+def live_overview(
+    ctx: Context, clean: Callable[[StatusReply], StatusReply]
+) -> Iterator[Callable[[dict[str, str]], None]]:
+    """Show the overview in place, and yield a function that draws it again; it takes what could not be looked at.
+
+    `clean` takes secrets out of a reply.
+    """
     from rich.live import Live
 
-    from gpuwarden.interfaces.cli.base import without_secrets
     from gpuwarden.interfaces.results.overview import status_of
     from gpuwarden.lifecycle.monitoring.overview import glance
 
     def now(unknown: dict[str, str]) -> Group:
-        return drawn(without_secrets(status_of(glance(ctx, unknown))), console.out.height)
+        return drawn(clean(status_of(glance(ctx, unknown))), console.out.height)
 
     with Live(now({}), console=console.out, auto_refresh=False, vertical_overflow="crop") as live:
         yield lambda unknown: live.update(now(unknown), refresh=True)
@@ -152,7 +118,9 @@ def _money(reply: StatusReply) -> list[str]:
     """Return the lines on money and time: spent, billing now, machines of others, accounts that end."""
     spent = reply.spending
     cap = f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: any spending is asked about)"
-    lines = [f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {_billing(reply)}"]
+    lines = [
+        f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {billing_now(reply)}"
+    ]
     if spent.rehearsed_today_usd:
         lines.append(f"[dim]pretend money of rehearsals today: {usd(spent.rehearsed_today_usd)}[/]")
     for other in reply.others:
@@ -165,7 +133,7 @@ def _money(reply: StatusReply) -> list[str]:
     return [*lines, f"[dim]{local(reply.at, '%Y-%m-%d %H:%M:%S')} {zone()}[/]"]
 
 
-def _billing(reply: StatusReply) -> str:
+def billing_now(reply: StatusReply) -> str:
     """Return what bills now by the hour. A price that is not known is named, never counted as nothing."""
     billing = [line for line in (*reply.running, *reply.ended) if line.billing]
     real = [line for line in billing if not line.platform.startswith(REHEARSAL)]
@@ -237,26 +205,6 @@ def waits(reply: WaitsReply) -> None:
     if reply.waiting:
         console.out.print(_waiting(reply.waiting))
     console.message(reply)
-
-
-def progress_of(reply: CheckReply) -> list[str]:
-    """Return the lines below a job's state: how far, how long, at what cost, and its curve."""
-    lines = []
-    if reply.started_at is not None:
-        left = f", about {span(reply.remaining_s)} left" if reply.remaining_s is not None else ""
-        begun = f"{local(reply.started_at, '%Y-%m-%d %H:%M')} {zone()}"
-        cost = f", {usd(reply.projected_cost_usd)} at its end" if reply.projected_cost_usd is not None else ""
-        lines.append(
-            f"started {begun}, {span(reply.elapsed_s)} ago{left}{cost}" if reply.elapsed_s else f"started {begun}"
-        )
-    curve = sparkline(reply.curve)
-    if curve:
-        lines.append(f"loss {curve} {reply.curve[0]:.4g} -> {reply.curve[-1]:.4g}")
-    gpu = reply.usage.get("gpu_util")
-    if gpu is not None:
-        memory = reply.usage.get("gpu_mem_used")
-        lines.append(f"GPU {gpu:.0f} %" + (f", {memory / 2**30:.1f} GiB" if memory else ""))
-    return lines
 
 
 def pending(count: int, first: str) -> str:

@@ -40,7 +40,7 @@ def watched(done: Round) -> WatchReply:
         ok=not calls and not unknown,
         code="alert" if calls else "unknown" if unknown else "ok",
         message=f"{counted(standing, 'open alert').capitalize()}.",
-        next=steps("Do what each alert says; gpuwarden ended no machine." if calls or unknown else ""),
+        next=steps("Do what each alert says." if calls or unknown else ""),
         news=[_alert(a) for a in done.news],
         standing=[_alert(a) for a in done.standing],
         unknown=unknown,

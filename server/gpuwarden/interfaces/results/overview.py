@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
-from gpuwarden.core.guidance import Action, NextStep, do
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
+from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.interfaces.results.base import Guided, Result, WarnedReply
 from gpuwarden.interfaces.results.inventory import (
     AccountReply,
@@ -162,14 +163,8 @@ def job_line(line: JobLine) -> JobLineReply:
         price_usd_per_hour=line.price_usd_per_hour,
         billing=line.billing,
         clocks=[clock_reply(clock) for clock in line.clocks],
-        next=_after_end(line),
+        next=(do(Action.CHECK, job_id=job.id),) if line.billing and job.state in TERMINAL_JOBS else (),
     )
-
-
-def _after_end(line: JobLine) -> tuple[NextStep, ...]:
-    """Return the step for a job that has ended and bills; `check` knows the rest of the way."""
-    ended = line.billing and line.job.state in {"succeeded", "failed", "canceled"}
-    return (do(Action.CHECK, job_id=line.job.id),) if ended else ()
 
 
 def waiting_reply(waiting: Waiting) -> WaitingReply:

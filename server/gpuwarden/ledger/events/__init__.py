@@ -73,6 +73,7 @@ from gpuwarden.ledger.events.lease import (
     VerbSent,
 )
 from gpuwarden.ledger.events.teardown import (
+    ApprovalDeclined,
     ApprovalGranted,
     ApprovalUsed,
     EndingAnnounced,
@@ -149,6 +150,7 @@ AnyEvent = Annotated[
     | TeardownBlocked
     | TeardownAwaitingHuman
     | ApprovalGranted
+    | ApprovalDeclined
     | ApprovalUsed
     | TeardownVerifiedStopped
     | TeardownWithdrawn
@@ -192,6 +194,7 @@ __all__ = [
     "AlertRaised",
     "AlertUnsent",
     "AnyEvent",
+    "ApprovalDeclined",
     "ApprovalGranted",
     "ApprovalUsed",
     "ArtifactsExaminedThere",

@@ -62,6 +62,15 @@ class ApprovalGranted(Judged):
         return self.expires_at is not None and now <= self.expires_at
 
 
+class ApprovalDeclined(Body):
+    """A person was shown the facts of `digest` and did not approve; they are not asked about the same facts again."""
+
+    event: Literal["approval.declined"] = "approval.declined"
+    digest: str | None = None
+    channel: str = ""
+    by: str = ""
+
+
 class ApprovalUsed(Judged):
     """An approval is carried out; the token allows that once."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwarden.backends.base import Backend, roster, source
+from gpuwarden.backends.base import Backend, artifacts
 from gpuwarden.core.errors import BadRequest, Conflict, WardenError
 from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
@@ -64,8 +64,9 @@ async def pull(
     backend = ctx.backend(job.handle.backend)
     if dest is None:
         private_folder(target)
-    listed = believed(ctx, job_id, await roster(backend, job.handle, outputs))
-    received = await receive(source(backend, job.handle), listed, target, owner=job_id, progress=progress)
+    async with artifacts(backend, job.handle, outputs, target) as (roster, source):
+        listed = believed(ctx, job_id, roster)
+        received = await receive(source, listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
     log = await _pull_log(backend, job.handle, target, places.values())

@@ -13,6 +13,7 @@ from typing import Literal
 import anyio
 
 from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.file_model import Limits
 from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.verify import verify as verify_path
 from gpuwarden.core.errors import BadRequest, Conflict
@@ -41,12 +42,14 @@ async def verify(
     where: Where = "auto",
     budget: Budget | None = None,
     progress: Count | None = None,
+    limits: Limits | None = None,
 ) -> Report:
     """Verify WHAT: a job id, `hf://owner/name`, or a path. `against` is a path or an address on the Hub; where the
     instance looks, a path there.
 
     Without a level it is `load`; `structure` on the Hub, where more means to download; `content` on the instance.
-    `auto` looks on the instance when nothing of the job was pulled yet. `budget` bounds a look at a path or there.
+    `auto` looks on the instance when nothing of the job was pulled yet. `budget` bounds a look at a path or there,
+    `limits` what a single file may cost here.
     """
     if not what.strip() or (against is not None and not against.strip()):
         raise BadRequest("an empty path names nothing", "Name a file or folder; the working folder is a dot.")
@@ -55,7 +58,9 @@ async def verify(
         if where == "instance" or (where == "auto" and job.handle is not None and last_pull(ctx, what) is None):
             seconds = min(LOOK_S, budget.left_s) if budget else LOOK_S
             return await verify_there(ctx, job, level or Level.CONTENT, against, seconds)
-        return await verify_job(ctx, what, level or Level.LOAD, against=await _other(ctx, against), progress=progress)
+        return await verify_job(
+            ctx, what, level or Level.LOAD, against=await _other(ctx, against), progress=progress, limits=limits
+        )
     if where == "instance":
         raise BadRequest(f"{what[:120]!r} is not a job, so it has no instance", "Give a job id.")
     other = await _other(ctx, against)
@@ -64,13 +69,14 @@ async def verify(
         return await verify_hub(ctx, what, depth, against=other, budget=budget, progress=progress)
     pulled, inside = _pull_of(ctx, Path(what))
     if pulled and inside == ".":
-        return await verify_job(ctx, pulled.job, level or Level.LOAD, against=other, progress=progress)
+        return await verify_job(ctx, pulled.job, level or Level.LOAD, against=other, progress=progress, limits=limits)
     return await verify_file(
         Path(what),
         level or Level.LOAD,
         against=other,
         budget=budget,
         progress=progress,
+        limits=limits,
         manifest=pulled.local_manifest() if pulled else None,
         under=inside,
     )
@@ -104,6 +110,7 @@ async def verify_job(
     *,
     against: Path | Findings | None = None,
     progress: Count | None = None,
+    limits: Limits | None = None,
 ) -> Report:
     """Verify what was last pulled of a job against the manifest made on the machine, and record the verdict.
 
@@ -118,7 +125,7 @@ async def verify_job(
     dest = Path(pulled.dest)
     roster = pulled.local_manifest()
     report = await anyio.to_thread.run_sync(
-        lambda: verify_path(dest, level, manifest=roster, against=against, progress=progress)
+        lambda: verify_path(dest, level, manifest=roster, against=against, progress=progress, limits=limits)
     )
     save_verified(ctx, job, pulled, before, report)
     sealed = sum(f.sealed_at is not None for f in roster.files)
@@ -142,6 +149,7 @@ async def verify_file(
     against: Path | Findings | None = None,
     budget: Budget | None = None,
     progress: Count | None = None,
+    limits: Limits | None = None,
     manifest: Manifest | None = None,
     under: str = "",
 ) -> Report:
@@ -150,6 +158,14 @@ async def verify_file(
     `manifest` is what a pull recorded of its files, `under` the path's place among them.
     """
     work = partial(
-        verify_path, path, level, manifest=manifest, under=under, against=against, budget=budget, progress=progress
+        verify_path,
+        path,
+        level,
+        manifest=manifest,
+        under=under,
+        against=against,
+        budget=budget,
+        progress=progress,
+        limits=limits,
     )
     return await anyio.to_thread.run_sync(work)

@@ -93,7 +93,10 @@ class Orders:
         `awake_since` is when this process, or the clock, last made a leap: nobody could object during it, so what was
         announced before is announced again.
         """
-        trouble = {}
+        trouble: dict[str, str] = {}
+        doubt = self.ctx.ledger.trouble()
+        if doubt is not None and doubt.incomplete:
+            return trouble  # an objection may be among what is lost
         for job in ordered_jobs(self.ctx):
             await checkpoint()
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):

@@ -9,7 +9,7 @@ from typing import Final
 
 from anyio.lowlevel import checkpoint
 
-from gpuwarden.core.guidance import Action, NextStep, approval, do
+from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.sanitize import line
@@ -24,7 +24,7 @@ from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.situation import following, standing_order
 from gpuwarden.lifecycle.monitoring.balances import known_funds
-from gpuwarden.lifecycle.monitoring.diagnose import stall_of
+from gpuwarden.lifecycle.monitoring.diagnose import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
@@ -38,7 +38,9 @@ OVERLAP_S: Final = 600.0
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
 """How long something waits for a person before its alert comes for the second time."""
-OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
+ORDER_LATE_S: Final = 120.0
+"""How late a standing order may be carried out before its machine counts as billing for nothing."""
+OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
 BALANCE: Final = "watch/balance-"
 """Before a platform's name: the subject of what is said of its account's money."""
@@ -102,20 +104,19 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
 
 
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
-    """Yield what waits for a person's yes, in the words that every list of it uses.
+    """Yield what waits for a person, in the words that every list of it uses.
 
     Each comes again, three times as late as before.
     """
-    now = ctx.clock.now()
     for asked in what_waits(ctx):
-        if asked.kind not in {"ordered", "unseen_end"}:  # these have alerts of their own
-            yield _asking(asked.subject, f"{asked.text}. It waits for your approval.", now - asked.since, asked.ticket)
-
-
-def _asking(subject: str, text: str, age_s: float, ticket: str) -> Condition:
-    """Return the alert for something that waits for a person; its mark counts how often it was repeated."""
-    times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
-    return Condition(subject, "approval", text, mark=str(times), next_steps=(approval(ticket),))
+        if asked.kind in {"ordered", "price"}:
+            continue  # these have alerts of their own
+        age_s = ctx.clock.now() - asked.since
+        times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
+        kind, text = "approval", f"{asked.text}. It waits for your approval."
+        if asked.kind == "unseen_end":  # the platform took the verb, and the machine bills on
+            kind, text = "unseen_end", f"{asked.text}."
+        yield Condition(asked.subject, kind, line(text, 600), mark=str(times), next_steps=asked.next_steps)
 
 
 def _recent(ctx: Context, at: float) -> bool:
@@ -168,6 +169,9 @@ def _observed_conditions(
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
         text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck?"
         yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60, next_steps=look)
+    if said := divergence_of(seen):
+        text = f"{job.id}: {line(said, 160)}. Nothing that it saves from now on is of use."
+        yield Condition(job.subject, "diverged", text, next_steps=look)
     step = "no step" if seen.step is None else f"step {seen.step}"
     text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
@@ -200,7 +204,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             lease.subject,
             "finished_billing",
             f"{job.id} {job.state.told} and its machine still bills{rate}.",
-            watch.finished_minutes * 60,
+            max(watch.finished_minutes * 60, _ends_s(ctx, job)),
             since=job.since,
             next_steps=following(ctx, job),
         )
@@ -230,6 +234,13 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
         )
     yield from _clocks(ctx, job, lease)
+
+
+def _ends_s(ctx: Context, job: JobRecord) -> float:
+    """Return how long after its end a job's machine should be off by a standing order; 0 without a notice of that."""
+    said = ctx.ledger.last(job.subject, EndingAnnounced)
+    ordered = said is not None and standing_order(ctx, job.id) is not None
+    return said.data.ends_at + ORDER_LATE_S - job.since if said is not None and ordered else 0.0
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:

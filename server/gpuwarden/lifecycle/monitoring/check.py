@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import Conflict, WardenError
 from gpuwarden.core.guidance import NextStep, steps
-from gpuwarden.core.models import LogChunk, Observation
+from gpuwarden.core.models import LogChunk, Observation, RunnerAlert
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.ledger.events import CancelRequested
@@ -20,6 +21,7 @@ from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.diagnose import diagnosed
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
+from gpuwarden.remote.runner.log_reader import LogReader
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         observation = await observe(ctx, job)
         try:
             log = await ctx.backend(job.handle.backend).logs(job.handle, start, limit)
+            observation = with_printed_progress(observation, log.text)
         except WardenError as error:
             note = note or f"the log can't be read: {error.message}"
     elif job.handle is not None and (log := pulled_log(ctx, job_id, start, limit)):
@@ -82,6 +85,29 @@ class Canceled:
     job: JobRecord
     lease: LeaseRecord | None
     next_steps: tuple[NextStep, ...]
+
+
+def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
+    """Return an observation with the step and the metrics that a piece of log names.
+
+    Only where nothing else is known: a serverless platform runs no runner that would have read them.
+    """
+    if seen is None or seen.step is not None or seen.metrics or seen.last_beat_at is not None:
+        return seen
+    reader, last = LogReader(), dict[str, float]()
+    for row in reader.feed(text.encode("utf-8", "replace") + b"\n"):
+        last |= row
+    known = {name: value for name, value in last.items() if math.isfinite(value)}
+    if not last:
+        return seen
+    step = known.pop("step", None)
+    odd = tuple(
+        RunnerAlert(kind="nonfinite", text=f"{name} is not finite", subject=name)
+        for name in ("loss", "grad_norm")
+        if not math.isfinite(last.get(name, 0.0))
+    )
+    found = {"step": None if step is None else int(step), "total_steps": reader.total, "metrics": known}
+    return seen.model_copy(update={**found, "source": "output", "alerts": (*seen.alerts, *odd)})
 
 
 async def cancel(ctx: Context, job_id: str) -> Canceled:

@@ -74,6 +74,12 @@ def stall_of(seen: Observation) -> str:
     return next((_text(alert) for alert in _open_alerts(seen) if alert.kind == "stall"), "")
 
 
+def divergence_of(seen: Observation) -> str:
+    """Return the runner's alert on a loss or a gradient that is not finite now; empty where there is none."""
+    odd = (alert for alert in _open_alerts(seen) if alert.kind == "nonfinite")
+    return next((_text(alert) for alert in odd if "loss" in alert.subject or "grad" in alert.subject), "")
+
+
 def _open_alerts(seen: Observation) -> Iterator[RunnerAlert]:
     """Yield the runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
     alerts: dict[tuple[str, str], RunnerAlert] = {}

@@ -8,7 +8,6 @@ from datetime import datetime
 from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.models import Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
-from gpuwarden.ledger.reading import Row
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
@@ -16,9 +15,9 @@ from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
 from gpuwarden.lifecycle.monitoring.inventory import Row as Machine
 from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.monitoring.notify import Alert
-from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
+from gpuwarden.lifecycle.monitoring.spending import charges, month_start, total
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
+from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids_of, read_job
 
 DAY_S = 86_400.0
 ENDED_SHOWN = 5
@@ -111,34 +110,24 @@ def line_of(ctx: Context, job: JobRecord) -> JobLine:
         job,
         cost_usd=None if None in known else sum(cost or 0.0 for cost in known),
         price_usd_per_hour=sum(prices) if prices else None,
-        billing=any(_bills(lease) for lease in live),
+        billing=any(lease.instance is None or lease.instance.meter is not False for lease in live),
         seen=ctx.observed.get(job.id),
         clocks=tuple(clock for lease in live for clock in clocks_of(ctx, lease, job) if not clock.after_job),
     )
 
 
-def _bills(lease: LeaseRecord) -> bool:
-    return lease.instance is None or lease.instance.meter is not False
-
-
 def _spending(ctx: Context, now: float, lines: tuple[JobLine, ...]) -> Spending:
     found = charges(ctx, month_start(now))
-    today = [c for c in found if c.day >= _day_of(now)]
+    day = datetime.fromtimestamp(now).astimezone().strftime("%Y-%m-%d")
+    today = [c for c in found if c.day == day]
+    real = (line for line in lines if line.billing and not line.job.spec.platform.startswith(REHEARSAL))
     return Spending(
         today=total(today),
         month=total(found),
-        per_hour=sum(line.price_usd_per_hour or 0.0 for line in lines if line.billing and _real(line)),
+        per_hour=sum(line.price_usd_per_hour or 0.0 for line in real),
         day_cap=ctx.policy.caps.per_day_usd,
         pretend_today=total(today, pretend=True),
     )
-
-
-def _real(line: JobLine) -> bool:
-    return not line.job.spec.platform.startswith(REHEARSAL)
-
-
-def _day_of(now: float) -> str:
-    return datetime.fromtimestamp(day_start(now)).astimezone().strftime("%Y-%m-%d")
 
 
 @dataclass(frozen=True)
@@ -159,7 +148,9 @@ def job_page(
     after: str = "",
 ) -> JobPage:
     """Return a page of jobs, ended ones too. `after` is the job that the page before ended with."""
-    before, found, scanned = _row_of(ctx, after) if after else None, list[JobLine](), 0
+    before, found, scanned = None, list[JobLine](), 0
+    if after:
+        before = ctx.ledger.row(read_job(ctx.ledger, after).subject)  # raises for a job that there is not
     wanted = states or tuple(state for state in Job if state is not Job.REFUSED)
     while scanned < MAX_SCANNED:
         rows = ctx.ledger.page("job", *wanted, limit=min(100, 2 * limit), before=before)
@@ -176,10 +167,3 @@ def job_page(
         if not rows:
             return JobPage(tuple(found), None)
     return JobPage(tuple(found), before.subject.removeprefix("job/") if before else None)
-
-
-def _row_of(ctx: Context, job_id: str) -> Row:
-    job = read_job(ctx.ledger, job_id)  # raises for a job that there is not
-    row = ctx.ledger.row(job.subject)
-    assert row is not None
-    return row

@@ -48,7 +48,9 @@ def charges(ctx: Context, since: float, until: float | None = None) -> list[Char
     """Return the costs of a time, in seconds since the epoch, the oldest day first."""
     until = ctx.clock.now() if until is None else until
     found = [
-        charge for bill in _bills(ctx, since) for charge in _by_day(bill, max(since, until - MAX_DAYS * 86_400), until)
+        charge
+        for bill in bills_since(ctx, since)
+        for charge in split_by_day(bill, max(since, until - MAX_DAYS * 86_400), until)
     ]
     return sorted(found, key=lambda c: (c.day, c.platform, c.job_id))
 
@@ -69,7 +71,7 @@ def month_start(at: float) -> float:
     return datetime(day.year, day.month, 1).astimezone().timestamp()
 
 
-def _bills(ctx: Context, since: float) -> Iterator[_Bill]:
+def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
     """Yield every machine that may have cost something since a time."""
     now = ctx.clock.now()
     for ended in ctx.ledger.ended_leases(since):
@@ -82,7 +84,7 @@ def _bills(ctx: Context, since: float) -> Iterator[_Bill]:
         yield _Bill(lease.job_id, lease.platform, project, lease.opened_at, now, spent(ctx, lease_id))
 
 
-def _by_day(bill: _Bill, since: float, until: float) -> Iterator[Charge]:
+def split_by_day(bill: _Bill, since: float, until: float) -> Iterator[Charge]:
     """Split one machine's cost at local midnights; only the days of the asked time are yielded."""
     whole = max(bill.ended - bill.begun, 1e-9)
     at = max(bill.begun, since)

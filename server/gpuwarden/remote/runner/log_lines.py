@@ -7,38 +7,52 @@ No trainer is parsed by its name. A line is taken apart into pairs of a word and
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_LINE = 2048
 NUMBER = (
     r"[-+]?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?(?![\w%]|\.\d)|[-+]?(?:nan|inf(?:inity)?)(?!\w)"
 )
-ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-PAIR = re.compile(
+
+
+class Lazy:
+    """A regular expression that is compiled when it is first used: most calls of the runner use none of these."""
+
+    def __init__(self, pattern: Any, flags: int = 0) -> None:
+        self.given = (pattern, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        compiled = re.compile(*self.given)
+        self.__dict__.update(
+            {verb: getattr(compiled, verb) for verb in ("search", "match", "findall", "finditer", "sub")}
+        )
+        return getattr(compiled, name)
+
+
+ESCAPES = Lazy(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+PAIR = Lazy(
     r"(?<![\w./-])([^\W\d][\w./-]{0,47})(?:\(\w{1,12}\))?[\"'\]]{0,2}\s{0,16}(?:[:=#\uff1a]|(?:is|was)\s)?\s{0,16}"
     r"[\"'\[(]{0,2}\s{0,8}(?:tensor\(\s{0,2})?(" + NUMBER + r")(?:\s{0,8}(?:/|of\s)\s{0,8}(\d{1,12}))?",
     re.IGNORECASE,
 )
-AFTERWARDS = re.compile(r"loss(?:\s\D{0,24}\d{1,6})?[^\d:=]{0,24}?\s{0,3}[-:=]\s{0,4}(" + NUMBER + r")", re.IGNORECASE)
-BAR = re.compile(
-    r"(?<!\d)\d{1,3}%\s{0,2}(?:\|[^|]{0,300}\||[━╸╺╶─ ]{1,200})?\s{0,4}(\d{1,12})/(\d{1,12})(?=\s{0,4}\[|\s+\d)"
-)
-RICH_BAR = re.compile(r"[━╸╺╶─]{2,200}\s{1,4}(\d{1,12})/(\d{1,12})\s")
-PLACED = re.compile(
-    r"[\[(|]\s{0,8}(\d{1,12})\s{0,4}/\s{0,4}(\d{1,12})(?=\s{0,4}[\])(])|\d:?\s{1,8}(\d{1,12}) / (\d{1,12})\s"
-)
-AT_START = re.compile(r"\s{0,12}(\d{1,12})/(\d{1,12})\s{1,4}(?:[\[━╸╺╶─]|- \d)")
-BARE_COUNT = re.compile(r"(?<![\d.])(\d{1,12})it \[")
-COUNT_FIRST = re.compile(r"\s{0,8}(\d{1,12})(?:\s{0,4}\|\s{0,4}loss|\s\([\d.]{1,8}%\)\s)|\[(\d{1,9})\]\s")
-CELL = re.compile(r"\|\s{1,12}([a-z_/]{1,40})\s{1,40}\|\s{1,12}(" + NUMBER + r")\s{1,40}\|\s{0,4}$", re.IGNORECASE)
-CONFIG = re.compile(r"(?:Namespace|Config|Args|Arguments|args)\(|\bif loss\b|train_runtime")
-CHECKING = re.compile(
+AFTERWARDS = Lazy(r"loss(?:\s\D{0,24}\d{1,6})?[^\d:=]{0,24}?\s{0,3}[-:=]\s{0,4}(" + NUMBER + r")", re.IGNORECASE)
+BAR = Lazy(r"(?<!\d)\d{1,3}%\s{0,2}(?:\|[^|]{0,300}\||[━╸╺╶─ ]{1,200})?\s{0,4}(\d{1,12})/(\d{1,12})(?=\s{0,4}\[|\s+\d)")
+RICH_BAR = Lazy(r"[━╸╺╶─]{2,200}\s{1,4}(\d{1,12})/(\d{1,12})\s")
+PLACED = Lazy(r"[\[(|]\s{0,8}(\d{1,12})\s{0,4}/\s{0,4}(\d{1,12})(?=\s{0,4}[\])(])|\d:?\s{1,8}(\d{1,12}) / (\d{1,12})\s")
+AT_START = Lazy(r"\s{0,12}(\d{1,12})/(\d{1,12})\s{1,4}(?:[\[━╸╺╶─]|- \d)")
+BARE_COUNT = Lazy(r"(?<![\d.])(\d{1,12})it \[")
+COUNT_FIRST = Lazy(r"\s{0,8}(\d{1,12})(?:\s{0,4}\|\s{0,4}loss|\s\([\d.]{1,8}%\)\s)|\[(\d{1,9})\]\s")
+TIMM = Lazy(r"\s{0,8}Train: \d{1,6} \[")
+CELL = Lazy(r"\|\s{1,12}([a-z_/]{1,40})\s{1,40}\|\s{1,12}(" + NUMBER + r")\s{1,40}\|\s{0,4}$", re.IGNORECASE)
+CONFIG = Lazy(r"(?:Namespace|Config|Args|Arguments|args)\(|train_runtime|\b(?:if|when|whether|until) (?:the )?loss\b")
+PROSE = Lazy(r"(?:nan|inf)\s{1,4}[a-z]{2,20}\s{1,4}[a-z]{2,20}", re.IGNORECASE)
+CHECKING = Lazy(
     r"\b(?:val(?:id(?:at(?:ion|ing|e))?)?|eval(?:uat(?:ion|ing|e))?|test(?:ing)?|sanity|predict(?:ing|ion)?|dev)\b"
     r"|测试|验证",
     re.IGNORECASE,
 )
-UNRELATED_BAR = re.compile(r"examples/s|B/s\b")
-TRAINS = re.compile(r"epoch|train|step|iter|^[\s|\d]*$", re.IGNORECASE)
+UNRELATED_BAR = Lazy(r"examples/s|B/s\b")
+TRAINS = Lazy(r"epoch|train|step|iter|^[\s|\d]*$", re.IGNORECASE)
 
 STEPS = (
     "global_step", "num_updates", "step", "steps", "optimizer_step", "train_step", "update", "updates", "iteration",
@@ -117,15 +131,17 @@ def read_line(text: str) -> Reading | None:
     text = ESCAPES.sub("", text[:MAX_LINE])
     if CONFIG.search(text) or (not any(c.isdigit() for c in text) and "nan" not in text.lower()):
         return None
-    pairs = [_pair(text, found) for found in PAIR.finditer(text)]
-    at, bar, label = _position(text)
-    epoch = next((p for p in pairs if p.name in ("epoch", "ep", "epochs") or _bare_epoch(text, p, at)), None)
-    step = _step(pairs)
-    checked, losses = _losses(text, pairs)
-    loss = losses[0] if losses else _lonely_loss(text, pairs, checked)
-    count = None if step or (at is not None and not checked) else _count(text)
+    pairs = [pair_of(text, found) for found in PAIR.finditer(text)]
+    at, bar, label = position_of(text)
+    words = ("epoch", "ep", "epochs", "train") if at and TIMM.match(text) else ("epoch", "ep", "epochs")
+    epoch = next((p for p in pairs if p.name in words), None)
+    step = step_of(pairs)
+    checked, losses = losses_of(text, pairs)
+    loss = losses[0] if losses else lonely_loss(text, pairs, checked)
+    counts = None if step or (at is not None and not checked) else COUNT_FIRST.match(text) or BARE_COUNT.search(text)
+    count = int(next(n for n in counts.groups() if n)) if counts else None
     placed = count is not None or at is not None or epoch is not None or step is not None or bar
-    if not placed and loss is None and checked is None:
+    if not placed and ((loss is None and checked is None) or PROSE.search(text)):
         return None
     return Reading(
         step=int(step.value) if step else count,
@@ -138,7 +154,7 @@ def read_line(text: str) -> Reading | None:
         lr=next((p.value for p in pairs if p.last in RATES or (p.name, p.before) == ("rate", "learning")), None),
         grad_norm=next((p.value for p in pairs if p.last in NORMS or (p.name, p.before) == ("norm", "grad")), None),
         bar=bar,
-        trains=_is_training(text, label, bar, loss),
+        trains=is_training(text, label, bar, loss),
         whole=bar and label.lower().lstrip().startswith("step"),
     )
 
@@ -149,7 +165,8 @@ def read_cell(text: str) -> tuple[str, float] | None:
     return (found.group(1).lower(), float(found.group(2))) if found is not None else None
 
 
-def _pair(text: str, found: re.Match[str]) -> Pair:
+def pair_of(text: str, found: re.Match[str]) -> Pair:
+    """Return a match of `PAIR` with the word before it."""
     words = text[max(0, found.start() - 24) : found.start()].lower().rstrip(" \t").split()
     glued = found.start() == 0 or text[found.start() - 1] in " \t"
     before = re.sub(r"[^\w]", "", words[-1]) if words and glued and words[-1][-1:].isalnum() else ""
@@ -157,12 +174,7 @@ def _pair(text: str, found: re.Match[str]) -> Pair:
     return Pair(found.group(1).lower(), before, float(found.group(2)), total, found.start())
 
 
-def _bare_epoch(text: str, pair: Pair, at: tuple[int, int] | None) -> bool:
-    """Return whether a line is of the form `Train: 3 [ 150/1251 ...`."""
-    return pair.name == "train" and at is not None and pair.value == int(pair.value) and "[" in text[pair.start :][:16]
-
-
-def _position(text: str) -> tuple[tuple[int, int] | None, bool, str]:
+def position_of(text: str) -> tuple[tuple[int, int] | None, bool, str]:
     """Return a position and its end, whether it is of a progress bar, and the bar's label."""
     found = BAR.search(text) or RICH_BAR.search(text)
     if found is not None:
@@ -177,24 +189,18 @@ def _position(text: str) -> tuple[tuple[int, int] | None, bool, str]:
     return None, False, ""
 
 
-def _step(pairs: list[Pair]) -> Pair | None:
+def step_of(pairs: list[Pair]) -> Pair | None:
     """Return the pair that counts steps: an optimizer's step rather than a batch."""
     fits = {p.name: p for p in reversed(pairs) if p.name in STEPS and p.before not in NOT_A_STEP and p.value >= 0}
     for name in STEPS:
         pair = fits.get(name)
-        whole = pair is not None and pair.value < 1e15 and pair.value == int(pair.value)
+        whole = pair is not None and pair.value < 1e15 and pair.value.is_integer()
         if whole and pair is not None and (name != "batch" or pair.total is not None):
             return pair
     return None
 
 
-def _count(text: str) -> int | None:
-    """Return the number of a line such as `100 | loss 2.3 | lr 1e-4` or `[100] train-rmse: 0.3`."""
-    found = COUNT_FIRST.match(text) or BARE_COUNT.search(text)
-    return int(next(n for n in found.groups() if n)) if found else None
-
-
-def _losses(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
+def losses_of(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
     """Return the loss of a validation, and those of the training, the one of the whole model first."""
     checked, main, others = None, [], []
     for p in pairs:
@@ -202,7 +208,11 @@ def _losses(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
         if not named or p.parts & NO_LOSS:
             continue
         head = text[: p.start]
-        if p.parts & CHECKED or CHECKING.search(p.name) or (CHECKING.search(head[-80:]) and not _trained(head, p)):
+        if (
+            p.parts & CHECKED
+            or CHECKING.search(p.name)
+            or (CHECKING.search(head[-80:]) and "train" not in head.lower() + p.name)
+        ):
             checked = p.value if checked is None else checked
         elif p.name in MAIN or p.last == "loss" or p.before == "loss":
             main.append(p.value)
@@ -211,11 +221,7 @@ def _losses(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
     return checked, main[:1] + others
 
 
-def _trained(head: str, pair: Pair) -> bool:
-    return "train" in head.lower() or "train" in pair.name
-
-
-def _lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float | None:
+def lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float | None:
     """Return the number of a line such as `Training loss at epoch 25 - 0.3`."""
     if checked is not None or any("loss" in p.name or p.before == "loss" for p in pairs):
         return None
@@ -225,7 +231,7 @@ def _lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float |
     return float(found.group(1))
 
 
-def _is_training(text: str, label: str, bar: bool, loss: float | None) -> bool:
+def is_training(text: str, label: str, bar: bool, loss: float | None) -> bool:
     """Return whether a line's position is one of the training, not of a validation or of a data set's preparation."""
     if loss is not None:
         return True

@@ -6,16 +6,16 @@ import re
 import time
 from typing import Iterator
 
-from gpuwarden.remote.runner.log_lines import MAX_LINE, Reading, read_cell, read_line
+from gpuwarden.remote.runner.log_lines import MAX_LINE, Lazy, Reading, read_cell, read_line
 
 BUDGET_S = 0.02  # of processor time between two calls of `rest`: what a job prints can't slow its own supervision
-WORTH = re.compile(
+WORTH = Lazy(
     rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d%\)|\xe8\xae\xad\xe7\xbb\x83"
 )
-ANNOUNCED = re.compile(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0,4}(\d[\d,]{0,14})")
-EPOCH_LINE = re.compile(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
-COLUMNS = re.compile(r"\s{0,12}Epoch\s{1,12}GPU_mem\s{1,12}(.{1,300})", re.IGNORECASE)
-CELLS = re.compile(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GMK]\s{1,12}(.{1,300})")
+ANNOUNCED = Lazy(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0,4}(\d[\d,]{0,14})")
+EPOCH_LINE = Lazy(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
+COLUMNS = Lazy(r"\s{0,12}Epoch\s{1,12}GPU_mem\s{1,12}(.{1,300})", re.IGNORECASE)
+CELLS = Lazy(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GMK]\s{1,12}(.{1,300})")
 PATIENCE = 3  # norms in a row that are not finite: a mixed-precision run skips its first steps so
 
 
@@ -56,7 +56,6 @@ class LogReader:
         self.columns: list[str] = []
         self.epoch_columns = 0
         self.odd_norms = 0
-        self.odd_bars = 0
         self.spent = 0.0
 
     def rest(self) -> None:
@@ -69,7 +68,10 @@ class LogReader:
             if self.spent > BUDGET_S or not WORTH.search(line[:MAX_LINE]):
                 continue
             begun = time.process_time()
-            row = self.take(line[:MAX_LINE].decode("utf-8", "replace"))
+            try:
+                row = self.take(line[:MAX_LINE].decode("utf-8", "replace"))
+            except (ArithmeticError, LookupError, ValueError):
+                row = {}  # no line that a job prints may end its supervision
             self.spent += time.process_time() - begun
             if row:
                 yield row
@@ -93,23 +95,23 @@ class LogReader:
         if cell is not None:
             name = {"total_timesteps": "step", "loss": "loss", "learning_rate": "learning_rate"}.get(cell[0])
             return {name: cell[1]} if name else {}
-        found = self._table_row(text) or self._epoch_row(text) or read_line(text)
-        return self._row(found) if found is not None else {}
+        found = self.table_row(text) or self.epoch_row(text) or read_line(text)
+        return self.row_of(found) if found is not None else {}
 
-    def _epoch_row(self, text: str) -> Reading | None:
+    def epoch_row(self, text: str) -> Reading | None:
         """Read a row below `epoch  train_loss  valid_loss ...`, as notebooks print one for each epoch."""
         words = text.split()[:16]
         if len(words) > 2 and words[0].lower() == "epoch" and words[1].lower() in ("train_loss", "loss"):
             self.epoch_columns = len(words)
             return None
-        if len(words) != self.epoch_columns or not words[0].isdigit():
+        if not words or len(words) != self.epoch_columns or not words[0].isdigit():
             return None
         try:
             return Reading(epoch=float(words[0]), loss=float(words[1]))
         except ValueError:
             return None
 
-    def _table_row(self, text: str) -> Reading | None:
+    def table_row(self, text: str) -> Reading | None:
         """Read a row below `Epoch GPU_mem box_loss ...`, whose losses add up to the one that is trained on."""
         cells = CELLS.match(text) if self.columns else None
         found = read_line(text) if cells is not None else None
@@ -126,18 +128,20 @@ class LogReader:
         count = last + (self.first_epoch == 0 or epoch == 0)  # from 0 to one less than there are, or from 1
         return found._replace(loss=loss, epoch=epoch, epochs=count, trains=True)
 
-    def _row(self, found: Reading) -> dict[str, float]:
+    def row_of(self, found: Reading) -> dict[str, float]:
+        """Return the numbers of a reading, with the step that it means."""
         if found.epoch is not None and (found.trains or found.loss is not None):
             self._enter_epoch(found.epoch, found.epochs)
         row: dict[str, float] = {}
-        step = self._step_of(found)
+        step = self.count_step(found)
         if step is not None:
             row["step"] = step
         if found.lr is not None and found.trains:
             row["learning_rate"] = found.lr
         if found.checked_loss is not None:
             row["val_loss"] = found.checked_loss
-        if found.loss is not None and self._believed(found):
+        early = found.bar and found.at is not None and found.at[0] == 0  # a bar may show NaN before its first step
+        if found.loss is not None and (_finite(found.loss) or not early):
             row["loss"] = found.loss
         if found.grad_norm is not None:
             self.odd_norms = 0 if _finite(found.grad_norm) else self.odd_norms + 1
@@ -145,36 +149,28 @@ class LogReader:
                 row["grad_norm"] = found.grad_norm
         return row
 
-    def _believed(self, found: Reading) -> bool:
-        """Return whether a loss is one. A bar may show NaN before its first step."""
-        if _finite(found.loss or 0.0) or not found.bar:
-            self.odd_bars = 0
-            return True
-        self.odd_bars += found.at is None or found.at[0] > 0
-        return self.odd_bars > 0
-
     def _enter_epoch(self, epoch: float, epochs: int | None) -> None:
-        if epoch != int(epoch):
-            return  # a fraction of the whole run
+        if not epoch.is_integer():
+            return  # a fraction of the whole run, or no number
         if epoch == 0:
             self.first_epoch = 0
         if epochs is not None:
             self.epochs = epochs
         self.epoch = epoch
 
-    def _step_of(self, found: Reading) -> int | None:
+    def count_step(self, found: Reading) -> int | None:
         """Return the step, counted from the first of the run, and keep the total."""
         if found.step is not None and found.trains:
             return self._plain_step(found)
         if found.at is None or not found.trains:
             return None
         here, end = found.at
-        if found.bar and not self._is_the_bar(found, end):
+        if found.bar and not self.is_the_bar(found, end):
             return None
         if found.loss is None and not found.bar and found.lr is None and found.epoch is None:
             return None
         epoch = None if found.whole else self.heading if found.epoch is None else found.epoch
-        if epoch is not None and epoch == int(epoch):
+        if epoch is not None and epoch.is_integer():
             self.total = self._all_epochs(end)
             return int(epoch - self.first_epoch) * end + here
         if here < self.last_at and end > 1:
@@ -200,7 +196,7 @@ class LogReader:
             return None
         return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # it began at 0
 
-    def _is_the_bar(self, found: Reading, end: int) -> bool:
+    def is_the_bar(self, found: Reading, end: int) -> bool:
         """Return whether a bar is the training's: one with a loss rather than one without, the first of equals."""
         sure = 2 if found.loss is not None else 1 if found.epoch is not None or end == self.announced else 0
         if sure > self.bar[0] or (sure == 2 and end != self.bar[1]):

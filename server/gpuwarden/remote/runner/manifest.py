@@ -13,6 +13,7 @@ from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.safe_open import SafeOpener
 from gpuwarden.remote.runner.seals import seals
+from gpuwarden.remote.runner.stream import MAX_MEMBER, pack, put_out
 
 MAX_ROSTER = 200_000
 MAX_SKIPPED = 1000
@@ -70,7 +71,12 @@ class Roster:
 
     def entry(self, shown: str, path: str, top: str) -> None:
         """Add one name; links count only to files of the same folder."""
-        if os.path.islink(path):
+        try:
+            info = os.lstat(path)
+        except OSError as error:
+            self.skip(shown, f"can't be read: {error.strerror}")
+            return
+        if stat.S_ISLNK(info.st_mode):
             real = os.path.realpath(path)
             if not os.path.exists(real):
                 self.skip(shown, "a link to nothing")
@@ -81,9 +87,9 @@ class Roster:
             else:
                 self.file(shown, real)
         else:
-            self.file(shown, path)
+            self.file(shown, path, info)
 
-    def file(self, shown: str, real: str) -> None:
+    def file(self, shown: str, real: str, info: os.stat_result | None = None) -> None:
         """Add one regular file."""
         if shown in self.seen:
             return
@@ -92,7 +98,7 @@ class Roster:
             raise Problem("bad_request", f"more than {MAX_ROSTER} files; declare narrower outputs")
         try:
             shown.encode("utf-8")
-            info = os.lstat(real)
+            info = info or os.lstat(real)
             if not stat.S_ISREG(info.st_mode):
                 self.skip(shown, "not a regular file")
                 return
@@ -148,15 +154,28 @@ class Roster:
         return row, sha.hexdigest() if same else ""
 
 
-def roster(folder: str, request: Json, digests: bool) -> Json:
-    """Print the files of the declared outputs, then a summary."""
+def roster(folder: str, request: Json, digests: bool, see: Callable[[Json], None] = lambda _: None) -> Json:
+    """Print the files of the declared outputs, then return a summary. `see` gets each row as well."""
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
+
+    def emit(row: Json) -> None:
+        see(row)
+        reply(row, now="progress" in row)
+
     taken = time.time()
-    found = Roster(folder, PathMapping(request), lambda row: reply(row, now="progress" in row), digests)
+    found = Roster(folder, PathMapping(request), emit, digests)
     for path in request.get("paths") or []:
         found.add(path)
     return {
         "ok": True, "taken_at": taken, "files": len(found.seen), "missing": found.missing,
         "skipped": found.skipped, "more_skipped": found.more_skipped,
     }  # fmt: skip
+
+
+def fetch(folder: str, request: Json) -> None:
+    """Print the roster, an empty line, and the bundle of its small files, each named by the number of its row."""
+    rows: list[tuple[str, bool]] = []
+    reply(roster(folder, request, False, lambda row: rows.append((row["path"], row["size"] <= MAX_MEMBER))))
+    put_out(b"\n")
+    pack(folder, request, ((number, path) for number, (path, small) in enumerate(rows) if small))

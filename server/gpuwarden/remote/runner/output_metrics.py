@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import struct
 import time
@@ -15,6 +14,7 @@ from typing import Iterator
 
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Asked
+from gpuwarden.remote.runner.log_lines import Lazy
 from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json
 
@@ -22,9 +22,9 @@ MAX_ENTRIES, MAX_DEPTH, LOOK_S = 2000, 4, 2.0
 TAIL, MAX_PIECE, MAX_RECORD = 1 << 15, 1 << 20, 1 << 16
 EVENTS = "events.out.tfevents."
 STATE = "trainer_state.json"
-GLOBAL_STEP = re.compile(rb'"global_step": (\d{1,12})')
-MAX_STEPS = re.compile(rb'"max_steps": (\d{1,12})')
-ENTRY = re.compile(rb"\{[^{}]{1,8192}\}")
+GLOBAL_STEP = Lazy(rb'"global_step": (\d{1,12})')
+MAX_STEPS = Lazy(rb'"max_steps": (\d{1,12})')
+ENTRY = Lazy(rb"\{[^{}]{1,8192}\}")
 TAGS = {
     "loss": "loss", "train/loss": "loss", "train_loss": "loss", "loss/train": "loss", "training/loss": "loss",
     "train/train_loss": "loss", "train_loss_step": "loss", "learning_rate": "learning_rate", "lr": "learning_rate",
@@ -46,18 +46,18 @@ class OutputMetrics(Asked):
     def _query(self) -> None:
         newest: tuple[float, str] = (self.since, "")
         rows: list[dict[str, float]] = []
-        for path, changed in self._files():
+        for path, changed in self.files_of_interest():
             if os.path.basename(path) == STATE:
                 newest = max(newest, (changed, path))
             else:
-                rows += self._new_events(path)
+                rows += self.new_events(path)
         total = None
         if newest[1]:
             row, total = trainer_state(newest[1])
             rows += [row] if row else []
         self.values = {"rows": rows[-200:], "total": total}
 
-    def _files(self) -> Iterator[tuple[str, float]]:
+    def files_of_interest(self) -> Iterator[tuple[str, float]]:
         """Yield the files of interest that changed since the job was launched."""
         left, until = MAX_ENTRIES, time.monotonic() + LOOK_S
         folders = [(top, 0) for top in self.tops]
@@ -79,7 +79,7 @@ class OutputMetrics(Asked):
                 except OSError:
                     continue
 
-    def _new_events(self, path: str) -> list[dict[str, float]]:
+    def new_events(self, path: str) -> list[dict[str, float]]:
         """Return the scalars that were added to an event file since the last look."""
         if path not in self.offsets and len(self.offsets) >= 64:
             return []

@@ -19,17 +19,18 @@ class ReadableFiles:
         tops = [mapping.locate(folder, p)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
         self.allowed = [folder + "/work", *map(os.path.realpath, tops)]
         self.opener = SafeOpener()
-        self.known: dict[str, str] = {}
+        self.known: dict[str, str] = {}  # folders that were checked; empty where the full check decides
 
     def open(self, path: str) -> int:
         """Return the descriptor of one file of a roster. Its folder is checked once."""
-        above, name = os.path.split(path)
+        above, _, name = path.rpartition("/")
         if above not in self.known:
-            self.known[above] = os.path.realpath(os.path.dirname(self.mapping.locate(self.folder, path)[0]))
+            real = os.path.realpath(os.path.dirname(self.mapping.locate(self.folder, path)[0]))
+            self.known[above] = real if any(inside(real, bound) for bound in self.allowed) else ""
         folder = self.known[above]
-        if name not in ("", ".", "..") and any(inside(folder, bound) for bound in self.allowed):
+        if folder and name not in ("", ".", ".."):
             try:
-                return self.opener.open(folder + "/" + name)
+                return self.opener.open_in(folder, name)
             except OSError:
                 pass  # a link, or missing: the full check says which
         real = os.path.realpath(self.mapping.locate(self.folder, path)[0])

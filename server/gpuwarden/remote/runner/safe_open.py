@@ -18,7 +18,10 @@ class SafeOpener:
 
     def open(self, real: str) -> int:
         """Return a descriptor of one file."""
-        folder, name = os.path.split(real)
+        return self.open_in(*os.path.split(real))
+
+    def open_in(self, folder: str, name: str) -> int:
+        """Return a descriptor of one file of a folder, which is named by its real path."""
         if folder != self.folder or self.at < 0:
             at = open_folder(folder)
             self.close()
@@ -26,7 +29,7 @@ class SafeOpener:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.at)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file", real)
+            raise OSError(errno.EINVAL, "not a regular file", folder + "/" + name)
         return fd
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import os
 import stat
 import struct
 import sys
-from typing import Callable
+from typing import Callable, Iterable
 
 from gpuwarden.remote.runner.files import stamp
 from gpuwarden.remote.runner.path_mapping import PathMapping
@@ -16,6 +16,8 @@ from gpuwarden.remote.runner.readable_files import ReadableFiles
 
 MAX_MEMBER = 1 << 20
 PIECE = 1 << 18
+FIRST = 32 << 10
+USED = 265  # of a header's bytes; zeros follow
 
 
 def put_out(data: bytes | bytearray | memoryview) -> None:
@@ -90,20 +92,28 @@ def widen(pipe: int) -> None:
 
 
 def bundle(folder: str, request: Json) -> None:
-    """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`, and has its
-    digest and times in its link name, which a file doesn't use. A file that can't be read, or is larger than a member
-    may be, is left out.
+    """Write many small files to stdout as one tar stream; each member is named by its number in `paths`."""
+    pack(folder, request, enumerate(map(str, request.get("paths") or [])))
+
+
+def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
+    """Write small files to stdout as one tar stream, each named by its number.
+
+    A member has its digest and times in its link name, which a file doesn't use. A file that can't be read, or is
+    larger than a member may be, is left out.
     """
     import hashlib
 
-    readable, out = ReadableFiles(folder, PathMapping(request)), bytearray()
-    for number, path in enumerate(request.get("paths") or []):
+    readable, out, size = ReadableFiles(folder, PathMapping(request)), [], 0
+    for number, path in named:
         try:
-            fd = readable.open(str(path))
+            fd = readable.open(path)
         except (OSError, Problem):
             continue
         try:
-            content = os.read(fd, MAX_MEMBER + 1)
+            content = os.read(fd, FIRST)  # more at once would cost a map of memory for each file
+            if len(content) == FIRST:
+                content += os.read(fd, MAX_MEMBER + 1 - FIRST)
             info = os.fstat(fd)
         except OSError:
             continue
@@ -111,11 +121,12 @@ def bundle(folder: str, request: Json) -> None:
             os.close(fd)
         if len(content) == info.st_size <= MAX_MEMBER:
             seal = b"%s %x %x" % (hashlib.sha256(content).hexdigest().encode(), info.st_mtime_ns, info.st_ctime_ns)
-            out += tar_header(number, len(content), seal) + content + bytes(-len(content) % 512)
-        if len(out) > MAX_MEMBER:
-            put_out(out)
-            out = bytearray()
-    put_out(out + bytes(1024))
+            out += [tar_header(number, len(content), seal), content, bytes(-len(content) % 512)]
+            size += len(content) + 512
+        if size > PIECE:
+            put_out(b"".join(out))
+            out, size = [], 0
+    put_out(b"".join([*out, bytes(1024)]))
 
 
 def tar_header(name: int, size: int, link: bytes) -> bytes:
@@ -123,4 +134,4 @@ def tar_header(name: int, size: int, link: bytes) -> bytes:
     numbers = (b"0000600", b"0000000", b"0000000", b"%011o" % size, b"%011o" % 0)
     fields = (b"%d" % name, *numbers, b" " * 8, b"0", link, b"ustar\x0000")
     block = struct.pack("100s8s8s8s12s12s8sc100s8s247x", *fields)
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+    return block[:148] + b"%06o\0 " % sum(block[:USED]) + block[156:]

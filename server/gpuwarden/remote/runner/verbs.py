@@ -11,7 +11,7 @@ from gpuwarden.remote.runner.crash import report_crash
 from gpuwarden.remote.runner.examine import examine
 from gpuwarden.remote.runner.inventory import disclose
 from gpuwarden.remote.runner.log import logs
-from gpuwarden.remote.runner.manifest import roster
+from gpuwarden.remote.runner.manifest import fetch, roster
 from gpuwarden.remote.runner.observe import poll
 from gpuwarden.remote.runner.output_json import reply
 from gpuwarden.remote.runner.path_mapping import printable
@@ -40,6 +40,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "stop": stop,
     "list": lambda folder, request: roster(folder, request, digests=False),
     "manifest": lambda folder, request: roster(folder, request, digests=True),
+    "fetch": fetch,
     "read": read,
     "bundle": bundle,
     "disclose": disclose,
@@ -83,7 +84,7 @@ def main(argv: list[str]) -> NoReturn:
 def fail(argv: list[str], code: str, error: str) -> NoReturn:
     """Report an error where the caller reads it."""
     line = {"ok": False, "code": code, "error": error}
-    if argv[:1] in (["read"], ["bundle"]):
+    if argv[:1] in (["read"], ["bundle"], ["fetch"]):
         sys.stderr.write(json.dumps(line) + "\n")
     else:
         reply(line)

@@ -7,6 +7,7 @@ where there is none, paramiko's reader of `~/.ssh/config` answers.
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from gpuwarden.core.errors import BadRequest
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:%-]{0,254}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]{0,127}")
+NO_AGENT = "none"
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
@@ -36,6 +38,9 @@ class Endpoint:
     host_key_alias: str | None = None
     known_hosts_command: str | None = None
     identity_agent: str | None = None
+    """The socket of another agent than that of SSH_AUTH_SOCK; `none` where no agent is to be asked."""
+    certificates: tuple[str, ...] = ()
+    """The user's certificates that are not beside their keys (`CertificateFile`)."""
     strict: bool = False
     """True where the user's configuration lets no unknown host key pass (`StrictHostKeyChecking yes`)."""
 
@@ -132,9 +137,19 @@ def _endpoint(alias: str, port: int | None, user: str | None, found: dict[str, l
         known_hosts=_existing(files, tokens),
         host_key_alias=one("hostkeyalias"),
         known_hosts_command=one("knownhostscommand"),
-        identity_agent=one("identityagent"),
+        identity_agent=_agent((found.get("identityagent") or [""])[0].strip('"'), tokens),
+        certificates=_existing(found.get("certificatefile") or [], tokens),
         strict=one("stricthostkeychecking") in {"yes", "true"},
     )
+
+
+def _agent(word: str, tokens: dict[str, str]) -> str | None:
+    """Return what `IdentityAgent` means: a socket, `none`, or None for that of SSH_AUTH_SOCK."""
+    if word in {"", "SSH_AUTH_SOCK"}:
+        return None
+    if word.startswith("$"):
+        return os.environ.get(word[1:].strip("{}")) or NO_AGENT
+    return word if word == NO_AGENT else str(Path(_expand(word, tokens)).expanduser())
 
 
 def _expand(text: str, tokens: dict[str, str]) -> str:

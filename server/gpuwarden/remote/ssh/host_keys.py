@@ -22,6 +22,7 @@ from gpuwarden.remote.ssh.config import Endpoint
 
 CERTIFIED: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
+OPENSSH: Final = "Install OpenSSH's client, 8.5 or newer: gpuwarden uses it where it finds `ssh` on the PATH."
 # As `ssh-keygen -H` writes a name: a salt and a digest of 20 bytes each.
 _HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
 _CERTIFICATE = "-cert-v01@openssh.com"
@@ -57,18 +58,20 @@ class HostKeyRevoked(HostKeyChanged):
 class HostKeyUnproven(HostKeyChanged):
     """Nothing vouches for the host's key, and the user's configuration does not let an unknown one pass."""
 
-    def __init__(self, endpoint: Endpoint, line: str, *, certified: bool) -> None:
+    def __init__(self, endpoint: Endpoint, line: str, *, certified: bool, checked: bool = True) -> None:
         where, seen = endpoint.known_as, fingerprint(line)
         kind = next((k for k in ("ed25519", "ecdsa") if k in line.split()[0]), "rsa")
+        lacking = f"no certificate of that authority for {seen} was seen" if checked else "paramiko checks none"
         why = (
-            f"known_hosts leave {where} to a @cert-authority, and no certificate of that authority for {seen} was seen"
+            f"known_hosts leave {where} to a @cert-authority, and {lacking}"
             if certified
             else f"known_hosts do not list {where}, which shows {seen}, and StrictHostKeyChecking is yes for it"
         )
         Refused.__init__(
             self,
             f"{why}. Nothing was sent to it",
-            "Has the host's certificate expired, or another name? To list the key itself, after comparing it: "
+            f"{'Has the host certificate expired, or another name?' if checked else OPENSSH} "
+            "To list the key itself, after comparing it: "
             f'echo "{where} $(ssh {endpoint.alias} cat /etc/ssh/ssh_host_{kind}_key.pub)" >> ~/.ssh/known_hosts'
             if certified
             else f"Compare it with the provider's console, then list it: ssh-keyscan -p {endpoint.port} "
@@ -137,8 +140,11 @@ class KnownKeys:
     certified: bool
     pinned: bool
 
-    def judge(self, endpoint: Endpoint, seen: str) -> HostKeyChanged | None:
-        """Return the error for a key that proves nothing; None for one that is listed, or that may be new."""
+    def judge(self, endpoint: Endpoint, seen: str, *, certificates: bool = True) -> HostKeyChanged | None:
+        """Return the error for a key that proves nothing; None for one that is listed, or that may be new.
+
+        `certificates`: the client checks those of hosts.
+        """
         if seen in self.revoked:
             return HostKeyRevoked(endpoint.known_as, fingerprint(seen))
         if seen in self.listed:
@@ -146,7 +152,7 @@ class KnownKeys:
         if self.listed and (self.pinned or not self.certified):
             return HostKeyChanged(endpoint.known_as, fingerprint(self.listed[0]), fingerprint(seen))
         if self.certified or endpoint.strict:
-            return HostKeyUnproven(endpoint, seen, certified=self.certified)
+            return HostKeyUnproven(endpoint, seen, certified=self.certified, checked=certificates)
         return None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
 from gpuwarden.core.sanitize import line
-from gpuwarden.remote.ssh.config import Endpoint
+from gpuwarden.remote.ssh.config import NO_AGENT, Endpoint
 
 # The words of OpenSSH's client, which has no other way to say why it gave up; it has no translations.
 _DENIED = re.compile(r"Permission denied \(([^)]*)\)")
@@ -82,7 +82,7 @@ def agent_keys(endpoint: Endpoint) -> int | None:
     """Return how many keys the agent for this host holds; None where no agent answers."""
     agent = endpoint.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
     tool = shutil.which("ssh-add")
-    if not agent or agent == "none" or tool is None:
+    if not agent or agent == NO_AGENT or tool is None:
         return None
     try:
         env = {**os.environ, "SSH_AUTH_SOCK": agent}

@@ -1,12 +1,13 @@
 """A connection by paramiko, where the system has no `ssh` that can be used (as on Windows). Blocking.
 
-It reads keys and the agent of SSH_AUTH_SOCK; of certificates it knows those of users, beside their key, and none of
-hosts. `openssh` has no such limits.
+It knows a user's certificate beside its key only, and no host's certificate: where one is needed, the error says so.
+`openssh` has no such limits.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, Unreachable
-from gpuwarden.remote.ssh.config import Endpoint, parse_jump, resolve
-from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged, KnownKeys, fingerprint, known_keys
+from gpuwarden.remote.ssh.config import NO_AGENT, Endpoint, parse_jump, resolve
+from gpuwarden.remote.ssh.host_keys import OPENSSH, HostKey, HostKeyChanged, KnownKeys, fingerprint, known_keys
 from gpuwarden.remote.ssh.login_errors import denied_login
 from gpuwarden.remote.ssh.mux import TICK_S
 
@@ -35,6 +36,9 @@ MAX_HOPS = 4
 REKEY_BYTES = 16 << 30
 # paramiko's message alone shows that the connection was lost while a key was tried; the key was not refused.
 _LOST = ("transport shut down", "saw EOF", "timeout")
+_NO_METHOD = "No authentication methods available"
+AGENT_S = 60.0
+"""Limit of an agent's answer, for which it may ask a person."""
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 
 
@@ -258,7 +262,7 @@ class _TrustOnce:
         self.trusted = False
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        if wrong := self.known.judge(self.endpoint, _line(key)):
+        if wrong := self.known.judge(self.endpoint, _line(key), certificates=False):
             raise wrong
         self.trusted = True
 
@@ -289,20 +293,68 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
         transport.packetizer.REKEY_PACKETS = 1 << 31
         return transport
 
-    client.connect(
-        endpoint.host,
-        endpoint.port,
-        username=endpoint.user,
-        key_filename=[key for key in endpoint.identities if not key.endswith(".pub")],
-        allow_agent=not endpoint.identities_only,
-        look_for_keys=False,
-        sock=sock,
-        timeout=CONNECT_S,
-        banner_timeout=CONNECT_S,
-        auth_timeout=CONNECT_S,
-        channel_timeout=CONNECT_S,
-        transport_factory=make,
-    )
+    try:
+        client.connect(
+            endpoint.host,
+            endpoint.port,
+            username=endpoint.user,
+            key_filename=[key for key in endpoint.identities if not key.endswith(".pub")],
+            allow_agent=not endpoint.identities_only and endpoint.identity_agent is None,
+            look_for_keys=False,
+            sock=sock,
+            timeout=CONNECT_S,
+            banner_timeout=CONNECT_S,
+            auth_timeout=CONNECT_S,
+            channel_timeout=CONNECT_S,
+            transport_factory=make,
+        )
+    except paramiko.SSHException as refused:
+        # Both come after the host's key was accepted, on a connection that still waits for a login.
+        if not isinstance(refused, paramiko.AuthenticationException) and _NO_METHOD not in str(refused):
+            raise
+        if not _login_by_agent(client.get_transport(), endpoint):
+            raise
+
+
+def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
+    """Log in with a key of the agent that paramiko does not ask by itself; return whether one was accepted.
+
+    That is the agent of `IdentityAgent`, and any agent under `IdentitiesOnly`, for the keys whose public half is named.
+    """
+    import paramiko
+
+    where = endpoint.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
+    if not where or where == NO_AGENT or (endpoint.identity_agent is None and not endpoint.identities_only):
+        return False
+    if not hasattr(socket, "AF_UNIX"):
+        raise AuthFailed(f"the agent {where} for {endpoint} can't be asked by paramiko on this system", OPENSSH)
+    agent: Any = paramiko.agent.AgentSSH()
+    with socket.socket(socket.AF_UNIX) as line:
+        try:
+            line.settimeout(AGENT_S)
+            line.connect(where)
+            agent._connect(line)  # noqa: SLF001 (its public classes read SSH_AUTH_SOCK only)
+            keys = agent.get_keys()
+        except (OSError, paramiko.SSHException):
+            return False  # the error of the login says what the agent has
+        if endpoint.identities_only:
+            named = {_public_half(path) for path in endpoint.identities}
+            keys = [key for key in keys if key.get_base64() in named]
+        for key in keys:
+            if not transport.is_active():
+                return False
+            with suppress(paramiko.SSHException):
+                transport.auth_publickey(endpoint.user, key)
+                return bool(transport.is_authenticated())
+    return False
+
+
+def _public_half(identity: str) -> str:
+    """Return the base64 of an identity's public key; empty where there is no such file."""
+    try:
+        return Path(identity if identity.endswith(".pub") else f"{identity}.pub").read_text("ascii").split()[1]
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
@@ -322,9 +374,13 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
             return AuthFailed(f"a key for {endpoint} is encrypted", "Add it to the agent: ssh-add.")
         case paramiko.AuthenticationException() if any(words in text for words in _LOST):
             return Unreachable(f"the connection to {endpoint} ended before the login: {text[:200]}", "Try again.")
-        case paramiko.AuthenticationException():
-            return denied_login(endpoint, ["publickey"], text)
-        case paramiko.SSHException() if "No authentication methods available" in text:
+        case paramiko.SSHException() if isinstance(problem, paramiko.AuthenticationException) or _NO_METHOD in text:
+            if endpoint.certificates:
+                return AuthFailed(
+                    f"{endpoint} accepted none of our keys, and paramiko does not read CertificateFile "
+                    f"({', '.join(endpoint.certificates)})",
+                    f"Put the certificate beside its key, as KEY-cert.pub. Or: {OPENSSH}",
+                )
             return denied_login(endpoint, ["publickey"], text)
         case paramiko.SSHException() if "Indecipherable" in text:
             return BadReply(

@@ -37,6 +37,7 @@ from gpuwarden.remote.transfer.tar_stream import SMALL_BYTES, Unpacker, batches
 PARALLEL = 3
 STALL_S = 30.0
 LOOK_S = 0.2
+END_S = 1.0
 TRIES = 6
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -76,6 +77,31 @@ class Sealing(Bundling, Protocol):
     async def digests(self, artifacts: Sequence[Artifact]) -> Mapping[str, str]:
         """Return fresh hex sha256 digests from the machine, by path; a file that changed is left out."""
         ...
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A bundle that the machine sends already: of the small files of a roster, each named by its number there."""
+
+    roster: Sequence[Artifact]
+    stream: AsyncIterator[bytes]
+
+    @property
+    def small(self) -> Sequence[Artifact]:
+        """Return the files that may be in it."""
+        return [a for a in self.roster if a.size <= SMALL_BYTES]
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """Return the number of each file."""
+        return {a.path: number for number, a in enumerate(self.roster)}
+
+
+@runtime_checkable
+class Fetched(Sealing, Protocol):
+    """A source whose machine sends the small files already."""
+
+    begun: Begun
 
 
 @dataclass(frozen=True)
@@ -154,6 +180,9 @@ async def receive(
         return await _Receiver(source, folder, progress, stall_s, tries, clock or SystemClock()).run(manifest, parallel)
 
 
+_Portion = tuple[Sequence[Entry], Begun | None]
+
+
 class _Receiver:
     """One call of `receive`: the counters, and the work on one file or one bundle."""
 
@@ -168,6 +197,7 @@ class _Receiver:
     ) -> None:
         self.source, self.dest, self.progress = source, dest, progress
         self.stall_s, self.tries, self.clock = stall_s, tries, clock
+        self.prefix = f"{dest.path}{os.sep}"
         self.files: dict[str, ReceivedFile] = {}
         self.digests: dict[str, str] = {}
         self.tree = Tree(dest.staging)
@@ -206,19 +236,21 @@ class _Receiver:
             retries=self.retries,
         )
 
-    def _portions(self, entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-        """Yield the units of work: one file, the large ones first, or a bundle of small ones."""
+    def _portions(self, entries: Sequence[Entry]) -> Iterator[_Portion]:
+        """Yield what a bundle that has begun brings, each large file, the largest first, and bundles of small files."""
         bundling, sealing = isinstance(self.source, Bundling), isinstance(self.source, Sealing)
         small = [e for e in entries if bundling and (sealing or e[0].sha256) and e[0].size <= SMALL_BYTES]
         bundled = {a.path for a, _ in small}
-        alone = [e for e in entries if e[0].path not in bundled]
-        yield from ([e] for e in sorted(alone, key=lambda e: -e[0].size))
-        yield from batches(small)
+        if isinstance(self.source, Fetched) and small:
+            yield small, self.source.begun
+            small = []
+        yield from (([e], None) for e in sorted(entries, key=lambda e: -e[0].size) if e[0].path not in bundled)
+        yield from ((some, None) for some in batches(small))
 
-    async def _work(self, queue: Iterator[Sequence[Entry]]) -> None:
-        for portion in queue:
+    async def _work(self, queue: Iterator[_Portion]) -> None:
+        for portion, begun in queue:
             try:
-                rest = portion if len(portion) == 1 else await self._bundle(portion)
+                rest = await self._bundle(portion, begun) if begun or len(portion) > 1 else portion
                 for artifact, name in rest:
                     await self._take_or_refuse(artifact, name)
             except OSError as problem:
@@ -226,7 +258,7 @@ class _Receiver:
 
     # -------------------------------------------------------------------------------------------------- small files
 
-    async def _bundle(self, portion: Sequence[Entry]) -> Sequence[Entry]:
+    async def _bundle(self, portion: Sequence[Entry], begun: Begun | None) -> Sequence[Entry]:
         """Take small files as tar streams; return those that did not arrive, to be taken alone."""
         here = await to_thread.run_sync(lambda: [self.dest.has(a, n, self.digests.get(a.path)) for a, n in portion])
         for artifact, name in compress(portion, here):
@@ -235,25 +267,29 @@ class _Receiver:
         wanted = [e for e, there in zip(portion, here, strict=True) if not there]
         failures = 0
         while wanted and failures < self.tries:
-            unpacker = Unpacker(wanted, self.tree)
-            lost = await self._unpack(unpacker)
+            asked = [a for a, _ in wanted]
+            numbers = begun.numbers if begun else {a.path: number for number, a in enumerate(asked)}
+            numbered = {numbers[a.path]: (a, n) for a, n in wanted}
+            unpacker = Unpacker(numbered, self.tree, begun.small if begun else asked)
+            assert isinstance(self.source, Bundling)
+            lost = await self._unpack(unpacker, begun.stream if begun else self.source.bundle(asked))
+            begun = None
             for number, sha256 in unpacker.landed.items():
-                artifact, name = wanted[number]
+                artifact, name = numbered.pop(number)
                 self.digests[artifact.path] = sha256
                 self._done(artifact, name, sha256)
-            wanted = [e for n, e in enumerate(wanted) if n not in unpacker.landed]
+            wanted = list(numbered.values())
             if not lost:
                 break
             failures = 1 if unpacker.landed else failures + 1
             await self._pause(failures)
         return wanted
 
-    async def _unpack(self, unpacker: Unpacker) -> bool:
+    async def _unpack(self, unpacker: Unpacker, bundle: AsyncIterator[bytes]) -> bool:
         """Read one tar stream; return whether the connection was lost before its end."""
-        assert isinstance(self.source, Bundling)
-        artifacts = [a for a, _ in unpacker.wanted]
+        first = next(iter(unpacker.wanted.values()))[1]
         try:
-            async with _closing(self.source.bundle(artifacts)) as stream:
+            async with _closing(bundle) as stream:
                 while not unpacker.ended:
                     with anyio.fail_after(self.stall_s):
                         chunk = await anext(stream, b"")
@@ -261,10 +297,12 @@ class _Receiver:
                         break
                     taken = await to_thread.run_sync(unpacker.feed, chunk)
                     self.sent += taken
-                    self._report(artifacts[0])
+                    self._report(first)
+                with anyio.move_on_after(END_S):  # a command that ends by itself need not be killed
+                    await anext(stream, b"")
         except (Unreachable, TimeoutError):
             self.retries += 1
-            return True
+            return not unpacker.ended
         except (BadReply, NotFound):
             pass  # what is missing now is asked for alone, which says why
         return False
@@ -423,7 +461,7 @@ class _Receiver:
     def _done(self, artifact: Artifact, name: PurePosixPath, sha256: str) -> None:
         self.files[artifact.path] = ReceivedFile(
             path=artifact.path,
-            local=f"{self.dest.path}{os.sep}{name}",
+            local=f"{self.prefix}{name}",
             size=artifact.size,
             sha256=sha256,
             verified=artifact.path in self.digests,

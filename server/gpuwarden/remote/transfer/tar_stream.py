@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import PurePosixPath
 
 from gpuwarden.core.errors import BadReply
 from gpuwarden.core.models import Artifact
@@ -25,6 +26,8 @@ SMALL_BYTES = 1 << 20
 BATCH_FILES = 20_000
 BATCH_BYTES = 64 << 20
 _BLOCK = 512
+_HEADER = struct.Struct("100s24x12s20xs100s5s250x")  # name, size, kind, link, magic
+_TIMES_BY_FD = os.utime in os.supports_fd
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -43,16 +46,17 @@ def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 class Unpacker:
     """Reads a tar stream piece by piece and writes what is right into a tree. Blocking.
 
-    `landed` has the number of each such file and its hex sha256, which the machine had as well.
+    `wanted` has the files by the numbers that they have in the stream, which has no others than `sent`. `landed` has
+    the number of each file that came and its hex sha256, which the machine had as well.
     """
 
-    def __init__(self, wanted: Sequence[Entry], tree: Tree) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: Mapping[int, Entry], tree: Tree, sent: Iterable[Artifact]) -> None:
+        self.wanted = {b"%d" % number: (number, *entry) for number, entry in wanted.items()}
         self.tree = tree
         self.landed: dict[int, str] = {}
         self.ended = False
         self._buffer = bytearray()
-        self._left = sum(artifact.size + 4 * _BLOCK for artifact, _ in wanted) + SMALL_BYTES
+        self._left = sum(artifact.size + 4 * _BLOCK for artifact in sent) + SMALL_BYTES
 
     def feed(self, chunk: bytes) -> int:
         """Take the next piece; return how many bytes of files it completed. Raises `BadReply` for no tar, or no end."""
@@ -63,25 +67,27 @@ class Unpacker:
         at = taken = 0
         with memoryview(self._buffer) as view:
             while not self.ended and len(view) - at >= _BLOCK:
-                member = _read_header(bytes(view[at : at + _BLOCK]))
-                if member is None:
+                if not view[at] and not any(view[at : at + _BLOCK]):
                     self.ended = True
                     break
-                end = at + _BLOCK + member.size
-                if len(view) < end + (-member.size % _BLOCK):
+                name, size, link = _read_header(view, at)
+                end = at + _BLOCK + size
+                if len(view) < end + (-size % _BLOCK):
                     break
-                taken += self._land(member, view[at + _BLOCK : end])
-                at = end + (-member.size % _BLOCK)
+                found = self.wanted.get(name)
+                if found:
+                    taken += self._land(*found, link, view[at + _BLOCK : end])
+                at = end + (-size % _BLOCK)
         del self._buffer[:at]
         return taken
 
-    def _land(self, member: _Member, content: memoryview) -> int:
-        number = int(member.name) if member.name.isdigit() else -1
-        if not 0 <= number < len(self.wanted):
-            return 0
-        artifact, name = self.wanted[number]
+    def _land(self, number: int, artifact: Artifact, name: PurePosixPath, link: bytes, content: memoryview) -> int:
         sha256 = hashlib.sha256(content).hexdigest()
-        if len(content) != artifact.size or sha256 != (bare(artifact.sha256 or "") or member.sealed(artifact)):
+        if artifact.sha256:
+            right = sha256 == bare(artifact.sha256)
+        else:  # the digest that the machine made while it packed, of the file that is in the roster
+            right = link == b"%s %x %x" % (sha256.encode(), artifact.mtime_ns, artifact.ctime_ns)
+        if not right or len(content) != artifact.size:
             return 0
         try:
             path = self.tree.place(name)
@@ -91,41 +97,23 @@ class Unpacker:
         try:
             while content:
                 content = content[os.write(fd, content) :]
-            set_time(fd if os.utime in os.supports_fd else path, artifact.mtime_ns)
+            set_time(fd if _TIMES_BY_FD else path, artifact.mtime_ns)
         finally:
             os.close(fd)
         self.landed[number] = sha256
         return artifact.size
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    name: bytes
-    size: int
-    link: bytes
+def _read_header(view: memoryview, at: int) -> tuple[bytes, int, bytes]:
+    """Return a member's name, size and link. Anything but a regular file gets an unknown name.
 
-    def sealed(self, artifact: Artifact) -> str:
-        """Return the digest that the machine put on it; empty where it has none, or packed a later file than
-        `artifact`.
-        """
-        try:
-            sha256, mtime, ctime = self.link.rstrip(b"\0").decode("ascii").split(" ")
-            same = (int(mtime, 16), int(ctime, 16)) == (artifact.mtime_ns, artifact.ctime_ns)
-        except ValueError:
-            return ""
-        return sha256 if same else ""
-
-
-def _read_header(block: bytes) -> _Member | None:
-    """Return a member's name, size and link; None for the zeros at the end. Anything but a regular file gets an unknown
-    name. Its checksum is not read: the content's digest is stronger, and a sum of 512 numbers is slow.
+    Its checksum is not read: the content's digest is stronger, and a sum of 512 numbers is slow.
     """
-    if not any(block):
-        return None
+    name, octal, kind, link, magic = _HEADER.unpack_from(view, at)
     try:
-        size = int(block[124:136].strip(b"\0 "), 8)
+        size = int(octal.strip(b"\0 "), 8)
     except ValueError:
         raise BadReply("the machine's bundle is not a tar stream", "Pull again.") from None
-    if block[257:262] != b"ustar" or not 0 <= size <= SMALL_BYTES:
+    if magic != b"ustar" or not 0 <= size <= SMALL_BYTES:
         raise BadReply("the machine's bundle is not a tar stream, or contains a large file", "Pull again.")
-    return _Member(block[:100].rstrip(b"\0") if block[156:157] in b"0\0" else b"", size, block[157:257])
+    return name.rstrip(b"\0") if kind in b"0\0" else b"", size, link.rstrip(b"\0")

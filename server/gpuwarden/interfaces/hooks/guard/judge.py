@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -32,6 +33,7 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     candidates,
     for_fleets,
     inside,
+    other_docker,
     script_of,
 )
 
@@ -121,7 +123,7 @@ class Judge:
         """Return why a program is stopped that ends something itself."""
         program = self.patterns.program(name)
         docker = program in {"docker", "docker-compose"} and (
-            "DOCKER_HOST" in assigned or "DOCKER_HOST" in self.values or _other_docker(args)
+            "DOCKER_HOST" in assigned or "DOCKER_HOST" in self.values or other_docker(args)
         )
         if ended := self.patterns.ended(program, args, far=far or docker):
             return f"`{ended}` ends or deletes what gpuwarden guards"
@@ -201,6 +203,8 @@ class Judge:
             return next((w for text in starts if (w := self.shell(text, depth + 1, far=True))), None)
         else:
             rest = self.patterns.remote_part(self.patterns.program(name), args)
+            if rest and (why := self.shell(shlex.join(rest), depth + 1, far=True)):
+                return why
         if rest is None:
             return None
         feed = Feed(tuple(command.stdin), (), command.fed)
@@ -215,7 +219,7 @@ class Judge:
             parts = [args[i + 1 :] for i in runs if name_of("".join(args[i + 1 : i + 2])) not in {"rm", "mv"}]
         elif name in RUNNERS:
             known = {*SHELLS, *WRAPPERS, *HTTP, "ssh"}
-            if far or _other_docker(args):
+            if far or other_docker(args):
                 known, far = known | ENDING, True
 
             def worth_a_look(word: str) -> bool:
@@ -261,14 +265,3 @@ class Judge:
         """Return why text that is not shell is stopped."""
         self.budget.spend(len(text) // 8)
         return spoken(text, self.patterns)
-
-
-def _other_docker(args: list[str]) -> bool:
-    """Return whether Docker is told to work on another machine."""
-    for option, value in pairwise([*args, ""]):
-        name, _, given = option.partition("=")
-        if name in {"-H", "--host", "-c", "--context"}:
-            return (given or value) not in {"default", "desktop-linux"} and not (given or value).startswith("unix:")
-        if not option.startswith("-"):
-            return False
-    return False

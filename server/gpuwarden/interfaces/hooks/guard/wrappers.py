@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish", "ash", "rbash"})
@@ -105,3 +106,14 @@ def candidates(args: Sequence[str], known: Callable[[str], bool]) -> Iterator[li
 def script_of(args: Sequence[str]) -> str:
     """Return the file that an interpreter or a shell runs; empty when there is none."""
     return next((a for a in args if not a.startswith("-")), "")
+
+
+def other_docker(args: list[str]) -> bool:
+    """Return whether Docker is told to work on another machine."""
+    for option, value in pairwise([*args, ""]):
+        name, _, given = option.partition("=")
+        if name in {"-H", "--host", "-c", "--context"}:
+            return (given or value) not in {"default", "desktop-linux"} and not (given or value).startswith("unix:")
+        if not option.startswith("-"):
+            return False
+    return False

@@ -9,13 +9,13 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.budget import Budget, ByteCount
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Level, Report
 from gpuwarden.hub.files import SCHEME
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import WRITE, JobId, answer
-from gpuwarden.interfaces.mcp.tools.progress import Note, reporting, summed
+from gpuwarden.interfaces.mcp.tools.progress import Note, reporting
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import Where, verify
 from gpuwarden.lifecycle.context import Context
@@ -45,6 +45,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             lambda note: pull(
                 ctx, job_id, target, also=also or (), progress=lambda p: note(p.bytes_done, p.bytes_total)
             ),
+            "copying",
         )
         return answer(ctx, results.pulled(result))
 
@@ -67,10 +68,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
         async def work(note: Note) -> Report:
             budget = Budget(LOOK_S, LOOK_BYTES, LOOK_ENTRIES)
-            progress = summed(note)
+            progress = ByteCount(note)
             return await verify(ctx, what, level, against=other, where=where, budget=budget, progress=progress)
 
-        report = await reporting(client, work)
+        report = await reporting(client, work, "verifying")
         return answer(ctx, results.verified(report, following_of(ctx, what)))
 
 

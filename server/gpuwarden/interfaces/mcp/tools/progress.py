@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -11,11 +10,14 @@ from mcp.server.mcpserver import Context as ClientContext
 
 T = TypeVar("T")
 Note = Callable[[float, float | None], None]
-"""Says how far a piece of work is: done, and of how much when that is known."""
+"""Says how far a piece of work is: bytes done, and of how many when that is known."""
 
 
-async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awaitable[T]]) -> T:
-    """Do `work`, which is handed a function to say how far it is, and notify the client twice a second."""
+async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awaitable[T]], doing: str) -> T:
+    """Do `work`, which is handed a function to say how far it is, and notify the client twice a second.
+
+    `doing` is the verb of the message: "verifying".
+    """
     news: list[tuple[float, float | None]] = []
 
     def note(done: float, total: float | None) -> None:
@@ -25,7 +27,9 @@ async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awai
         while True:
             await anyio.sleep(0.5)
             if news:
-                await client.report_progress(*news[-1])
+                done, total = news[-1]
+                of = "" if total is None else f" of {total:,.0f}"
+                await client.report_progress(done, total, f"{doing}: {done:,.0f}{of} bytes")
 
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
@@ -38,16 +42,3 @@ async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awai
     if failure is not None:
         raise failure
     return result
-
-
-def summed(note: Note) -> Callable[[int], None]:
-    """Return a callback that takes numbers of bytes, from several threads, and reports their sum."""
-    done, lock = 0, threading.Lock()
-
-    def count(more: int) -> None:
-        nonlocal done
-        with lock:
-            done += more
-        note(done, None)
-
-    return count

@@ -10,11 +10,13 @@ from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.models import Verb
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import ENDS, JobId, answer
+from gpuwarden.ledger.events import ApprovalDeclined
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import object_to
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
@@ -45,7 +47,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         declared = client.client_capabilities.elicitation if client.client_capabilities else None
         # A client that declares only links shows no forms.
         shows_forms = declared is not None and (declared.form is not None or declared.url is None)
-        if not (asks and shows_forms and "elicitation" in ctx.policy.approval.channels):
+        no = ctx.ledger.last(view.record.subject, ApprovalDeclined)
+        declined = no is not None and no.data.digest == view.record.digest  # the same facts are not asked about again
+        if declined or not (asks and shows_forms and "elicitation" in ctx.policy.approval.channels):
             return Unasked()
         return Elicit(question(view), Yes)
 
@@ -68,7 +72,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
         if isinstance(said, DeclinedElicitation) or (isinstance(told, Yes) and not told.approve):
-            object_to(ctx, job_id, "elicitation", "the person at the client")
+            declined = ApprovalDeclined(digest=view.record.digest, channel="elicitation", by="the person at the client")
+            ctx.ledger.add(view.record.subject, declined)
+            object_to(ctx, job_id, declined.channel, declined.by)
         return answer(ctx, results.torn_down(view, declined=not isinstance(told, Unasked)))
 
 
@@ -77,7 +83,11 @@ def question(view: TeardownView) -> str:
     lease, record = view.lease, view.record
     dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted there"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
+    # The client is asked again when the text changes, so the cost is that of the time when the ticket was made.
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    cost = None if price is None else price * (record.since - lease.opened_at) / 3600
     return (
         f"{record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name} ({view.job.id})? "
-        f"{dying}{copies}. Ticket {record.id}, facts {(record.digest or '')[7:19]}."
+        f"It bills {usd_per_hour(price)} and had cost about {usd(cost)}. {dying}{copies}. "
+        f"Ticket {record.id}, facts {(record.digest or '')[7:19]}."
     )

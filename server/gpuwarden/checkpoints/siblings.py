@@ -1,0 +1,131 @@
+"""Compare the checkpoints of one run with each other: what is saved at a later step has gone on.
+
+A Trainer reads each part of a checkpoint by itself, so a part of another step goes unnoticed. Standard library only.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Dict, Tuple  # noqa: UP035  (Python 3.8)
+
+from gpuwarden.checkpoints.file_model import Tensor, some
+from gpuwarden.checkpoints.findings import Findings
+from gpuwarden.checkpoints.layouts import model
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.tree import Folder
+from gpuwarden.checkpoints.values import optimizer
+from gpuwarden.core.evidence import Evidence
+
+_SAMPLE = 4096
+_MOVES = 1024  # elements; a smaller tensor may stay the same by rounding
+_PIECE = 1 << 20
+_ADAPTER = "adapter_model.safetensors"
+
+
+@dataclass
+class Sibling:
+    """What a checkpoint records of its place in the run. None stands for what is not recorded."""
+
+    name: str
+    step: int
+    optimizer_steps: int | None
+    # The tensors that the optimizer has a state of.
+    trained: int
+    scheduler: int | None
+
+
+def read(folder: Folder, step: int, found: Findings) -> Sibling:
+    """Return what the optimizer and the scheduler of a checkpoint say of their step."""
+    made, trained = None, 0
+    entry = found[folder.join("optimizer.pt")]
+    if entry and entry.anatomy and not entry.problems:
+        content = entry.anatomy.content
+        trained = len(content.get("state") or ()) if isinstance(content, dict) else 0
+        with found.open(found.place(entry.path), entry.path) as source:
+            made = optimizer.steps(source, entry.anatomy.tensors)
+    entry = found[folder.join("scheduler.pt")]
+    state: Any = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
+    # A schedule that waits for a plateau counts evaluations.
+    counts = isinstance(state, dict) and "num_bad_epochs" not in state and type(state.get("last_epoch")) is int
+    return Sibling(folder.path.name, step, made, trained, state["last_epoch"] if counts else None)
+
+
+def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, said: Evidence) -> None:
+    """Compare a checkpoint with an earlier one of its run, each given with its step."""
+    later, earlier = read(now[1], now[0], found), read(before[1], before[0], found)
+    compare_progress(later, earlier, said)
+    if found.content:
+        compare_weights(later, held(now[1], found), earlier, held(before[1], found), found, said)
+
+
+def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
+    """Check that optimizer and scheduler have gone on between two checkpoints of one run."""
+    parts = (
+        ("optimizer", now.optimizer_steps, before.optimizer_steps),
+        ("scheduler", now.scheduler, before.scheduler),
+    )
+    for what, later, earlier in parts:
+        if later is None or earlier is None:
+            continue
+        if later == earlier:
+            said.problems.append(f"its {what} is at {later:,}, like that of {before.name}: a part of another step")
+        elif earlier == before.step and later > now.step:
+            said.problems.append(f"its {what} is at {later:,}, ahead of its step")
+        elif later < earlier:
+            said.doubts.append(
+                f"its {what} is at {later:,}, that of {before.name} at {earlier:,}: started afresh, or of another step"
+            )
+
+
+Held = Dict[str, Tuple[str, Tensor]]  # noqa: UP006  # tensor's name -> its file's path and its place there
+
+
+def held(folder: Folder, found: Findings) -> Held:
+    """Return the tensors of the model or of the adapter in a checkpoint, with the files that they are in."""
+    names = model.weights(folder) or [n for n in (_ADAPTER,) if n in folder.files]
+    made: Held = {}
+    for path in map(folder.join, names):
+        entry = found[path]
+        if entry and entry.anatomy and not entry.problems:
+            made.update((t.name, (path, t)) for t in entry.anatomy.tensors)
+    return made
+
+
+def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, found: Findings, said: Evidence) -> None:
+    """Report weights that are the same at two steps: all of them, or all of one shard."""
+    shards: dict[str, list[str]] = {}
+    for name, (path, t) in mine.items():
+        other = earlier[name][1] if name in earlier else None
+        alike = other and (other.dtype, other.shape, other.extent) == (t.dtype, t.shape, t.extent)
+        if t.numel >= _MOVES and other and alike and min(t.start, other.start) >= 0:
+            shards.setdefault(path, []).append(name)
+    still = [path for path, names in shards.items() if _same(path, names, mine, earlier, found)]
+    if not still:
+        return
+    if len(still) == len(shards):
+        line = f"all its large weights are those of {before.name}"
+    else:
+        files = some(path.rsplit("/", 1)[-1] for path in still)
+        line = f"{files} has the weights of {before.name}, the other shards have moved"
+    # Where every tensor has moments, the optimizer has changed each of them between two steps.
+    went_on = (now.optimizer_steps or 0) > (before.optimizer_steps or 0) > 0
+    if went_on and now.trained >= len(mine):
+        said.problems.append(f"{line}, though its optimizer has trained them")
+    else:
+        said.doubts.append(f"{line}: frozen, or of another step")
+
+
+def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Findings) -> bool:
+    """Compare a sample of each tensor of a file, and all of their bytes only where no sample differs."""
+    with ExitStack() as stack:
+        files = {path, *(earlier[n][0] for n in names)}
+        sources = {p: stack.enter_context(found.open(found.place(p), p)) for p in files}
+        pairs = [(sources[path], mine[n][1], sources[earlier[n][0]], earlier[n][1]) for n in names]
+        return all(_equal(*pair, most=_SAMPLE) for pair in pairs) and all(_equal(*pair) for pair in pairs)
+
+
+def _equal(left: Source, a: Tensor, right: Source, b: Tensor, most: int = 1 << 62) -> bool:
+    end = min(a.extent, most)
+    steps = ((at, min(_PIECE, end - at)) for at in range(0, end, _PIECE))
+    return all(left.at(a.start + at, size) == right.at(b.start + at, size) for at, size in steps)

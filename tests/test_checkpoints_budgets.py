@@ -1,0 +1,125 @@
+"""What a small file may cost at every level: bytes decompressed and lines parsed are counted, not seconds."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuwarden.checkpoints import zips
+from gpuwarden.checkpoints.file_model import Limits
+from gpuwarden.checkpoints.formats import jsonl
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Report, Verdict
+
+
+def seen(report: Report) -> str:
+    return "\n".join(report.reasons)
+
+
+@pytest.fixture
+def bomb(tmp_path: Path) -> Path:
+    """8 kB that are 8 MiB when decompressed."""
+    np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(1 << 20))
+    return tmp_path / "bomb.npz"
+
+
+@pytest.mark.parametrize("level", [Level.CONTENT, Level.LOAD])
+def test_an_archive_is_not_decompressed_beyond_its_limit(
+    bomb: Path, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[int] = []
+    inflate = zips.inflate
+
+    def counted(*args: object) -> object:
+        for piece in inflate(*args):  # type: ignore[arg-type]
+            pieces.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(zips, "inflate", counted)
+    limits = Limits(unpacked=1 << 20)
+    report = verify(bomb, level, limits=limits)
+    assert report.verdict is Verdict.UNKNOWN
+    assert "is 8,388,736 bytes when decompressed; above 1,048,576 it is not read" in seen(report)
+    assert sum(pieces) <= 1 << 20
+    assert verify(bomb, level).verdict is Verdict.PROVEN  # what is small is read, whatever the ratio
+
+
+def test_two_gigabytes_from_two_megabytes_are_more_than_the_limit() -> None:
+    assert Limits().unpacked < 2 << 30
+    assert Limits().unpack_ratio * (2 << 20) < 2 << 30
+
+
+def test_lines_beyond_the_limit_are_left_out_and_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": i, "loss": 1.5}) + "\n" for i in range(100_000)))
+    with Source(path) as source:
+        found = jsonl.read(source, Limits(lines=1000))
+    assert any("the lines after number" in line for line in found.unproved)
+    with Source(path) as source:
+        found = jsonl.read(source, Limits())
+    assert found.proved == ["100,000 lines parse as JSON"]
+    assert not found.unproved
+
+
+def test_a_line_costs_little(tmp_path: Path) -> None:
+    """A tenth of the second that 200,000 lines took when each was parsed by itself."""
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 12345, "loss": 1.25}\n' * 200_000)
+    with Source(path) as source:
+        started = time.process_time()
+        jsonl.read(source, Limits())
+        spent = time.process_time() - started
+        started = time.process_time()
+        for _ in range(200_000):
+            json.loads('{"step": 12345, "loss": 1.25}', parse_constant=float)
+        each = time.process_time() - started
+    assert spent < each
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"a": 1', "line 3"),
+        (b"{'a': 1}", "line 3"),
+        (b'{"a": 1} x', "line 3"),
+        (b"\xff", "line 3"),
+        (b"\0\0", "line 3"),
+    ],
+)
+def test_a_bad_line_is_found_among_good_ones(tmp_path: Path, line: bytes, words: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"a": 1}\n' * 2 + line + b"\n" + b'{"a": 1}\n' * 2)
+    report = verify(path, Level.STRUCTURE)
+    assert report.verdict is Verdict.REFUTED
+    assert words in seen(report)
+
+
+def test_odd_lines_that_are_json(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  {"a": 1}  \r\n{"a": NaN}\n{"a": 2')
+    with Source(path) as source:
+        found = jsonl.read(source, Limits())
+    assert found.proved == ["4 lines parse as JSON"] or found.proved == ["3 lines parse as JSON"]
+    assert any("NaN" in line for line in found.warnings)
+    assert any("incomplete" in line for line in found.warnings)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tensors_are_judged_in_bounded_time(tmp_path: Path) -> None:
+    count = 100_000
+    header = {f"l.{i}.w": {"dtype": "F32", "shape": [4], "data_offsets": [16 * i, 16 * i + 16]} for i in range(count)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path = tmp_path / "many.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + np.ones(4 * count, "f4").tobytes())
+    started = time.process_time()
+    json.loads(text)
+    unit = time.process_time() - started
+    started = time.process_time()
+    assert verify(path, Level.CONTENT).verdict is Verdict.PROVEN
+    assert time.process_time() - started < 40 * unit

@@ -1,0 +1,174 @@
+"""A command that finds its own Python on a machine that nobody looked at before."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contract_backend import ended, shell
+from gpuwarden.backends.base import artifacts
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import NotSupported
+from gpuwarden.core.models import Handle, Place
+from gpuwarden.remote.host.any_python import ANY_PYTHON, NO_PYTHON, python_command
+from gpuwarden.remote.ssh.session import Session
+from gpuwarden.remote.transfer.receive import receive
+from gpuwarden.remote.transfer.upload import push
+from ssh_kit import box_fixture, client_fixture, machine  # noqa: F401
+from sshd import Sshd, sshd_fixture  # noqa: F401
+
+pytestmark = pytest.mark.anyio
+SHOW = "import sys; print(sys.version_info >= (3, 8), sys.argv[1:], sys.stdin.read())"
+
+
+def fake(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def start(path: Path, source: str = SHOW, home: Path = Path("/nowhere")) -> subprocess.CompletedProcess[str]:
+    """Run the command where only these programs are, and none in the usual places."""
+    for tool in ("sh", "tr", "sed"):
+        if not (path / tool).exists():
+            (path / tool).symlink_to(str(shutil.which(tool)))
+    words = python_command(ANY_PYTHON, source, "a b", "$(c)")
+    words[2] = words[2].replace("/usr/", "/none/").replace("/opt/", "/none/").replace("/root/", "/none/")
+    env = {"PATH": str(path), "HOME": str(home)}
+    return subprocess.run(words, env=env, input="in", capture_output=True, text=True, timeout=30)
+
+
+# Pythons that are too old: one without `-I`, one that has it and says its version to whoever asks.
+PYTHON_2 = "echo 'Unknown option: -I' >&2; exit 2"
+PYTHON_36 = 'case "$4" in *"version_info < (3, 8)"*) exit 96;; esac; exit 0'
+
+
+@pytest.mark.parametrize("old", [PYTHON_2, PYTHON_36, "exit 127"])
+def test_an_old_python_is_passed_over_and_the_arguments_arrive(tmp_path: Path, old: str) -> None:
+    fake(tmp_path / "bin", "python3", old)
+    fake(tmp_path / "bin", "python3.12", f'exec {sys.executable} "$@"')
+    done = start(tmp_path / "bin")
+    assert (done.returncode, done.stdout) == (0, "True ['a b', '$(c)'] in\n"), done.stderr
+
+
+def test_a_python_in_the_home_folder_counts_and_none_is_an_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    assert start(tmp_path / "bin").returncode == NO_PYTHON
+    (tmp_path / ".local").mkdir()
+    fake(tmp_path / ".local" / "bin", "python3", f'exec {sys.executable} "$@"')
+    assert start(tmp_path / "bin", home=tmp_path).stdout.startswith("True")
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 97])
+def test_the_exit_code_of_the_program_is_that_of_the_command(tmp_path: Path, code: int) -> None:
+    fake(tmp_path / "bin", "python3", f'exec {sys.executable} "$@"')
+    assert start(tmp_path / "bin", f"import sys; sys.exit({code})").returncode == code
+
+
+async def test_a_push_to_a_machine_without_python_goes_through_its_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.remote.host.any_python._START", f"exit {NO_PYTHON}")
+    server = Sshd(tmp_path / "s").start()
+    ssh = machine(server)
+    try:
+        (tmp_path / "f").write_bytes(random.Random(1).randbytes(300_000))
+        await push(ssh, {"a/f": tmp_path / "f"}, str(tmp_path / "far"))
+        assert (tmp_path / "far/a/f").read_bytes() == (tmp_path / "f").read_bytes()
+    finally:
+        await ssh.aclose()
+        server.stop()
+
+
+async def finished(backend: SshBackend, tmp_path: Path, text: str) -> Handle:
+    place = Place(platform="ssh", host="box", run_root=str(tmp_path / "runs"))
+    handle = await backend.submit(shell(text, outputs=["o"]), place, "t-one", secrets={})
+    await ended(backend, handle)
+    await backend.aclose()
+    return handle
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that are started on machines."""
+    started: list[list[str]] = []
+    plain = Session.start
+
+    def counted(self: Session, stdin: bytes | None) -> None:
+        started.append(list(self.argv))
+        plain(self, stdin)
+
+    monkeypatch.setattr(Session, "start", counted)
+    return started
+
+
+async def test_roster_and_small_files_come_with_one_command_and_no_probe(
+    sshd: Sshd, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    backend = SshBackend(SystemClock(), config=sshd.config)
+    text = "mkdir -p o/d; for i in $(seq 300); do echo $i > o/d/$i; done; : > o/empty; ln -s /etc/passwd o/l"
+    handle = await finished(backend, tmp_path, text + "; printf x > 'o/a b'; head -c 3000000 /dev/urandom > o/large")
+    commands.clear()
+    try:
+        async with artifacts(backend, handle, ["o", "gone"], tmp_path / "here") as (listed, source):
+            assert len(listed.files) == 303 and listed.missing == ("gone",)
+            got = await receive(source, listed, tmp_path / "here")
+        assert got.complete and got.sealed(listed).files[0].sha256
+        assert [w for argv in commands for w in argv if w in {"fetch", "bundle", "list", "read"}] == ["fetch", "read"]
+        for file in got.files:
+            assert Path(file.local).read_bytes() == (Path(handle.run_dir) / "work" / file.path).read_bytes()
+        commands.clear()
+        async with artifacts(backend, handle, ["o"], tmp_path / "here") as (listed, source):
+            again = await receive(source, listed, tmp_path / "here")
+        assert (again.bytes_sent, again.complete) == (0, True)
+        assert not [argv for argv in commands if "fetch" in argv], "nothing is sent unasked to where files are"
+    finally:
+        await backend.aclose()
+
+
+async def test_a_file_that_changes_behind_its_roster_is_not_taken_for_it(sshd: Sshd, tmp_path: Path) -> None:
+    backend = SshBackend(SystemClock(), config=sshd.config)
+    handle = await finished(backend, tmp_path, "mkdir o; for i in $(seq 40); do echo $i > o/$i; done")
+    work = Path(handle.run_dir) / "work"
+    try:
+        async with artifacts(backend, handle, ["o"], tmp_path / "here") as (listed, source):
+            row = next(a for a in listed.files if a.path == "o/7")
+            altered = row.model_copy(update={"mtime_ns": row.mtime_ns - 1, "ctime_ns": row.ctime_ns - 1})
+            files = tuple(altered if a is row else a for a in listed.files)
+            got = await receive(source, listed.model_copy(update={"files": files}), tmp_path / "here")
+        assert [p.path for p in got.problems] == ["o/7"] and len(got.files) == 39
+        assert not (tmp_path / "here/o/7").exists() and (work / "o/7").exists()
+    finally:
+        await backend.aclose()
+
+
+async def test_a_fetch_that_nobody_reads_leaves_no_process(sshd: Sshd, tmp_path: Path) -> None:
+    backend = SshBackend(SystemClock(), config=sshd.config)
+    text = "mkdir o; for i in $(seq 60); do head -c 500000 /dev/urandom > o/$i; done"
+    handle = await finished(backend, tmp_path, text)
+    try:
+        async with artifacts(backend, handle, ["o"], tmp_path / "here") as (listed, _):
+            assert len(listed.files) == 60
+        found = subprocess.run(["pgrep", "-f", f"fetch {handle.run_dir}"], capture_output=True, timeout=9)
+        assert found.returncode == 1, found.stdout
+    finally:
+        await backend.aclose()
+
+
+async def test_a_machine_whose_python_went_is_told_apart_from_a_lost_file(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = SshBackend(SystemClock(), config=sshd.config)
+    handle = await finished(backend, tmp_path, "mkdir o")
+    monkeypatch.setattr("gpuwarden.remote.host.any_python._START", f"exit {NO_PYTHON}")
+    try:
+        with pytest.raises(NotSupported, match=r"no Python 3\.8"):
+            await backend.list_files(handle, ["o"])
+    finally:
+        await backend.aclose()
