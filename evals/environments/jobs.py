@@ -33,7 +33,7 @@ def save(folder, step=1200):
     os.makedirs(folder, exist_ok=True)
     tensors(folder + "/model.safetensors", ["weight"])
     with open(folder + "/config.json", "w") as file:
-        json.dump({"model_type": "llama"}, file)
+        json.dump({"model_type": "one-weight"}, file)
     with open(folder + "/trainer_state.json", "w") as file:
         json.dump({"global_step": step, "epoch": 1.0, "log_history": []}, file)
 """
