@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePosixPath
 
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits, Tensor, short, some
@@ -93,20 +94,15 @@ def walk(source: Source) -> tuple[Anatomy, list[External]]:
     for number, _, place in walker.fields(*graphs[0]):
         nodes += number == 1
         if number == 1 and isinstance(place, tuple):
-            _constants(found, walker, place, external)
+            # The tensors that are attributes of a node.
+            attributes = (at for n, _, at in walker.fields(*place) if n == 5 and isinstance(at, tuple))
+            for inner, _, value in chain.from_iterable(walker.fields(*at) for at in attributes):
+                if inner == 5 and isinstance(value, tuple):
+                    _weight(found, walker, value, external)
         if number == 5 and isinstance(place, tuple):
             _weight(found, walker, place, external)
     found.proved.append(f"its fields nest exactly: {nodes:,} nodes, {len(found.tensors) + len(external):,} weights")
     return found, external
-
-
-def _constants(found: Anatomy, walker: Walker, node: tuple[int, int], external: list[External]) -> None:
-    """Add the tensors that are attributes of a node."""
-    for number, _, place in walker.fields(*node):
-        if number == 5 and isinstance(place, tuple):
-            for inner, _, value in walker.fields(*place):
-                if inner == 5 and isinstance(value, tuple):
-                    _weight(found, walker, value, external)
 
 
 def _fields(walker: Walker, place: tuple[int, int]) -> _Fields:
