@@ -85,7 +85,7 @@ def xgboost(path: Path) -> None:
     want("xgboost")
     import xgboost
 
-    data = xgboost.DMatrix(array(), array()[:, 0] > 0)
+    data = xgboost.DMatrix(array(), array()[:, 0] * array()[:, 1] > 0)
     xgboost.train({"objective": "binary:logistic", "nthread": 1}, data, 5).save_model(path)
 
 

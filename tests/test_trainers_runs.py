@@ -5,17 +5,35 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Verdict
-from trainer_kit import NEEDS, TEXTS, Ended, Trainers, curve, language_model, picture_rows, rows_of, turn, weights
+from hubserver import hub_server
+from rulefacts import HF_TOKEN
+from trainer_kit import (
+    FAULTS,
+    NEEDS,
+    SCRIPTS,
+    TEXTS,
+    Ended,
+    Trainers,
+    curve,
+    language_model,
+    picture_rows,
+    rows_of,
+    turn,
+    weights,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -348,3 +366,81 @@ def test_an_adapter_becomes_gguf_files_that_are_proven(trainers: Trainers) -> No
 def test_k_types_of_a_model_whose_sizes_rule_them_out_are_refused(trainers: Trainers) -> None:
     ended = trainers.run("merge_and_gguf", "narrow", "--model", str(trainers.model), "--types", "Q4_K_M")
     refused(ended, 3, "hidden_size is 64", "--fallback")
+
+
+# ------------------------------------------------------------------------------- services, and several processes
+
+
+class Api(BaseHTTPRequestHandler):
+    """The training system's API: refuses every third request for the moment, and notes the others."""
+
+    count = 0
+    taken: ClassVar[list[tuple[str, str, dict[str, Any]]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Api.count += 1
+        refuse = Api.count % 3 == 0
+        self.send_response(503 if refuse else 200)
+        self.end_headers()
+        if not refuse:
+            Api.taken.append(
+                (self.path, self.headers.get("Authorization") or self.headers.get("X-API-Key") or "", body)
+            )
+
+    def log_message(self, *words: object) -> None:
+        """Print nothing."""
+
+
+def test_metrics_and_alerts_reach_an_api_that_is_away_now_and_then(trainers: Trainers) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        at = f"http://127.0.0.1:{server.server_port}"
+        ended = trainers.run(
+            "sft", "posted", *trainers.small("sft", trainers.data("sft")),
+            METRICS_API_URL=f"{at}/metrics", ALERT_API_URL=f"{at}/alerts", JOB_ID="j", USER_ID="u", JOB_TOKEN="t-1",
+            INTERNAL_API_KEY="k-1",
+        )  # fmt: skip
+        server.shutdown()
+        thread.join()
+    assert ended.code == 0, ended.log
+    points = [b["metrics"][0] for path, key, b in Api.taken if path == "/metrics" and key == "Bearer t-1"]
+    assert [p["step"] for p in points if "train_loss" in p and "train_runtime" not in p] == list(range(1, STEPS + 1))
+    alerts = [b["type"] for path, key, b in Api.taken if path == "/alerts" and key == "k-1"]
+    assert alerts == ["job_started", "job_completed"]
+
+
+@pytest.mark.prove
+def test_the_final_model_and_its_card_are_pushed(trainers: Trainers, tmp_path: Path) -> None:
+    with hub_server(tmp_path / "hub") as hub:
+        words = [*trainers.small("sft", trainers.data("sft"), steps=2), "--hub-model-id", "rehearsal/tuned"]
+        where = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        flags = [sys.executable, str(SCRIPTS / "sft.py"), *words, "--out", str(tmp_path / "pushed")]
+        env = os.environ | where | {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        wrong = subprocess.run(flags, env=env | {"HF_TOKEN": "hf_wrong"}, capture_output=True, text=True)
+        assert wrong.returncode == 6 and "can't write rehearsal/tuned" in wrong.stderr, wrong.stderr
+        done = subprocess.run(flags, env=env | {"HF_TOKEN": HF_TOKEN}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        repo = hub.store.get("model", "rehearsal/tuned")
+        commit = repo.commit_of("main") if repo else None
+        files = set(commit.files) if commit else set()
+        assert {"adapter_model.safetensors", "README.md"} <= files
+
+
+@pytest.mark.prove
+def test_two_processes_train_one_model_and_resume(trainers: Trainers, tmp_path: Path) -> None:
+    words = [*trainers.small("sft", trainers.data("sft")), "--processes", "2", "--micro-batch", "1"]
+    flags = [sys.executable, str(SCRIPTS / "sft.py"), *words, "--out", str(tmp_path / "two")]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    env.pop("HF_TOKEN", None)
+    cut = [*flags, "--callback", f"{FAULTS}:Terminated"]
+    stopped = subprocess.run(
+        cut, env=env | {"FAULT_STEP": "5", "FAULT_SIGNAL": "SIGUSR1"}, capture_output=True, text=True
+    )
+    assert stopped.returncode != 0
+    assert "saved at step 5" in stopped.stderr, stopped.stderr
+    done = subprocess.run(flags, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "starting 2 processes" in done.stdout and "resuming from checkpoint-5" in done.stdout
+    assert json.loads((tmp_path / "two" / "result.json").read_text())["plan"]["world"] == 2

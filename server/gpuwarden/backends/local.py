@@ -143,14 +143,14 @@ class LocalBackend(RunnerBackend):
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, **self.mapping(handle.place)}
+        request = {"path": artifact.path, "offset": offset, "declared": handle.declared, **self.mapping(handle.place)}
         async with aclosing(_stream(handle, "read", request)) as stream:
             async for block in stream:
                 yield block
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], **self.mapping(handle.place)}
+        request = {"paths": [a.path for a in artifacts], "declared": handle.declared, **self.mapping(handle.place)}
         async with aclosing(_stream(handle, "bundle", request)) as stream:
             async for block in stream:
                 yield block

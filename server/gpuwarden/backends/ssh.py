@@ -195,14 +195,14 @@ class SshBackend(RunnerBackend):
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
+        request = {"path": artifact.path, "offset": offset, "declared": handle.declared, **handle.place.mapping}
         async with aclosing(self._stream(handle, "read", request)) as stream:
             async for chunk in stream:
                 yield chunk
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], **handle.place.mapping}
+        request = {"paths": [a.path for a in artifacts], "declared": handle.declared, **handle.place.mapping}
         async with aclosing(self._stream(handle, "bundle", request)) as stream:
             async for chunk in stream:
                 yield chunk
@@ -212,7 +212,7 @@ class SshBackend(RunnerBackend):
         self, handle: Handle, paths: Iterable[str]
     ) -> AsyncIterator[tuple[Manifest, AsyncGenerator[bytes, None]]]:
         """Return the roster, and the bundle of its small files, which is on its way meanwhile."""
-        request = {"paths": list(paths), **handle.place.mapping}
+        request = {"paths": list(paths), "declared": handle.declared, **handle.place.mapping}
         async with aclosing(self._stream(handle, "fetch", request)) as stream:
             out = bytearray()
             await _gather(stream, out, SILENCE_S, until=_END_OF_ROSTER)
@@ -245,7 +245,7 @@ class SshBackend(RunnerBackend):
 
         The machine hashes a whole file on its way, unless its digest is known from the save: that one takes precedence.
         """
-        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
+        request = {"path": artifact.path, "offset": offset, "declared": handle.declared, **handle.place.mapping}
         hashed = not offset and artifact.sha256 is None
         request |= {"seal": True, "size": artifact.size} if hashed else {}
         for _ in range(2):

@@ -259,13 +259,17 @@ class Supervisor(Frozen):
 
 
 class Handle(Frozen):
-    """The key by which a backend finds a job again. `run_dir` is the real path, `root` included."""
+    """The key by which a backend finds a job again. `run_dir` is the real path, `root` included.
+
+    `declared` are the outputs that were declared after the launch; the job's record has them, not the handle's event.
+    """
 
     backend: str
     token: str
     run_dir: str
     place: Place
     supervisor: Supervisor | None = None
+    declared: tuple[str, ...] = Field(default=(), exclude=True)
 
 
 class InstanceState(StrEnum):

@@ -169,7 +169,8 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     places = (e.data.place for e in reversed(events) if isinstance(e.data, JobSubmitting))
     place = next((place for place in places if place is not None), None)
     if handle is not None:
-        handle = handle.model_copy(update={"place": _readdressed(handle.place, lease_events)})
+        later = declared.outputs if declared else ()
+        handle = handle.model_copy(update={"place": _readdressed(handle.place, lease_events), "declared": later})
     return JobRecord(
         id=job_id,
         state=Job(moved.state or ""),

@@ -96,20 +96,25 @@ def start_processes(settings: Settings) -> None:
     number = settings.processes or (1 if settings.cpu else torch.cuda.device_count())
     if number <= 1:
         return
-    path = Path(settings.out) / "accelerate.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    bf16 = not settings.cpu and torch.cuda.get_device_capability(0) >= AMPERE
-    write_json(path, launch_config(number, settings.sharding, cpu=settings.cpu, bf16=bf16))
-    say(f"starting {number} processes with {path}")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
-    os.execv(sys.executable, [*launch, *sys.argv])  # noqa: S606
+    if os.environ.get("TRAIN_STARTED"):
+        message = f"{number} processes were started, and this one does not know of the others"
+        raise Stop(Exit.ENVIRONMENT, message, "start the script with torchrun")
+    os.environ["TRAIN_STARTED"] = str(number)
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    if settings.sharding != "none":
+        path = Path(settings.out) / "accelerate.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        bf16 = not settings.cpu and torch.cuda.get_device_capability(0) >= AMPERE
+        write_json(path, launch_config(number, settings.sharding, cpu=settings.cpu, bf16=bf16))
+        launch = ["accelerate.commands.launch", "--config_file", str(path)]
+    say(f"starting {number} processes: {' '.join(launch)}")
+    os.execv(sys.executable, [sys.executable, "-m", *launch, *sys.argv])  # noqa: S606
 
 
 def launch_config(number: int, sharding: str, *, cpu: bool, bf16: bool) -> dict[str, Any]:
     """Return a configuration of `accelerate launch` for one machine."""
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_CPU" if cpu else "MULTI_GPU",
         "mixed_precision": "bf16" if bf16 else "no",
         "num_machines": 1,
         "num_processes": number,
@@ -119,8 +124,6 @@ def launch_config(number: int, sharding: str, *, cpu: bool, bf16: bool) -> dict[
         "same_network": True,
         "use_cpu": cpu,
     }
-    if sharding == "none":
-        return config
     if cpu:
         raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave it at none")
     if sharding == "fsdp2":

@@ -20,7 +20,7 @@ from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
 
@@ -60,11 +60,12 @@ async def pull(
     if job.handle is None:
         raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", following(ctx, job))
     target = dest_of(ctx, job, dest)
-    outputs = declare(ctx, job, also)
+    job = declare(ctx, job, also)
+    assert job.handle is not None
     backend = ctx.backend(job.handle.backend)
     if dest is None:
         private_folder(target)
-    async with artifacts(backend, job.handle, outputs, target) as (roster, source):
+    async with artifacts(backend, job.handle, job.outputs, target) as (roster, source):
         listed = believed(ctx, job_id, roster)
         received = await receive(source, listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
@@ -82,8 +83,8 @@ async def pull(
     return PullResult(job, target, manifest, received, manifest.missing, log, following(ctx, job))
 
 
-def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> tuple[str, ...]:
-    """Add outputs to those that a job declared, and return all of them.
+def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
+    """Add outputs to those that a job declared, and return the job with all of them.
 
     Raises BadRequest for what can't be an output's path.
     """
@@ -95,7 +96,7 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> tuple[str, ...
         raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "Name a folder in place of its files.")
     if new:
         ctx.ledger.add(job.subject, OutputsDeclared(outputs=(*job.declared, *new)))
-    return (*job.outputs, *new)
+    return read_job(ctx.ledger, job.id)
 
 
 def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:

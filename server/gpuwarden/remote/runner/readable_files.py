@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
-from gpuwarden.remote.runner.protocol import Problem
+from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.safe_open import SafeOpener
+from gpuwarden.remote.runner.status import read_status
 
 
 class ReadableFiles:
-    """The files that may be read from outside: relative paths in the working folder, absolute ones in their bounds.
+    """The files that may be read from outside: the working folder and the declared outputs, within their bounds.
 
-    Which absolute paths are outputs is decided where they are declared, also after the launch.
+    The status lists the outputs of the launch; `declared` are those that the request adds.
     """
 
-    def __init__(self, folder: str, mapping: PathMapping) -> None:
-        self.folder, self.mapping = folder, mapping
+    def __init__(self, folder: str, request: Json) -> None:
+        self.folder, self.mapping = folder, PathMapping(request)
+        outputs = [*((read_status(folder) or {}).get("outputs") or []), *(request.get("declared") or [])]
+        tops = [self.mapping.locate(folder, str(p))[0] for p in outputs if str(p).startswith("/")]
+        self.declared = [os.path.realpath(top) for top in (folder + "/work", *tops)]
         self.opener = SafeOpener()
         self.known: dict[str, str] = {}  # folders that were checked; empty where the full check decides
 
@@ -26,7 +30,7 @@ class ReadableFiles:
         if above not in self.known:
             located, bound = self.mapping.locate(self.folder, path)
             real = os.path.realpath(os.path.dirname(located))
-            self.known[above] = real if inside(real, bound) else ""
+            self.known[above] = real if self._allows(real, bound) else ""
         folder = self.known[above]
         if folder and name not in ("", ".", ".."):
             try:
@@ -37,6 +41,9 @@ class ReadableFiles:
         real = os.path.realpath(located)
         if not os.path.lexists(real):
             raise Problem("not_found", f"no such file: {printable(path)}")
-        if not inside(real, bound):
+        if not self._allows(real, bound):
             raise Problem("bad_request", f"{printable(path)} is outside the working folder and the declared outputs")
         return self.opener.open(real)
+
+    def _allows(self, real: str, bound: str) -> bool:
+        return inside(real, bound) and any(inside(real, top) for top in self.declared)

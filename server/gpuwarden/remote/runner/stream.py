@@ -10,7 +10,6 @@ import sys
 from typing import Callable, Iterable
 
 from gpuwarden.remote.runner.files import stamp
-from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.readable_files import ReadableFiles
 
@@ -32,7 +31,7 @@ def read(folder: str, request: Json) -> None:
 
     With `seal` the file is hashed while it is sent: exactly `size` bytes, then one line with its digest and times.
     """
-    fd = ReadableFiles(folder, PathMapping(request)).open(str(request["path"]))
+    fd = ReadableFiles(folder, request).open(str(request["path"]))
     try:
         offset, size = int(request.get("offset") or 0), os.fstat(fd).st_size
         if not 0 <= offset <= size:
@@ -104,7 +103,7 @@ def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
     """
     import hashlib
 
-    readable, out, size = ReadableFiles(folder, PathMapping(request)), [], 0
+    readable, out, size = ReadableFiles(folder, request), [], 0
     for number, path in named:
         try:
             fd = readable.open(path)
