@@ -73,7 +73,13 @@ def score(
 ) -> Score:
     """Score one trial. `infra` names what died, if not the agent; `chain` are the server's own seals."""
     infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
-    problems = _problems(case, transcript, end, chain, dead=bool(infra))
+    problems = list(transcript.problems)
+    if chain is not None:
+        problems += check_seals(transcript.calls, chain, cut=bool(infra))
+    if not infra and not any(call.ours for call in transcript.calls):  # a session that died early needs neither
+        problems.append(Problem("shape", "no call to the server under test"))
+    if not infra and end is None and case.needs_end:
+        problems.append(Problem("shape", "no end state (world.json), and the case has checks on it"))
     trial = Trial(transcript, end or EndState({}), judge)
     scored = []
     for check in case.all_checks:
@@ -89,20 +95,6 @@ def score(
     verdict, why = _decide(checks, problems, infra)
     damage = end.damage if end else None
     return Score(case.id, case.cluster, verdict, why, checks, tuple(problems), damage)
-
-
-def _problems(
-    case: Case, transcript: Transcript, end: EndState | None, chain: Chain | None, *, dead: bool
-) -> list[Problem]:
-    """List the faults of the evidence. A session that died early needs neither calls nor an end state."""
-    problems = list(transcript.problems)
-    if chain is not None:
-        problems += check_seals(transcript.calls, chain, cut=dead)
-    if not dead and not any(call.ours for call in transcript.calls):
-        problems.append(Problem("shape", "no call to the server under test"))
-    if not dead and end is None and case.needs_end:
-        problems.append(Problem("shape", "no end state (world.json), and the case has checks on it"))
-    return problems
 
 
 def _decide(checks: tuple[Scored, ...], problems: list[Problem], infra: str) -> tuple[Verdict, str]:

@@ -163,7 +163,11 @@ class SshBackend(RunnerBackend):
         for name, content in ready.files.items():
             await put(machine.ssh, f"{handle.run_dir}/{name}", content)
         if inputs:
-            await _bring(machine.ssh, host, handle.run_dir, inputs)
+            # Once: what a job finds in its working folder after its first start is its own.
+            signs = [f"{handle.run_dir}/{sign}" for sign in launch.STARTED]
+            if (await machine.ssh.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code != 0:
+                await push(machine.ssh, inputs, f"{handle.run_dir}/work", python=host.runner_python)
+                await put(machine.ssh, f"{handle.run_dir}/{launch.INPUTS_HERE}", b"whole\n")
         env = {"PATH": host.path, **place.env, **ready.spec["env"]}
         order = {
             "spec": {**ready.spec, "env": env},
@@ -367,15 +371,6 @@ def _run_root(place: Place, host: HostInfo) -> str:
     if place.root and not PurePosixPath(rest).is_relative_to(place.root):
         rest = place.root + "/" + rest.lstrip("/")
     return posixpath.normpath(rest)
-
-
-async def _bring(machine: Ssh, host: HostInfo, run_dir: str, inputs: Mapping[str, Path]) -> None:
-    """Push the inputs into the working folder, once: what a job finds there after its first start is its own."""
-    signs = [f"{run_dir}/{sign}" for sign in launch.STARTED]
-    if (await machine.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code == 0:
-        return
-    await push(machine, inputs, f"{run_dir}/work", python=host.runner_python)
-    await put(machine, f"{run_dir}/{launch.INPUTS_HERE}", b"whole\n")
 
 
 def _no_runner() -> BadReply:

@@ -95,25 +95,23 @@ def _signature(function: Any) -> inspect.Signature:
 
 def class_faults(made: type, protocol: type) -> list[str]:
     """Return what a class lacks of a protocol's methods: those missing, of other parameters, or not async alike."""
+    faults = []
     methods = inspect.getmembers(protocol, inspect.isfunction)
-    wanted = {name: method for name, method in methods if not name.startswith("_")}
-    return [fault for name in wanted for fault in _method_faults(made, name, wanted[name])]
-
-
-def _method_faults(made: type, name: str, wanted: Callable[..., Any]) -> Iterator[str]:
-    shown = f"{made.__name__}.{name}"
-    method = getattr(made, name, None)
-    if method is None or method is wanted:
-        yield f"{shown} is missing"
-        return
-    if not callable(method):
-        yield f"{shown} is {_shown(method)}; it has to be a method"
-        return
-    if _awaited(method) != _awaited(wanted):
-        yield f"{shown} has to be {'an async' if _awaited(wanted) else 'a plain'} method"
-    theirs, ours = _signature(method), _signature(wanted)
-    if not _replaces(theirs, ours):
-        yield f"{shown}{theirs} can't be called as {name}{ours}"
+    for name, wanted in ((n, m) for n, m in methods if not n.startswith("_")):
+        shown = f"{made.__name__}.{name}"
+        method = getattr(made, name, None)
+        if method is None or method is wanted:
+            faults.append(f"{shown} is missing")
+            continue
+        if not callable(method):
+            faults.append(f"{shown} is {_shown(method)}; it has to be a method")
+            continue
+        if _awaited(method) != _awaited(wanted):
+            faults.append(f"{shown} has to be {'an async' if _awaited(wanted) else 'a plain'} method")
+        theirs, ours = _signature(method), _signature(wanted)
+        if not _replaces(theirs, ours):
+            faults.append(f"{shown}{theirs} can't be called as {name}{ours}")
+    return faults
 
 
 def _awaited(function: Any) -> bool:

@@ -96,7 +96,15 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         return steps(do(Action.CHECK, "again until its meter is seen to have stopped", job_id=now.job_id))
     if now.ticket_state in OPEN_TEARDOWNS and now.ticket_state in {*UNDER_WAY, Teardown.AWAITING_HUMAN}:
         return steps(_ticket(now))
-    return steps(_off(now) if now.machine is Machine.OFF else _billing(now))
+    if now.machine is not Machine.OFF:
+        return steps(_billing(now))
+    # It is stopped: its disk may bill for as long as it exists.
+    if now.settled:
+        end = do(Action.TEARDOWN, "once nobody needs what is there", job_id=now.job_id, verb="terminate")
+        return steps(("The machine is stopped; its disk may bill.", end))
+    start = "The machine is stopped and has what was saved. Start it in the platform's console to copy that."
+    end = do(Action.TEARDOWN, "after that", job_id=now.job_id, verb="terminate")
+    return steps((start, *_copying(now), end))
 
 
 def stopped_machine(job_id: str) -> tuple[NextStep, ...]:
@@ -174,12 +182,3 @@ def _billing(now: Situation) -> Hint:
             without_proof=True,
         ),
     )
-
-
-def _off(now: Situation) -> Hint:
-    """Return the steps for a machine that is stopped: its disk may bill for as long as it exists."""
-    end = do(Action.TEARDOWN, "once nobody needs what is there", job_id=now.job_id, verb="terminate")
-    if now.settled:
-        return "The machine is stopped; its disk may bill.", end
-    start = "The machine is stopped and has what was saved. Start it in the platform's console to copy that."
-    return (start, *_copying(now), do(Action.TEARDOWN, "after that", job_id=now.job_id, verb="terminate"))

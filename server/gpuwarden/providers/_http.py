@@ -183,17 +183,19 @@ class ApiClient:
             secrets = (read_key(self.api.key_variable, self.api.platform, self.env),)
         said = line(redact(reply.text(*self.api.says), secrets), 300)
         unclear = Unknown(f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}")
-        if _is_of_an_intermediary(reply):
+        body, good = reply.json, 200 <= reply.status < 300
+        if isinstance(body, dict) and not good and body.get("cloudflare_error"):  # looks like a platform's JSON
             return Unknown(f"{unclear.why}; that is an intermediary's reply, not the platform's")
         refusal = self.api.refusal(reply, said)
-        failed = refusal is not None or not 200 <= reply.status < 300
+        failed = refusal is not None or not good
         if failed and creates and shape is not None and names_instance(reply.json):
             made = self.parse(reply.raw, shape, what)
             return made if isinstance(made, Known) else Unknown(f"{unclear.why}, and named an instance nevertheless")
         if refusal is not None:
             raise refusal
         if failed:
-            if 400 <= reply.status < 500 and reply.status != 429 and not self._is_the_platforms(reply):
+            known = any(reply.at(name) is not None for name in self.api.says)
+            if 400 <= reply.status < 500 and reply.status != 429 and not known:
                 return Unknown(f"{unclear.why}, without the platform's own JSON: an intermediary's page")
             self._refuse(reply, said)
             return unclear
@@ -213,10 +215,6 @@ class ApiClient:
             return Unknown(
                 f"{self.api.platform} answered {what} in an unexpected shape: {where or 'body'}: {first['type']}"
             )
-
-    def _is_the_platforms(self, reply: ApiResponse) -> bool:
-        """Return whether an error body has a field that the platform's own errors have, at its place in the body."""
-        return any(reply.at(name) is not None for name in self.api.says)
 
     def digest(self, salt: str) -> str:
         """Salted digest of the account's key at this address. Raises AuthFailed where no key is set."""
@@ -323,12 +321,6 @@ def names_instance(body: Any, depth: int = 4) -> bool:
     if any(value for value in named if isinstance(value, str | int | list) and value is not True):
         return True
     return depth > 0 and any(names_instance(value, depth - 1) for value in body.values())
-
-
-def _is_of_an_intermediary(reply: ApiResponse) -> bool:
-    """Return whether Cloudflare answered in its own JSON, which looks like that of a platform."""
-    body = reply.json
-    return isinstance(body, dict) and not 200 <= reply.status < 300 and bool(body.get("cloudflare_error"))
 
 
 def readable(rows: Iterable[object], shape: type[T]) -> list[T]:

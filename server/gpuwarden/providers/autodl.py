@@ -219,7 +219,18 @@ class AutoDL(Rented):
         state, meter = STATES[answer.value.data]
         why = f"status {answer.value.data}"
         seen = Instance(id=id, token=self._tokens.get(id, ""), state=state, meter=meter, why=why)
-        return await self._placed(seen) if state is _S.RUNNING else Known(seen)
+        if state is not _S.RUNNING:
+            return Known(seen)
+        shot = await self._ask_about(id, "snapshot", _Envelope[_Snapshot])
+        if isinstance(shot, Unknown):
+            return Known(seen.model_copy(update={"why": f"{why}; no address yet: {shot.why}"}))
+        snapshot, rate = shot.value.data, self._yuan_per_dollar()
+        known = bool(snapshot.proxy_host) and 0 < snapshot.ssh_port < 65536
+        place = self.place(id, snapshot.proxy_host, snapshot.ssh_port) if known else None
+        usd = None
+        if snapshot.payg_price is not None and rate is not None:
+            usd = positive_price(snapshot.payg_price / 1000 / rate)  # the API counts in thousandths of a yuan
+        return Known(seen.model_copy(update={"place": place, "price_usd_per_hour": usd}))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every Pro instance, page by page; fewer than the total that comes with them is Unknown."""
@@ -288,19 +299,6 @@ class AutoDL(Rented):
             raise no_such("AutoDL", id)
         answer = await self.client.ask("POST", f"{_PRO}/{verb}", _Envelope[object], body={"instance_uuid": id, **more})
         return answer if isinstance(answer, Unknown) else Known(None)
-
-    async def _placed(self, seen: Instance) -> Answer[Instance | None]:
-        """Return a running instance with its address and price, as far as the snapshot has them."""
-        answer = await self._ask_about(seen.id, "snapshot", _Envelope[_Snapshot])
-        if isinstance(answer, Unknown):
-            return Known(seen.model_copy(update={"why": f"{seen.why}; no address yet: {answer.why}"}))
-        snapshot, rate = answer.value.data, self._yuan_per_dollar()
-        known = bool(snapshot.proxy_host) and 0 < snapshot.ssh_port < 65536
-        place = self.place(seen.id, snapshot.proxy_host, snapshot.ssh_port) if known else None
-        usd = None
-        if snapshot.payg_price is not None and rate is not None:
-            usd = positive_price(snapshot.payg_price / 1000 / rate)  # the API counts in thousandths of a yuan
-        return Known(seen.model_copy(update={"place": place, "price_usd_per_hour": usd}))
 
     def _view(self, row: _Row | _RowId) -> Instance:
         token = self._tokens[row.uuid] = self.token_in(row.name)

@@ -111,7 +111,14 @@ class Engine:
         if record.state == _S.RUNNING:
             return self.strike(record.but(due=None), at, None)
         if record.state == _S.STOPPING:
-            return self._off(record, at)
+            if record.cause != "preemption":
+                return self._enter(record, _S.STOPPED, at, why="stopped", effects=("kill", "off", "wipe:stop"))
+            spot = self.profile.spot
+            if spot.then != "stopped":
+                return self._gone(record, at, "preemption", record.why)
+            due = at + self.settings.resume_s if spot.auto_resume is True else None
+            effects = ("kill", "off", "wipe:preemption")
+            return self._enter(record, _S.INTERRUPTED, at, due=due, why=record.why, effects=effects)
         if record.state == _S.TERMINATING:
             return self._gone(record, at, "terminate", "terminated")
         if record.state == _S.INTERRUPTED:
@@ -129,16 +136,6 @@ class Engine:
         kinds = {"preempt", "vanish"} if record.interruptible else {"vanish"}
         timed = [f.seconds for f in record.faults if f.kind in kinds and f.step is None]
         return since + min(timed) if timed else None
-
-    def _off(self, record: Record, at: float) -> Record:
-        if record.cause != "preemption":
-            return self._enter(record, _S.STOPPED, at, why="stopped", effects=("kill", "off", "wipe:stop"))
-        spot = self.profile.spot
-        if spot.then != "stopped":
-            return self._gone(record, at, "preemption", record.why)
-        due = at + self.settings.resume_s if spot.auto_resume is True else None
-        effects = ("kill", "off", "wipe:preemption")
-        return self._enter(record, _S.INTERRUPTED, at, due=due, why=record.why, effects=effects)
 
     def _gone(self, record: Record, at: float, event: Event, why: str, **changes: Any) -> Record:
         back = record.fault("comes_back")

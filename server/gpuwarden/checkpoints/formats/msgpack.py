@@ -70,19 +70,14 @@ class _Walk:
         if code < 0x80 or code >= 0xE0:
             return code if code < 0x80 else code - 256
         if code < 0xC0:
-            return self._small(code, name, depth)
+            if code < 0xA0:
+                return (self._map if code < 0x90 else self._list)(code & 15, name, depth)
+            return self._text(code & 31)
         if code in (0xC0, 0xC2, 0xC3):
             return {0xC0: None, 0xC2: False, 0xC3: True}[code]
         if code in _NUMBERS:
             return self.number(_NUMBERS[code])
         return self._sized(code, name, depth)
-
-    def _small(self, code: int, name: str, depth: int) -> Any:
-        if code < 0x90:
-            return self._map(code & 15, name, depth)
-        if code < 0xA0:
-            return self._list(code & 15, name, depth)
-        return self._text(code & 31)
 
     def _sized(self, code: int, name: str, depth: int) -> Any:
         """Read a value whose length comes first."""
@@ -129,6 +124,7 @@ class _Walk:
         return length
 
     def _extension(self, length: int, name: str) -> None:
+        """Add an array, whose shape and type must need as many bytes as it has."""
         kind = self.number("b")
         start = self.reader.skip(length)
         if kind not in (_ARRAY, _SCALAR):
@@ -140,10 +136,7 @@ class _Walk:
         parts = inner.value("", _DEPTH - 3)
         if inner.reader.at != start + length or not isinstance(parts, list) or len(parts) != 3:
             raise Broken(f"array {short(name, 60)} is not shape, type and bytes")
-        self._place(name, *parts)
-
-    def _place(self, name: str, shape: Any, dtype: Any, data: Any) -> None:
-        """Add an array, whose shape and type must need as many bytes as it has."""
+        shape, dtype, data = parts
         if not (isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in shape)):
             raise Broken(f"array {short(name, 60)} has a shape that makes no sense")
         if not isinstance(data, tuple) or not isinstance(dtype, str) or len(self.found.tensors) >= self.limits.tensors:

@@ -150,15 +150,14 @@ def _element(name: str, descr: Any, depth: int = 0) -> tuple[str, int, bool]:
     if other:
         return descr, int(other.group(2)) * (4 if other.group(1) == "U" else 1), False
     if isinstance(descr, list) and descr and len(descr) <= 1000 and depth < 8:
-        return "record", sum(_field(name, field, depth + 1) for field in descr), False
+        size = 0
+        for field in descr:  # (name, type) or (name, type, shape)
+            if not isinstance(field, tuple) or len(field) not in (2, 3):
+                raise Broken(f"{short(name, 60)} has a record whose field is {short(field, 40)}")
+            shape = field[2] if len(field) == 3 else ()
+            good = isinstance(shape, tuple) and len(shape) <= 64
+            if not good or not all(type(n) is int and 0 <= n < 1 << 31 for n in shape):
+                raise Broken(f"{short(name, 60)} has a record whose field is {short(field, 40)}")
+            size += math.prod(shape) * _element(name, field[1], depth + 1)[1]
+        return "record", size, False
     raise Doubtful(f"{short(name, 60)} has elements of type {short(descr, 40)}; objects need pickle, which is not run")
-
-
-def _field(name: str, field: Any, depth: int) -> int:
-    """Return the size in bytes of one field of a record: (name, type) or (name, type, shape)."""
-    if not isinstance(field, tuple) or len(field) not in (2, 3):
-        raise Broken(f"{short(name, 60)} has a record whose field is {short(field, 40)}")
-    shape = field[2] if len(field) == 3 else ()
-    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 31 for n in shape) or len(shape) > 64:
-        raise Broken(f"{short(name, 60)} has a record whose field is {short(field, 40)}")
-    return math.prod(shape) * _element(name, field[1], depth)[1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePosixPath
 
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits, Tensor, short, some
@@ -60,7 +61,19 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """Walk the model's fields, its graph's fields, and each weight; compare external data with the files beside it."""
     found, external = walk(source)
     for location in sorted({e.location for e in external}):
-        _beside(source, location, [e for e in external if e.location == location], found)
+        ranges = [e for e in external if e.location == location]
+        other = source.beside(location)
+        if other is None and source.path.name != PurePosixPath(source.name).name:
+            found.unproved.append(f"{len(ranges):,} weights of {short(location, 60)}, which is stored elsewhere")
+            continue
+        if other is None:
+            raise Broken(f"needs {len(ranges):,} weights of {short(location, 60)}, which is not there")
+        with other:
+            size = other.size
+        short_of = [e.name for e in ranges if e.offset + e.length > size]
+        if short_of:
+            raise Broken(f"{short(location, 60)} has {size:,} bytes; it ends before these weights: {some(short_of)}")
+        found.proved.append(f"{short(location, 60)} has all bytes of {len(ranges):,} weights")
     return found
 
 
@@ -81,27 +94,26 @@ def walk(source: Source) -> tuple[Anatomy, list[External]]:
     for number, _, place in walker.fields(*graphs[0]):
         nodes += number == 1
         if number == 1 and isinstance(place, tuple):
-            _constants(found, walker, place, external)
+            # The tensors that are attributes of a node.
+            attributes = (at for n, _, at in walker.fields(*place) if n == 5 and isinstance(at, tuple))
+            for inner, _, value in chain.from_iterable(walker.fields(*at) for at in attributes):
+                if inner == 5 and isinstance(value, tuple):
+                    _weight(found, walker, value, external)
         if number == 5 and isinstance(place, tuple):
             _weight(found, walker, place, external)
     found.proved.append(f"its fields nest exactly: {nodes:,} nodes, {len(found.tensors) + len(external):,} weights")
     return found, external
 
 
-def _constants(found: Anatomy, walker: Walker, node: tuple[int, int], external: list[External]) -> None:
-    """Add the tensors that are attributes of a node."""
-    for number, _, place in walker.fields(*node):
-        if number == 5 and isinstance(place, tuple):
-            for inner, _, value in walker.fields(*place):
-                if inner == 5 and isinstance(value, tuple):
-                    _weight(found, walker, value, external)
-
-
 def _fields(walker: Walker, place: tuple[int, int]) -> _Fields:
     seen = _Fields()
     for number, wire, value in walker.fields(*place):
         if number == _DIMS:
-            seen.dims += [value] if isinstance(value, int) else _packed(walker, value)
+            at, last = (0, 0) if isinstance(value, int) else value
+            seen.dims += [value] if isinstance(value, int) else []
+            while at < last and len(seen.dims) <= 64:
+                dim, at = walker.varint(at, last)
+                seen.dims.append(dim)
             if len(seen.dims) > 64:
                 raise Broken("has a weight of more than 64 dimensions")
         elif number == _EXTERNAL and isinstance(value, tuple):
@@ -114,15 +126,6 @@ def _fields(walker: Walker, place: tuple[int, int]) -> _Fields:
         else:
             seen.spans[number] = value
     return seen
-
-
-def _packed(walker: Walker, place: tuple[int, int]) -> list[int]:
-    dims: list[int] = []
-    at, last = place
-    while at < last and len(dims) <= 64:
-        dim, at = walker.varint(at, last)
-        dims.append(dim)
-    return dims
 
 
 def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: list[External]) -> None:
@@ -176,19 +179,3 @@ def _external(name: str, dtype: str, shape: tuple[int, ...], need: int, entry: d
     if dtype and int(length) != need:
         raise Broken(f"weight {short(name, 60)} has {int(length):,} bytes of external data; its shape needs {need:,}")
     return External(name, dtype, shape, str(location), int(offset), int(length))
-
-
-def _beside(source: Source, location: str, ranges: list[External], found: Anatomy) -> None:
-    """Check that a file of external data is there, and has every range."""
-    other = source.beside(location)
-    if other is None and source.path.name != PurePosixPath(source.name).name:
-        found.unproved.append(f"{len(ranges):,} weights of {short(location, 60)}, which is stored elsewhere")
-        return
-    if other is None:
-        raise Broken(f"needs {len(ranges):,} weights of {short(location, 60)}, which is not there")
-    with other:
-        size = other.size
-    short_of = [e.name for e in ranges if e.offset + e.length > size]
-    if short_of:
-        raise Broken(f"{short(location, 60)} has {size:,} bytes; it ends before these weights: {some(short_of)}")
-    found.proved.append(f"{short(location, 60)} has all bytes of {len(ranges):,} weights")

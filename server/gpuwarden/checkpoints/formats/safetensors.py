@@ -68,23 +68,17 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
         raise Doubtful(f"its header has more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         header = json.loads(raw.decode("utf-8"))
-        if not _plain(raw, header):
+        # Each key of an entry has to be there as often as there are entries, else a name may be there twice. A hook for
+        # every object would find the same, at twice the time.
+        entries = len(header) - ("__metadata__" in header) if isinstance(header, dict) else -1
+        once = all(raw.count(key) == entries for key in (b'"dtype"', b'"shape"', b'"data_offsets"'))
+        if not once or b"\\" in raw or raw.count(b'"__metadata__"') > 1:
             header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as why:
         raise Broken(f"its header is not JSON: {short(why, 80)}") from why
     if not isinstance(header, dict):
         raise Broken("its header is not a JSON object")
     return header, 8 + length
-
-
-def _plain(raw: bytes, header: Any) -> bool:
-    """Return true if no name can be there twice: each key of an entry is there as often as there are entries.
-
-    A hook for every object would find the same, at twice the time.
-    """
-    entries = len(header) - ("__metadata__" in header) if isinstance(header, dict) else -1
-    keys = (b'"dtype"', b'"shape"', b'"data_offsets"')
-    return b"\\" not in raw and all(raw.count(key) == entries for key in keys) and raw.count(b'"__metadata__"') <= 1
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -63,23 +63,17 @@ def read(source: Source, limits: Limits) -> Anatomy:
     _settings(found, parse(zips.read(source, members[_SETTINGS], limits.json), found), limits)
     for m in members.values():
         if m.name.endswith(".pth") and m.stored:
-            _inside(found, source, m, limits)
+            part = torch_zip.read(Window(source, m.start, m.size, m.name), limits)
+            found.adopt(part)
+            found.unproved += part.unproved
+            prefix = m.name[: -len(".pth")]
+            found.tensors += [replace(t, name=f"{prefix}.{t.name}", start=t.start + m.start) for t in part.tensors]
+            found.spans += [Span(f"{m.name}/{s.label}", s.start + m.start, s.end + m.start, s.crc) for s in part.spans]
     others = [n for n in members if n not in (_SETTINGS, *_TEXTS) and not n.endswith(".pth")]
     if others:
         found.unproved.append(f"the content of {some(others)}")
     found.proved.append(f"all {len(members):,} members are there, {len(found.tensors):,} tensors among them")
     return found
-
-
-def _inside(found: Anatomy, source: Source, member: zips.Member, limits: Limits) -> None:
-    """Judge one archive of tensors inside the archive."""
-    part = torch_zip.read(Window(source, member.start, member.size, member.name), limits)
-    found.adopt(part)
-    found.unproved += part.unproved
-    prefix = member.name[: -len(".pth")]
-    found.tensors += [replace(t, name=f"{prefix}.{t.name}", start=t.start + member.start) for t in part.tensors]
-    for s in part.spans:
-        found.spans.append(Span(f"{member.name}/{s.label}", s.start + member.start, s.end + member.start, s.crc))
 
 
 def _settings(found: Anatomy, settings: Any, limits: Limits) -> None:

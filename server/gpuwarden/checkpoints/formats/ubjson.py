@@ -34,24 +34,17 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found.proved.append(f"its values nest exactly and fill the file, {len(found.tensors):,} arrays among them")
     learner = root.get("learner") if isinstance(root, dict) else None
     booster = learner.get("gradient_booster") if isinstance(learner, dict) else None
-    if isinstance(booster, dict):
-        _booster(booster, found)
+    if isinstance(booster, dict) and isinstance(booster.get("gbtree"), dict):
+        booster = booster["gbtree"]
+    model = booster.get("model") if isinstance(booster, dict) else None
+    params, trees = (model.get(k) if isinstance(model, dict) else None for k in ("gbtree_model_param", "trees"))
+    if isinstance(params, dict) and isinstance(trees, list):
+        stated = params.get("num_trees")
+        if str(stated) == str(len(trees)):
+            found.proved.append(f"has the {len(trees):,} trees that it states")
+        else:
+            found.refute(f"states {short(stated, 20)} trees, but has {len(trees):,}", Cause.CONTRADICTION)
     return found
-
-
-def _booster(booster: dict[str, Any], found: Anatomy) -> None:
-    """Compare the number of trees with the number that the model states."""
-    booster = booster["gbtree"] if isinstance(booster.get("gbtree"), dict) else booster
-    model = booster.get("model")
-    params = model.get("gbtree_model_param") if isinstance(model, dict) else None
-    trees = model.get("trees") if isinstance(model, dict) else None
-    if not isinstance(params, dict) or not isinstance(trees, list):
-        return
-    stated = params.get("num_trees")
-    if str(stated) == str(len(trees)):
-        found.proved.append(f"has the {len(trees):,} trees that it states")
-    else:
-        found.refute(f"states {short(stated, 20)} trees, but has {len(trees):,}", Cause.CONTRADICTION)
 
 
 class _Walk:

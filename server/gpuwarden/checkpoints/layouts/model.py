@@ -39,7 +39,15 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     said = Judgement(NAME, folder.rel)
     tensors = held(folder, found)
     if CONFIG not in folder.files:
-        _bare(folder, found, said)
+        # Other files may be there that are only written beside a config, or other models that have one.
+        beside = [n for n in _BESIDE if n in folder.files]
+        others = found.tree.beside(folder) if found.tree else []
+        configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}
+        have = [rel for rel, config in configs.items() if isinstance(config, dict) and config.get("model_type")]
+        if beside:
+            said.problems.append(f"has {beside[0]} but no {CONFIG}: nothing can build the model")
+        elif have:
+            said.problems.append(f"has no {CONFIG}, unlike {some(have)}: nothing can build the model")
     else:
         config = found.parsed(folder.join(CONFIG))
         if isinstance(config, dict) and tensors and config.get("model_type"):
@@ -50,18 +58,6 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             said.unproved += made.unproved
     _tokenizer(folder, found, tensors, said)
     return said
-
-
-def _bare(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Report a config that is not there though other files are that are only written beside one."""
-    beside = [n for n in _BESIDE if n in folder.files]
-    others = found.tree.beside(folder) if found.tree else []
-    configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}
-    have = [rel for rel, config in configs.items() if isinstance(config, dict) and config.get("model_type")]
-    if beside:
-        said.problems.append(f"has {beside[0]} but no {CONFIG}: nothing can build the model")
-    elif have:
-        said.problems.append(f"has no {CONFIG}, unlike {some(have)}: nothing can build the model")
 
 
 def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said: Judgement) -> None:

@@ -231,14 +231,10 @@ def walk(root: Any) -> Iterator[tuple[str, Ref]]:
         seen.add(id(value))
         if len(stack) > _DEPTH:
             raise Doubtful(f"its pickle nests values deeper than {_DEPTH} levels", Cause.LIMIT)
-        stack.append(_Frame(_children(value), key))
-
-
-def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, Call):
-        parts = {"args": value.args, "state": value.state, "items": value.items, "parts": value.parts}
-        return iter(parts.items())
-    return iter(value.items()) if isinstance(value, dict) else enumerate(value)
+        if isinstance(value, Call):
+            value = {"args": value.args, "state": value.state, "items": value.items, "parts": value.parts}
+        children = value.items() if isinstance(value, dict) else enumerate(value)
+        stack.append(_Frame(iter(children), key))
 
 
 def _path(stack: list[_Frame], key: Any) -> str:

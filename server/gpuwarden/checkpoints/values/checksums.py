@@ -112,9 +112,22 @@ def finite_test(dtype: str, big_endian: bool = False) -> Test:
     It takes whole elements or blocks, at least one.
     """
     numpy = numpy_or_none()
-    if dtype in BLOCK_SCALES:
-        return _scales_test(numpy, dtype)
-    return plain_test(dtype, big_endian) if numpy is None else numpy_test(numpy, dtype, big_endian)
+    if dtype not in BLOCK_SCALES:
+        return plain_test(dtype, big_endian) if numpy is None else numpy_test(numpy, dtype, big_endian)
+    each, kind, offsets = BLOCK_SCALES[dtype]
+    finite, size = finite_test(kind), DTYPES[kind].bits // 8
+
+    def test(data: Any) -> tuple[bool, bool]:
+        if numpy is None:
+            raw = bytes(data)
+            picked = [b"".join(raw[i : i + size] for i in range(at, len(raw), each)) for at in offsets]
+        else:
+            blocks = numpy.frombuffer(data, numpy.uint8).reshape(-1, each)
+            picked = [numpy.ascontiguousarray(blocks[:, at : at + size]).data.cast("B") for at in offsets]
+        seen = [finite(scales) for scales in picked]
+        return any(hit for hit, _ in seen), any(high for _, high in seen)
+
+    return test
 
 
 def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
@@ -171,24 +184,6 @@ def plain_test(dtype: str, big_endian: bool = False) -> Test:
                 return True, True
             at = marks.find(1, at + 1)
         return False, any_bit(data)
-
-    return test
-
-
-def _scales_test(numpy: Any, dtype: str) -> Test:
-    """Return a test of blocks for scales that are not finite."""
-    each, kind, offsets = BLOCK_SCALES[dtype]
-    finite, size = finite_test(kind), DTYPES[kind].bits // 8
-
-    def test(data: Any) -> tuple[bool, bool]:
-        if numpy is None:
-            raw = bytes(data)
-            picked = [b"".join(raw[i : i + size] for i in range(at, len(raw), each)) for at in offsets]
-        else:
-            blocks = numpy.frombuffer(data, numpy.uint8).reshape(-1, each)
-            picked = [numpy.ascontiguousarray(blocks[:, at : at + size]).data.cast("B") for at in offsets]
-        seen = [finite(scales) for scales in picked]
-        return any(hit for hit, _ in seen), any(high for _, high in seen)
 
     return test
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
@@ -77,7 +76,13 @@ def listed(inventory: Inventory) -> InstancesReply:
     unknown = {named(k, 80): quoted(v) for k, v in inventory.unknown.items()}
     trouble = inventory.ledger
     lost = trouble is not None and trouble.incomplete
-    told = [_billing(inventory.rows, sure=not lost)] + (["Not everything could be seen."] if unknown else [])
+    billing, maybe = (sum(row.billing is state for row in inventory.rows) for state in (True, None))
+    counts = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
+    counts += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
+    text = f"{', and '.join(counts).capitalize()}{' as far as it is known' if lost else ''}."
+    # Of a ledger that lost records, others may bill: then no zero is told.
+    told = [] if lost and not (billing or maybe) else [text]
+    told += ["Not everything could be seen."] if unknown else []
     if trouble is not None:  # first, where it puts everything else into doubt
         told.insert(0 if lost else len(told), f"{trouble.message[:1].upper()}{trouble.message[1:]}.")
     return InstancesReply(
@@ -110,16 +115,6 @@ def instance_reply(row: Row) -> InstanceReply:
         stopped_at=row.stopped_at,
         clocks=[clock_reply(c) for c in row.clocks],
     )
-
-
-def _billing(rows: Sequence[Row], *, sure: bool) -> str:
-    """Count the machines that bill. Unless `sure`, others may bill unknown to the ledger: then no zero is told."""
-    billing, maybe = (sum(row.billing is state for row in rows) for state in (True, None))
-    told = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
-    told += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
-    if not sure:
-        return f"{', and '.join(told).capitalize()} as far as it is known." if billing or maybe else ""
-    return f"{', and '.join(told).capitalize()}."
 
 
 def account_reply(funds: Funds) -> AccountReply:

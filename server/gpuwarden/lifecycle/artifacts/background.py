@@ -6,6 +6,7 @@ The meter runs until everything is proven, so the watch does not wait for an age
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,12 @@ class Keeper:
 
     async def round(self) -> None:
         """Copy and verify what lacks it. Failures are reported in `trouble`, not raised."""
-        wanted = {job.id: job for job in self._unproven()}
+        jobs: Iterable[JobRecord] = ()
+        if self.ctx.policy.ending.background_gb > 0:
+            jobs = (read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES))
+        # Those that succeeded, whose machines may bill, and whose copy can still become a proven one.
+        ended = [job for job in jobs if job.state is Job.SUCCEEDED and job.handle is not None and job.outputs]
+        wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
         self.trouble = {name: why for name, why in self.trouble.items() if name in wanted}
         for job in wanted.values():
             await checkpoint()
@@ -51,35 +57,23 @@ class Keeper:
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
             self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
-    def _unproven(self) -> list[JobRecord]:
-        """Return the jobs that succeeded, whose machines may bill, and whose copy can still become a proven one."""
-        if self.ctx.policy.ending.background_gb <= 0:
-            return []
-        jobs = (read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES))
-        ended = (job for job in jobs if job.state is Job.SUCCEEDED and job.handle is not None and job.outputs)
-        return [job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}]
-
     async def _keep(self, job: JobRecord) -> None:
+        """Copy a job's outputs where there is room for all of them, and verify them."""
         # most rounds copy nothing, and what copies and proves is a second's import
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
         if copy_state(self.ctx, job.id) in _PULL:
-            if why := await self._no_room(job):
-                raise NotSupported(why)
+            assert job.handle is not None
+            listed = await self.ctx.backend(job.handle.backend).list_files(job.handle, job.outputs)
+            here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job.id)
+            limit = self.ctx.policy.ending.background_gb * 1e9
+            if here + listed.bytes > limit:
+                sizes = f"{listed.bytes / 1e9:.1f} GB do not fit into the {limit / 1e9:g} GB"
+                raise NotSupported(f"{sizes} that background_gb allows")
             await pull(self.ctx, job.id)
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
-
-    async def _no_room(self, job: JobRecord) -> str:
-        """Return why a job's outputs may not be copied unasked; empty where there is room for all of them."""
-        assert job.handle is not None
-        listed = await self.ctx.backend(job.handle.backend).list_files(job.handle, job.outputs)
-        here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job.id)
-        limit = self.ctx.policy.ending.background_gb * 1e9
-        if here + listed.bytes <= limit:
-            return ""
-        return f"{listed.bytes / 1e9:.1f} GB do not fit into the {limit / 1e9:g} GB that background_gb allows"
 
 
 def _bytes_below(folder: Path, without: str) -> int:

@@ -27,8 +27,10 @@ async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)
     while True:
-        now = await _news(ctx, job_id) if pause > FIRST_S else first
-        if read_job(ctx.ledger, job_id).state in TERMINAL_JOBS or _changed(first, now, until):
+        state, step, alerts = await _news(ctx, job_id) if pause > FIRST_S else first
+        moved = state != first[0] or read_job(ctx.ledger, job_id).state in TERMINAL_JOBS
+        stepped = until == "step" and step is not None and step != first[1]
+        if moved or stepped or (until == "alert" and set(alerts) - set(first[2])):
             return True
         left = end - ctx.clock.now()
         if left <= 0:
@@ -47,12 +49,3 @@ async def _news(ctx: Context, job_id: str) -> News:
     raised = tuple((alert.condition, alert.text, None) for alert in mine)
     told = tuple((a.kind, a.text, a.step) for a in seen.alerts) if seen else ()
     return job.state, seen.step if seen else None, (*raised, *told)
-
-
-def _changed(first: News, now: News, until: Until) -> bool:
-    """Return whether something of the kind that is waited for is new. A change of state ends every wait."""
-    if first[0] != now[0]:
-        return True
-    if until == "step":
-        return now[1] is not None and now[1] != first[1]
-    return until == "alert" and bool(set(now[2]) - set(first[2]))

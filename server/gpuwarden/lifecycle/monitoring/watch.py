@@ -138,7 +138,11 @@ class Watcher:
             if now >= self._next_sweep:
                 self._next_sweep = now + SWEEP_S
                 trouble |= (await sweep(self.ctx))[1]
-            trouble |= self.keeper.trouble | await self.orders.round(self._awake_since(now))
+            # A round was missed: this process's machine was asleep, or the clock leapt.
+            if self._looked_at and not 0 <= now - self._looked_at <= 3 * self.every_s + LEAP_S:
+                self._leapt_at = now
+            self._looked_at = now
+            trouble |= self.keeper.trouble | await self.orders.round(self._leapt_at)
             self._read()
             found = await conditions(self.ctx, self._raised)
             news = self._settle(found, self._held(found))
@@ -148,13 +152,6 @@ class Watcher:
             return Round(tuple(news), tuple(self._raised.values()), trouble)
         except Exception as error:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
-
-    def _awake_since(self, now: float) -> float:
-        """Return when this process last missed rounds: its machine was asleep, or the clock leapt. 0: never."""
-        if self._looked_at and not 0 <= now - self._looked_at <= 3 * self.every_s + LEAP_S:
-            self._leapt_at = now
-        self._looked_at = now
-        return self._leapt_at
 
     # --------------------------------------------------------------------------------------------------- back-off
 

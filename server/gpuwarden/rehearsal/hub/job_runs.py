@@ -209,19 +209,16 @@ class JobRuns:
                 raise OSError(f"bucket {volume.source} was not found, or may not be written to")
             source = bucket.place(inner) if inner else bucket.files
         else:
-            source = self._copy_of_repo(volume, folder) / inner
+            repo = self.store.get(volume.type, volume.source)
+            commit = repo.commit_of(volume.revision or "main") if repo else None
+            if commit is None:
+                raise OSError(f"{volume.type} {volume.source} was not found")
+            top = folder / f"volume-{secrets.token_hex(4)}"
+            top.mkdir()
+            for path, ref in commit.files.items():
+                (top / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self.store.blob(ref), top / path)
+            source = top / inner
         if not source.is_dir():
             raise OSError(f"{volume.source} does not have the folder {inner!r}")
         return str(source), volume.mountPath.rstrip("/"), volume.writable
-
-    def _copy_of_repo(self, volume: Volume, folder: Path) -> Path:
-        repo = self.store.get(volume.type, volume.source)
-        commit = repo.commit_of(volume.revision or "main") if repo else None
-        if commit is None:
-            raise OSError(f"{volume.type} {volume.source} was not found")
-        top = folder / f"volume-{secrets.token_hex(4)}"
-        top.mkdir()
-        for path, ref in commit.files.items():
-            (top / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.store.blob(ref), top / path)
-        return top

@@ -35,7 +35,13 @@ class Course:
     def loss(self, name: str, value: float, step: int | None) -> tuple[str, str, str] | None:
         """Take one value of a loss; return an alert's kind, text and subject where one is due."""
         past = self.losses.setdefault(name, [])
-        limit = self._limit(name, past)
+        limit = None
+        if len(past) >= self.LEAST:
+            usual = middle(past)
+            early = self.early.setdefault(name, middle(past[: self.LEAST // 2]))
+            spread = middle(abs(v - usual) for v in past)
+            # Five times the median, ten times the spread, half of the first values.
+            limit = max(self.JUMP * usual, usual + 10 * spread, early / 2) if usual > 0 else None
         if limit is None or value <= limit:
             was, self.high[name] = self.high.get(name, 0), 0
             self.losses[name] = [*past, value][-self.MEMORY :]
@@ -43,15 +49,6 @@ class Course:
         self.high[name] = self.high.get(name, 0) + 1
         text = f"{name} is {value:.4g} at step {step}, the {self.ROW}th value in a row above {limit:.4g}"
         return ("spike", text, name) if self.high[name] == self.ROW else None
-
-    def _limit(self, name: str, past: list[float]) -> float | None:
-        """Return the spike threshold: five times the median, ten times the spread, half of the first values."""
-        if len(past) < self.LEAST:
-            return None
-        usual = middle(past)
-        early = self.early.setdefault(name, middle(past[: self.LEAST // 2]))
-        spread = middle(abs(v - usual) for v in past)
-        return max(self.JUMP * usual, usual + 10 * spread, early / 2) if usual > 0 else None
 
     def pace(self, step: int, now: float) -> tuple[str, str, str] | None:
         """Take the newest step; return an alert's kind, text and subject where one is due."""

@@ -161,7 +161,12 @@ class LogReader:
     def count_step(self, found: Reading) -> int | None:
         """Return the step, counted from the first of the run, and keep the total."""
         if found.step is not None and found.trains:
-            return self._plain_step(found)
+            # With an end it may be one of an epoch's.
+            if found.total is not None and self.epochs is not None and found.epoch is not None:
+                self.total = self._all_epochs(found.total)
+                return int(found.epoch - self.first_epoch) * found.total + found.step
+            self.total = found.total or self.announced or self.total
+            return found.step
         if found.at is None or not found.trains:
             return None
         here, end = found.at
@@ -178,15 +183,6 @@ class LogReader:
         self.last_at = here
         self.total = self.announced or (None if self.laps else end)
         return self.laps * end + here
-
-    def _plain_step(self, found: Reading) -> int | None:
-        """Return a step that the line names. With an end it may be one of an epoch's."""
-        assert found.step is not None
-        if found.total is not None and self.epochs is not None and found.epoch is not None:
-            self.total = self._all_epochs(found.total)
-            return int(found.epoch - self.first_epoch) * found.total + found.step
-        self.total = found.total or self.announced or self.total
-        return found.step
 
     def _all_epochs(self, each: int) -> int | None:
         """Return the steps of the whole run. Some count epochs from 0 to one less than there are."""

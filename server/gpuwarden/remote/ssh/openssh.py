@@ -110,18 +110,15 @@ def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Pat
     Raises `HostKeyChanged`, `AuthFailed`, `BadReply` when something else than SSH answers, else `Unreachable`.
     """
     known = known_keys(endpoint, pin)
-    folder = Path(tempfile.mkdtemp(prefix="gw-", dir=_short_folder()))
+    above = tempfile.gettempdir()
+    if len(above) > _SOCKET_CHARS - 16:  # too long a path for a socket
+        above = "/tmp"  # noqa: S108
+    folder = Path(tempfile.mkdtemp(prefix="gw-", dir=above))
     try:
         return _Login(ssh, endpoint, known, config, folder).run()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _short_folder() -> str:
-    """Return a folder for temporary files with a short enough path for a socket."""
-    chosen = tempfile.gettempdir()
-    return chosen if len(chosen) <= _SOCKET_CHARS - 16 else "/tmp"  # noqa: S108
 
 
 def plain_env() -> dict[str, str]:

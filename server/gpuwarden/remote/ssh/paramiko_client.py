@@ -171,7 +171,13 @@ def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None =
     proxy = None
     try:
         if jumps:
-            sock = _through_jump(endpoint, jumps[0])
+            where = (endpoint.host, endpoint.port)
+            try:
+                sock = jumps[0].transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=CONNECT_S)
+            except Exception as problem:
+                raise Unreachable(
+                    f"the jump host can't reach {endpoint}: {problem}", "Try it with ssh -J."
+                ) from problem
         elif endpoint.proxy_command:
             sock, proxy = _through_command(endpoint.proxy_command)
         else:
@@ -194,15 +200,6 @@ def _open_jumps(endpoint: Endpoint, config: Path | None, hops: int) -> tuple[Ope
     if before:
         hop = Endpoint(**{**vars(hop), "proxy_jump": tuple(before)})
     return (connect(hop, config=config, hops=hops + 1),)
-
-
-def _through_jump(endpoint: Endpoint, jump: Opened) -> Any:
-    try:
-        return jump.transport.open_channel(
-            "direct-tcpip", (endpoint.host, endpoint.port), ("127.0.0.1", 0), timeout=CONNECT_S
-        )
-    except Exception as problem:
-        raise Unreachable(f"the jump host can't reach {endpoint}: {problem}", "Try it with ssh -J.") from problem
 
 
 def _through_command(command: str) -> tuple[Any, subprocess.Popen[bytes] | None]:
@@ -239,7 +236,13 @@ def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors are raised as well; once is enough
     client = paramiko.SSHClient()
     known = known_keys(endpoint, pin)
-    _fill(client.get_host_keys(), endpoint, known)
+    keys = client.get_host_keys()
+    name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
+    for line in reversed(known.listed):  # of one type the first line counts
+        with suppress(Exception):  # a type that paramiko does not know
+            key = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {line}").key
+            if line not in known.revoked:
+                keys.add(name, key.get_name(), key)
     policy = _TrustOnce(endpoint, known)
     client.set_missing_host_key_policy(policy)
     try:
@@ -265,18 +268,6 @@ class _TrustOnce:
         if wrong := self.known.judge(self.endpoint, _line(key), certificates=False):
             raise wrong
         self.trusted = True
-
-
-def _fill(keys: Any, endpoint: Endpoint, known: KnownKeys) -> None:
-    """Fill paramiko's `keys` with those that this host may show."""
-    import paramiko
-
-    name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
-    for line in reversed(known.listed):  # of one type the first line counts
-        with suppress(Exception):  # a type that paramiko does not know
-            key = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {line}").key
-            if line not in known.revoked:
-                keys.add(name, key.get_name(), key)
 
 
 def _line(key: Any) -> str:

@@ -75,19 +75,14 @@ class Part:
                 stretch = stretch[self._file.write(stretch) :]
         self.offset += taken
         if self.offset - self._begun >= FLUSH_BYTES:
-            self._begin_flush()
+            # Disk and network work in parallel then, and `finish` waits briefly: Linux starts to write a range that
+            # is marked as not needed, and keeps it in memory until that is done.
+            if hasattr(os, "posix_fadvise"):
+                came = self.offset - self._begun
+                with contextlib.suppress(OSError):
+                    os.posix_fadvise(self._file.fileno(), self._begun, came, os.POSIX_FADV_DONTNEED)
+            self._begun = self.offset
         return taken
-
-    def _begin_flush(self) -> None:
-        """Start writing to disk what came, so that disk and network work in parallel and `finish` waits briefly.
-
-        Linux starts to write a range that is marked as not needed, and keeps it in memory until that is done.
-        """
-        if hasattr(os, "posix_fadvise"):
-            assert self._file is not None
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._file.fileno(), self._begun, self.offset - self._begun, os.POSIX_FADV_DONTNEED)
-        self._begun = self.offset
 
     def restart(self) -> None:
         """Discard everything: the content turned out to be wrong."""

@@ -356,19 +356,16 @@ class _Receiver:
             await self._stream(artifact, part)
         if not await self._matches(artifact, part):
             await to_thread.run_sync(part.restart)
-            raise await self._blamed(artifact)
-
-    async def _blamed(self, artifact: Artifact) -> BadReply:
-        """Return the error for a file whose bytes don't match its digest: written to since, or damaged untouched."""
-        if artifact.sealed_at is None:
-            return _changed(artifact)
-        if isinstance(self.source, Sealing) and artifact.path not in await self.source.digests([artifact]):
-            return _changed(artifact)
-        return BadReply(
-            f"{artifact.path} no longer has the bytes whose digest was recorded right after its save, "
-            "though by its times nobody wrote to it",
-            "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
-        )
+            untouched = artifact.sealed_at is not None
+            if untouched and isinstance(self.source, Sealing):
+                untouched = artifact.path in await self.source.digests([artifact])
+            if not untouched:
+                raise _changed(artifact)
+            raise BadReply(
+                f"{artifact.path} no longer has the bytes whose digest was recorded right after its save, "
+                "though by its times nobody wrote to it",
+                "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
+            )
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
         """Return whether the part's digest equals the machine's, where it has one."""

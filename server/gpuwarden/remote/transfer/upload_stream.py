@@ -128,13 +128,8 @@ class UploadStream:
         self._next("synced", SYNC_S)
         if self._confirmed < len(self._rows):
             raise BadReply("the machine confirmed fewer files than it was sent", "Push again.")
-        self._let_end()
-
-    def _let_end(self) -> None:
-        """Wait a moment for the agent to end by itself. To end it from outside takes longer than to push a small file.
-
-        Everything is confirmed by now, so whatever goes wrong here changes nothing.
-        """
+        # The agent gets a moment to end by itself; to end it from outside takes longer than to push a small file.
+        # Everything is confirmed by now, so whatever goes wrong here changes nothing.
         self.session.end_input()
         with suppress(TimeoutError, WardenError):
             if not self.session.read_into(self._buffer, END_S):
