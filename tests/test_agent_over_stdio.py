@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import need
-from doors import environment
+from doors import environment, quick_warden
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
 
@@ -64,6 +64,7 @@ class Agent:
         self.folder, self.secret = folder / "user", folder / "user" / ".ssh" / "f"
         self.secret.parent.mkdir(parents=True)
         self.secret.write_text(KEY)
+        quick_warden(folder / "home").ledger.close()  # so that a machine which nobody ends lives for two minutes
         env = environment(folder / "home", HOME=str(self.folder), RUNPOD_API_KEY=ACCOUNT, HF_TOKEN=HUB)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpuwarden", "mcp"], env=env, cwd=self.folder, stdin=subprocess.PIPE,

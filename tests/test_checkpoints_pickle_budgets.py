@@ -104,13 +104,13 @@ def test_a_part_of_every_limit_costs_that_part(tmp_path: Path, what: str, contai
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("level", [Level.STRUCTURE, Level.CONTENT, Level.LOAD])
 @pytest.mark.parametrize("what", HOSTILE)
-def test_every_limit_in_full_costs_what_is_promised(tmp_path: Path, what: str, level: Level) -> None:
+def test_every_limit_in_full_costs_what_is_promised(tmp_path: Path, what: str) -> None:
     path = zip_file(tmp_path / "model.pt", HOSTILE[what](Limits().opcodes - 500), {"data/0": bytes(4)})
-    seconds, _ = cost(path, level, Limits(), memory=False)
+    # The deepest level does the work of the others too.
+    seconds, _ = cost(path, Level.LOAD, Limits(), memory=False)
     assert seconds < SECONDS
-    _, most = cost(path, level, Limits(), memory=True)
+    _, most = cost(path, Level.LOAD, Limits(), memory=True)
     assert most < MEMORY
 
 
