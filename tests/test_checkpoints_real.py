@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from conftest import need
+from forked import own_progress_locks
 from gpuwarden.checkpoints.examine import look, reader
 from gpuwarden.checkpoints.file_model import Limits
 from gpuwarden.checkpoints.findings import Ask
@@ -156,6 +157,7 @@ def in_child(work: Callable[[], object], root: Path, moment: float) -> None:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(1, 2)
+            own_progress_locks()
             work()
         finally:
             os._exit(1)

@@ -11,6 +11,8 @@ import runpy
 import sys
 import traceback
 
+from forked import own_progress_locks
+
 
 def run(job: dict[str, object]) -> int:
     """Run one script as the main program; return its exit code."""
@@ -45,6 +47,7 @@ def main() -> None:
         sys.stdout.flush()
         child = os.fork()
         if not child:
+            own_progress_locks()
             log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)

@@ -1,0 +1,24 @@
+"""What a forked process needs that is killed: nothing of it may be locked for its siblings."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+def own_progress_locks() -> None:
+    """Give this process locks of its own for progress bars.
+
+    tqdm shares a semaphore with forked processes; one that is killed while it draws a bar would keep it for ever.
+    """
+    if "tqdm.std" in sys.modules:
+        for bar in _with_subclasses(sys.modules["tqdm.std"].tqdm):
+            bar.set_lock(threading.RLock())
+
+
+def _with_subclasses(kind: type[Any]) -> Iterator[Any]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _with_subclasses(below)
