@@ -256,7 +256,8 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
         *(Fault(kind="stale", call=call, probability=0.3, seconds=0.04) for call in ("find", "get", "list")),
     ),
 }
-FAULTS["cuts"] = FAULTS["lies"]
+# A refused create is believed after one look, so that look is not stale here.
+FAULTS["cuts"] = tuple(f for f in FAULTS["lies"] if (f.kind, f.call) != ("stale", "find"))
 KINDS = ("plain", "faults", "preempted", "accounts", "hosts", "lies")
 
 

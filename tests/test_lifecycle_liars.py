@@ -9,16 +9,15 @@ from typing import Any
 import anyio
 import pytest
 
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Resources
+from gpuwarden.core.models import Answer, Instance, Known, Resources
 from gpuwarden.core.policy import Caps, Policy
-from gpuwarden.core.states import LIVE_LEASES, Job, Lease
+from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.meter import spent
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.budgets import spent_today
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, launch, open_house, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
@@ -80,33 +79,6 @@ class House:
 
 def saying(**lies: object) -> Twist:
     return lambda seen: seen.model_copy(update=lies)
-
-
-@pytest.mark.attack("ending", "refuses a create that it carries out, while its list is older than the request")
-async def test_a_refusal_is_believed_after_a_second_look_and_its_machine_given_back(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    lies = Fault(kind="false_refusal", call="create"), Fault(kind="stale", call="find", seconds=5)
-    house.cloud = rent_cloud(house.ctx, *lies, settings=Settings(boot_s=0, stop_s=0, settle_s=10))
-    job = await launch(house.ctx, house.spec("refused"))
-    seen = await check(house.ctx, job)
-    assert seen.job.state is Job.FAILED and "refused" in seen.job.why
-    assert seen.job.lease is not None and read_lease(house.ctx.ledger, seen.job.lease).state in LIVE_LEASES
-    for _ in range(4):
-        house.clock.ahead += 11
-        await check(house.ctx, job)
-    assert [r.state for r in records(house.cloud)] == [InstanceState.GONE]
-    assert read_lease(house.ctx.ledger, seen.job.lease).state is Lease.STOPPED
-
-
-async def test_a_true_refusal_rents_nothing_and_says_so_after_a_second_look(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    none = Fault(kind="no_capacity", call="create")
-    house.cloud = rent_cloud(house.ctx, none, settings=Settings(boot_s=0, stop_s=0, settle_s=10))
-    job = await launch(house.ctx, house.spec("refused"))
-    house.clock.ahead += 11
-    seen = await check(house.ctx, job)
-    assert seen.job.state is Job.FAILED
-    assert seen.job.lease is not None and read_lease(house.ctx.ledger, seen.job.lease).state is Lease.NONE
 
 
 @pytest.mark.attack("spending", "bills nothing while the meter runs, to lift a cap")

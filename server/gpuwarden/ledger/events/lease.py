@@ -53,7 +53,7 @@ class CreateDoubted(Body):
 
 
 class CreateRefused(Body):
-    """The platform refused to rent. Ledgers of earlier versions have it; one look was believed then."""
+    """The platform refused to rent."""
 
     event: Literal["create.refused"] = "create.refused"
     MOVES_TO: ClassVar = Lease.NONE

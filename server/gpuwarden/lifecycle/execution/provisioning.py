@@ -14,12 +14,13 @@ from gpuwarden.core.errors import AuthFailed, RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.reasons import Code, because
-from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import (
     AbandonIntent,
     CreateAbsent,
     CreateDoubted,
     CreateIntent,
+    CreateRefused,
     CreateUnknown,
     HostWaiting,
     JobCanceled,
@@ -109,8 +110,7 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
             return False
         if found.value:
             return _take_on(ctx, lease, found.value)
-        # A list may be older than the request: the lease is closed by a second look, and until then it may bill.
-        ctx.ledger.add(lease.subject, CreateAbsent(why="the request was refused; no instance carries the token"))
+        ctx.ledger.add(lease.subject, CreateRefused(why=refusal.message))
         return _refused_for_good(ctx, job, lease)
     if isinstance(answer, Known) and answer.value.token != lease.id:
         answer = Unknown(f"the answer names machine {answer.value.id}, which does not carry the token {lease.id}")
@@ -179,12 +179,8 @@ async def tend(ctx: Context, lease_id: str) -> None:
     if lease.instance_id is not None:
         await look(ctx, lease_id)
         await _give_back(ctx, lease_id)
-    elif lease.state is Lease.UNVERIFIED and await _adopt(ctx, lease):
-        refused, ended = ctx.ledger.last(lease.subject, CreateDoubted), read_job(ctx.ledger, lease.job_id).state
-        adopted = read_lease(ctx.ledger, lease_id).instance_id is not None
-        if adopted and refused is not None and ended in TERMINAL_JOBS:
-            _intend_to_abandon(ctx, lease, f"it was made by a request that was refused ({refused.data.why})")
-            await _give_back(ctx, lease_id)
+    elif lease.state is Lease.UNVERIFIED:
+        await _adopt(ctx, lease)
 
 
 async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
