@@ -93,7 +93,7 @@ async def launch_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path
     """Push, launch and poll with the line cut at random: the job runs once, whatever reply was lost."""
     place = far(proxy, tmp_path)
     rng = random.Random(11)
-    proxy.arm(lambda: int(10 ** rng.uniform(2.5, 5.7)) if proxy.cuts < cuts else None)
+    proxy.arm(lambda: int(10 ** rng.uniform(2.5, 5.2)) if proxy.cuts < cuts else None)  # a job takes few bytes
     spec = shell("echo run >> ../count; sleep 0.2; cat ../count")
     job, handle, asked = 0, None, 0
     while proxy.cuts < cuts:  # a connection that ended before its cut was none
