@@ -26,9 +26,9 @@ def torch() -> Any:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two checkpoints in two shards each, as a Trainer lays them out."""
+    t = torch()
     from safetensors.torch import save_file
 
-    t = torch()
     t.manual_seed(0)
     root = tmp_path_factory.mktemp("run")
     made = t.nn.Sequential(t.nn.Linear(64, 64), t.nn.Linear(64, 64))
