@@ -393,7 +393,7 @@ def driver(tmp_path: Path, near: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     made.close()
 
 
-@pytest.mark.parametrize("deaths", [8, pytest.param(80, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("deaths", [pytest.param(8, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.prove)])
 def test_death_while_inputs_are_taken_and_copied_loses_and_doubles_nothing(
     driver: Driver, near: Path, tmp_path: Path, deaths: int
 ) -> None:

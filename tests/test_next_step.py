@@ -367,6 +367,7 @@ STORIES: tuple[Callable[[Walk], Awaitable[str]], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", STORIES, ids=lambda story: story.__name__)
 async def test_whoever_obeys_the_hints_comes_to_an_end(walk: Walk, begin: Callable[[Walk], Awaitable[str]]) -> None:
     job = await begin(walk)
