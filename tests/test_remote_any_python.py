@@ -39,7 +39,7 @@ def start(path: Path, source: str = SHOW, home: Path = Path("/nowhere")) -> subp
         if not (path / tool).exists():
             (path / tool).symlink_to(str(shutil.which(tool)))
     words = python_command(ANY_PYTHON, source, "a b", "$(c)")
-    words[2] = words[2].replace("/usr/", "/none/").replace("/opt/", "/none/").replace("/root/", "/none/")
+    words[2] = words[2].replace("/usr/", "/none/").replace("/opt/", "/none/")
     env = {"PATH": str(path), "HOME": str(home)}
     return subprocess.run(words, env=env, input="in", capture_output=True, text=True, timeout=30)
 

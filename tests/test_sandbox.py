@@ -643,8 +643,9 @@ async def test_a_program_that_a_job_made_shows_nothing(
         spec = JobSpec(platform="local", script=makes, args=(str(folder),), timeout_s=60)
         first = await backend.submit(spec, place, f"t-one-{number}", secrets={})
         assert (await ended(backend, first)).state is Job.SUCCEEDED, (await backend.logs(first)).text
-        reads = f"cat {first.run_dir}/work/venv/lib/id_*; ls {first.run_dir}/work/venv/share"
-        second = JobSpec(platform="local", command=(f"{first.run_dir}/work/{program}", "-c", reads), timeout_s=60)
+        made = Path(first.run_dir, "work")
+        reads = f"cat {made}/venv/lib/id_*; ls {made}/venv/share"
+        second = JobSpec(platform="local", command=(str(made / program), "-c", reads), timeout_s=60)
         handle = await backend.submit(second, place, f"t-two-{number}", secrets={})
         await ended(backend, handle)
         log = (await backend.logs(handle)).text

@@ -16,7 +16,7 @@ NO_PYTHON: Final = 95
 """The exit code where none is."""
 OLDEST: Final = (3, 8)
 PLACES: Final = (
-    "python3 python /opt/conda/bin/python /root/miniconda3/bin/python /venv/main/bin/python "
+    "python3 python /opt/conda/bin/python $HOME/miniconda3/bin/python /venv/main/bin/python "
     "/usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8"
 )
 """Where images put it, in the order of preference."""
