@@ -6,7 +6,7 @@ Prints ratios: at most 1.0 for a status check of ten jobs against one `ssh` exec
 pushes and pulls, of one large file and of many small ones, against the better of `rsync -a` and `scp -r`. Those are
 measured twice: as they are, and with the cipher that our own transfers ask for (aes128-gcm).
 
-Every round runs all of them, one after the other, each with a connection of its own, and each once what the one before
+Every round runs all of them, one after the other, each over its own connection, and each once what the one before
 left unwritten is on the disk. A ratio is the median over the rounds of our time to the better peer's in the same round.
 Ours includes the search for a Python on the machine, for a pull the roster, a sha256 of every file on both sides, and
 that all is durable at the end; its peers do nothing of that. So a third line compares with `rsync --fsync`, which

@@ -1,4 +1,4 @@
-"""What a forked process needs that is killed: nothing of it may be locked for its siblings."""
+"""Prepare a forked process that will be killed: its siblings must not wait for a lock of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def own_progress_locks() -> None:
-    """Give this process locks of its own for progress bars.
+    """Give this process its own locks for progress bars.
 
     tqdm shares a semaphore with forked processes; one that is killed while it draws a bar would keep it for ever.
     """

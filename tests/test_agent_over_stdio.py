@@ -141,7 +141,7 @@ LINES = {
 }  # fmt: skip
 
 
-@pytest.mark.attack("boundary", "sends the server lines that are no messages")
+@pytest.mark.attack("boundary", "sends the server lines that are not messages")
 @pytest.mark.parametrize("line", LINES)
 def test_the_server_survives_any_line(agent: Agent, line: str) -> None:
     agent.send(LINES[line])

@@ -1,4 +1,4 @@
-"""What a small file may cost at every level: bytes decompressed and lines parsed are counted, not seconds."""
+"""Bound what a small file costs at every level: bytes decompressed and lines parsed are counted, not seconds."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_only_damage_is_pulled_again() -> None:
     for cause in Cause:
         actions, said = hints(of(cause, job="j1"))
         assert (Action.PULL in actions) == (cause is Cause.DAMAGE) and said, cause
-    assert Action.PULL not in hints(of(Cause.DAMAGE))[0], "a path that is no job's can't be pulled"
+    assert Action.PULL not in hints(of(Cause.DAMAGE))[0], "a path without a job can't be pulled"
 
 
 def test_every_cause_has_its_own_next_step() -> None:

@@ -185,19 +185,19 @@ def test_transformers_decides_where_the_table_does_not(tmp_path: Path) -> None:
     variant("own", architectures=["OwnModel"], auto_map={"AutoModel": "modeling_own.OwnModel"})
     variant("kernel", _attn_implementation="someone/kernel", attn_implementation="someone/kernel")
     report = verify(tmp_path, Level.LOAD)
-    told = {p.partition(":")[0]: p for p in report.problems}
-    assert told.keys() == {"wide", "short", "long", "lost"}, told
-    assert "tensors have other shapes than the architecture" in told["wide"]
-    assert "tensors are of layers that the architecture does not have" in told["short"]
-    assert "tensors that the architecture needs are not there" in told["long"]
-    assert "tensors that the architecture needs are not there" in told["lost"]
+    reported = {p.partition(":")[0]: p for p in report.problems}
+    assert reported.keys() == {"wide", "short", "long", "lost"}, reported
+    assert "tensors have other shapes than the architecture" in reported["wide"]
+    assert "tensors are of layers that the architecture does not have" in reported["short"]
+    assert "tensors that the architecture needs are not there" in reported["long"]
+    assert "tensors that the architecture needs are not there" in reported["lost"]
     assert {p.partition(":")[0] for p in report.proved if "finds each of its tensors" in p} == {"good", "kernel"}
     assert any(line.startswith("own:") and "has no architecture 'OwnModel'" in line for line in report.not_checked)
 
 
 @pytest.mark.prove
 def test_every_family_is_proven_whole_and_refuted_with_a_tensor_less(tmp_path: Path) -> None:
-    """What transformers writes agrees with what it builds; a lost tensor and a doubled one do not."""
+    """Files of transformers agree with the models that it builds; a lost tensor and a doubled one do not."""
     want_transformers()
     import torch
     from safetensors.torch import load_file as load

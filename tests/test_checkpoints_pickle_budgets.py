@@ -1,4 +1,4 @@
-"""What one pickle may cost, whatever is in it: processor time and memory at every level, not seconds on a clock."""
+"""Bound what one pickle costs, whatever is in it: processor time and memory at every level, not seconds on a clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuwarden.core.models import Level, Verdict
 from pickle_kit import name, text, zip_file
 
 SECONDS, MEMORY = 20.0, 1 << 30
-"""What the documentation promises for one file beyond the reading of its bytes."""
+"""Promised in the documentation for one file, beyond the reading of its bytes."""
 SCALE = 20
 SMALL = Limits(opcodes=Limits().opcodes // SCALE, tensors=Limits().tensors // SCALE, pickle=Limits().pickle // SCALE)
 

@@ -1,7 +1,7 @@
 """The line to a machine is cut in the middle of transfers, while its provider lies and another account looks at it.
 
 Each life is one job from quote to teardown, as in `test_crash`, but its machine is behind a real OpenSSH server and a
-proxy that cuts all connections at random points. Every use case runs in a process of its own; half of those after the
+proxy that cuts all connections at random points. Every use case runs in its own process; half of those after the
 submit run with another account's key first, and one in ten is killed.
 """
 

@@ -1,4 +1,4 @@
-"""What the payer sees: status, jobs, costs, wait, and what waits for a person, from the ledger and with real jobs."""
+"""Show the payer status, jobs, costs, wait, and what waits for a person, from the ledger and with real jobs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def rent(house: House, job: str, hours: float, cost: float | None) -> None:
     house.write(begins(job, "vastai"))
     house.clock.time += hours * HOUR
     for subject, body in ends(job, "vastai"):
-        told = isinstance(body, ev.LeaseStopped)
-        house.ledger.add(subject, body.model_copy(update={"cost_usd": cost}) if told else body)
+        stopped = isinstance(body, ev.LeaseStopped)
+        house.ledger.add(subject, body.model_copy(update={"cost_usd": cost}) if stopped else body)
 
 
 # ------------------------------------------------------------------------------------------------------------ costs
@@ -112,8 +112,8 @@ def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
     from gpuwarden.interfaces.results.overview import CostReply, CostsReply
 
     rows = [CostReply(key=key, usd=1.0, machines=1) for key in ("=1+1", "@x", "-1", "fine,name")]
-    told = list(csv.reader(io.StringIO(costs_csv(CostsReply(since=0.0, by="project", rows=rows)))))
-    assert [row[0] for row in told[1:]] == ["'=1+1", "'@x", "'-1", "fine,name"]
+    table = list(csv.reader(io.StringIO(costs_csv(CostsReply(since=0.0, by="project", rows=rows)))))
+    assert [row[0] for row in table[1:]] == ["'=1+1", "'@x", "'-1", "fine,name"]
 
 
 # ------------------------------------------------------------------------------------------------------------- jobs
@@ -300,13 +300,13 @@ def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House) -> N
     from gpuwarden.interfaces.cli.screen import billing_now
     from gpuwarden.interfaces.results import status_of
 
-    def told(price: float | None, platform: str = "vastai") -> str:
+    def bill(price: float | None, platform: str = "vastai") -> str:
         reply = status_of(glance(house.ctx, {}))
         lines = [line.model_copy(update={"price_usd_per_hour": price, "platform": platform}) for line in reply.running]
         return billing_now(reply.model_copy(update={"running": lines}))
 
-    assert told(2.0) == "now $4.00/h" and told(None).endswith("2 machines at an unknown price")
-    assert told(1.0, "rehearsal/vastai") == "only rehearsals bill"
+    assert bill(2.0) == "now $4.00/h" and bill(None).endswith("2 machines at an unknown price")
+    assert bill(1.0, "rehearsal/vastai") == "only rehearsals bill"
 
 
 def test_a_long_status_fits_one_screen_of_80_columns(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ def test_times_are_of_this_computers_zone(zone: str) -> None:
     from gpuwarden.interfaces.cli.drawing import local
 
     at = 1_800_000_000.0
-    told = datetime.fromtimestamp(at).astimezone()
-    assert console.when(at) == told.strftime("%Y-%m-%d %H:%M:%S") and local(at) == told.strftime("%H:%M")
-    assert (zone == "UTC") is (told.utcoffset() == timedelta(0))
+    moment = datetime.fromtimestamp(at).astimezone()
+    assert console.when(at) == moment.strftime("%Y-%m-%d %H:%M:%S") and local(at) == moment.strftime("%H:%M")
+    assert (zone == "UTC") is (moment.utcoffset() == timedelta(0))
     assert local(None) == local(float("inf")) == local(-1e30) == "-"

@@ -302,7 +302,7 @@ async def test_the_folder_of_a_pull_and_its_job_have_the_same_verdict(
 
     stranger = open_house(tmp_path / "other", SystemClock())
     alone = await verify(stranger, str(dest), level)
-    assert [f.path for f in alone.files] == ["out/model.safetensors"], "a pull's own files are no part of it"
+    assert [f.path for f in alone.files] == ["out/model.safetensors"], "a pull's own files do not belong to it"
     assert alone.verdict is Verdict.PROVEN, said(alone)
 
     with (dest / "out/model.safetensors").open("r+b") as file:

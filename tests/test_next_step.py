@@ -94,7 +94,7 @@ def weights() -> bytes:
 
 
 class Walk(House):
-    """An agent and a person who do exactly what they are told, and nothing else."""
+    """An agent and a person who do exactly what the hints say, and nothing else."""
 
     def __init__(self, home: Path, processes: Processes) -> None:
         super().__init__(home, processes)
@@ -110,7 +110,7 @@ class Walk(House):
         return job
 
     def ends_itself(self, verb: Callable[[str], object]) -> None:
-        """Let the platform end the machine, as at an end date of its own."""
+        """Let the platform end the machine, as at its own end date."""
         self.in_the_console = True
         verb(records(self.cloud)[0].id)
 
@@ -140,7 +140,7 @@ class Walk(House):
                 if str(record.state) == "stopped":
                     self.cloud.start(record.id)
             self.clock.advance(31)
-        if self.turns[key] == 2 and not waits:  # somebody who is told the same again takes the other way
+        if self.turns[key] == 2 and not waits:  # somebody who reads the same again takes the other way
             step = next((s for s in rest if s.alternative), step)
         if self.turns[key] == 3 and now.job is Job.RUNNING:
             self.backend.end(self.handle(job))

@@ -24,7 +24,7 @@ Found = tuple[float | None, int | None, float | None, float | None, bool]
 
 
 def read(text: str) -> Found:
-    """What a whole log leaves: step, total, loss, learning rate, and whether it is an alarm."""
+    """Values read from a whole log: step, total, loss, learning rate, and whether it is an alarm."""
     reader, known, alarm = LogReader(), dict[str, float](), False
     for piece in range(0, len(data := text.encode() + b"\n"), 37):  # a pipe cuts anywhere
         for row in reader.feed(data[piece : piece + 37]):
@@ -167,7 +167,7 @@ def test_a_flood_of_lines_is_passed_over_until_the_next_turn() -> None:
     assert list(reader.feed(b"step 7: loss 2.5\n")) == [{"step": 7, "loss": 2.5}]
 
 
-@pytest.mark.attack("runner", "a job that prints a status of its own")
+@pytest.mark.attack("runner", "a job that prints its own status")
 def test_output_sets_numbers_and_nothing_else(folder: Path) -> None:
     lines = '{"state": "failed", "step": 9, "loss": 1.5, "why": "x", "total_steps": 3}\n'
     (folder / "lines").write_text(lines + "step 10 state: canceled loss: 1.25\n")

@@ -127,7 +127,7 @@ async def test_a_certificate_of_the_user(client: str, rewrite: Callable[..., Pat
 async def test_identity_agent_none_asks_no_agent(
     sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent of SSH_AUTH_SOCK holds the key, and the user's configuration says that it is not for this host."""
+    """The agent of SSH_AUTH_SOCK has the key, and the user's configuration says that it is not for this host."""
     monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
     run("ssh-add", "-q", str(sshd.folder / "clientkey"))
     (tmp_path / "held.pub").write_text((sshd.folder / "clientkey.pub").read_text())

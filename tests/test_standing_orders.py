@@ -46,11 +46,11 @@ class Ordered(House):
 
     async def watched(self, minutes: float, step_s: float = 60.0) -> list[str]:
         """Let the watch look every `step_s` seconds for so long; the kinds of the alerts that it raised."""
-        told: list[str] = []
+        raised_kinds: list[str] = []
         for _ in range(int(minutes * MINUTE / step_s)):
             self.clock.advance(step_s)
-            told += [a.kind for a in (await self.watcher.round()).news if a.raised]
-        return told
+            raised_kinds += [a.kind for a in (await self.watcher.round()).news if a.raised]
+        return raised_kinds
 
     def bills(self) -> bool:
         return any(truth.meter for truth in self.cloud.truths().values())
@@ -77,10 +77,10 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(house: Ordered
     job = await house.proven()
     ordered = house.ctx.ledger.last(f"job/{job}", EndingOrdered)
     assert ordered is not None and (ordered.data.through, ordered.data.policy) == ("policy", house.ctx.policy_digest)
-    told = await house.watched(9)
-    assert told.count("ending_soon") == 1 and house.bills(), "the grace has not passed"
-    told += await house.watched(6)
-    assert not {"approval", "finished_billing"} & set(told), "nobody is asked about what is ordered"
+    raised_kinds = await house.watched(9)
+    assert raised_kinds.count("ending_soon") == 1 and house.bills(), "the grace has not passed"
+    raised_kinds += await house.watched(6)
+    assert not {"approval", "finished_billing"} & set(raised_kinds), "nobody is asked about what is ordered"
     assert not house.bills()
     granted = [e for e in house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
     assert [e.data.channel for e in granted] == ["standing_order"]
@@ -106,8 +106,8 @@ async def test_an_objection_in_the_grace_keeps_the_machine(house: Ordered) -> No
     job = await house.proven()
     await house.watched(5)
     assert object_to(house.ctx, job, "command line", "test")
-    told = await house.watched(60)
-    assert house.bills() and "approval" in told, "now a person is asked"
+    raised_kinds = await house.watched(60)
+    assert house.bills() and "approval" in raised_kinds, "now a person is asked"
     assert not object_to(house.ctx, job, "command line", "test"), "there is nothing left to object to"
     view = await house.yes(await house.asks(job))
     assert (await house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
@@ -196,8 +196,8 @@ async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(house: Order
     await house.watched(30)
     assert house.bills()
     house.backend.silent = False
-    told = await house.watched(1)
-    assert house.bills() or "ending_soon" not in told
+    raised_kinds = await house.watched(1)
+    assert house.bills() or "ending_soon" not in raised_kinds
     await house.watched(15)
     assert not house.bills() and read_lease(house.ctx.ledger, str(read_job(house.ctx.ledger, job).lease)).state is (
         Lease.STOPPED
@@ -208,9 +208,9 @@ async def test_a_laptop_that_slept_gives_the_grace_again(house: Ordered) -> None
     await house.proven()
     await house.watched(2)
     house.clock.advance(9 * 3600)
-    told = [a.kind for a in (await house.watcher.round()).news if a.raised]
-    assert house.bills() and "ending_soon" in told, "nobody could object while it slept"
-    told = await house.watched(8)
+    raised_kinds = [a.kind for a in (await house.watcher.round()).news if a.raised]
+    assert house.bills() and "ending_soon" in raised_kinds, "nobody could object while it slept"
+    raised_kinds = await house.watched(8)
     assert house.bills()
     await house.watched(6)
     assert not house.bills()
@@ -238,8 +238,8 @@ async def test_an_end_that_the_platform_only_claims_is_told(house: Ordered) -> N
     await house.proven()
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
     house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="terminate", count=1_000),)))
-    told = await house.watched(40)
-    assert house.bills() and "unseen_end" in told, "it was asked for, and it bills on"
+    raised_kinds = await house.watched(40)
+    assert house.bills() and "unseen_end" in raised_kinds, "it was asked for, and it bills on"
 
 
 # ------------------------------------------------------------------------------------------- who can give an order
@@ -339,7 +339,7 @@ async def test_an_announcement_without_its_alert_ends_nothing(house: Ordered) ->
         for _ in range(30):
             house.clock.advance(60)
             await orders.Orders(house.ctx).round()
-    assert house.bills(), "nobody was told, so nobody could object"
+    assert house.bills(), "nobody was warned, so nobody could object"
 
 
 async def test_an_objection_to_what_does_not_exist_is_an_error(house: Ordered) -> None:
@@ -412,8 +412,8 @@ async def test_a_pending_approval_is_an_alert_at_once_and_again(
     (alert,) = [a for a in done.news if a.kind == "approval"]
     assert f"{verb} the machine of " in alert.text and "$" in alert.text
     assert [s.parameters["ticket"] for s in alert.next_steps] == [view.record.id]
-    told = await house.watched(60 * 24, step_s=300)
-    assert 4 <= told.count("approval") <= 6, "10, 30, 90, 270 and 810 minutes"
+    raised_kinds = await house.watched(60 * 24, step_s=300)
+    assert 4 <= raised_kinds.count("approval") <= 6, "10, 30, 90, 270 and 810 minutes"
 
 
 async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: Processes) -> None:

@@ -100,7 +100,7 @@ class Night:
         return any(truth.meter for truth in self.cloud.truths().values())
 
     def there(self) -> bytes | None:
-        """What the machine's disk has; None once it is gone."""
+        """Files on the machine's disk; None once it is gone."""
         file = Path(self.handle.run_dir) / "work" / "out" / "model.safetensors"
         return file.read_bytes() if file.exists() else None
 
@@ -153,8 +153,8 @@ class Night:
             self.look(mortal=False)
             if not self.bills():
                 break
-        told = {e.body["kind"] for e in self.ctx.ledger.events(kind="alert.raised")}
-        assert not self.bills() or told & {"finished_billing", "approval"}, f"it bills unseen\n{self.story()}"
+        raised_kinds = {e.body["kind"] for e in self.ctx.ledger.events(kind="alert.raised")}
+        assert not self.bills() or raised_kinds & {"finished_billing", "approval"}, f"it bills unseen\n{self.story()}"
         assert self.objected or not self.bills(), f"it could have ended\n{self.story()}"
         assert read_job(self.ctx.ledger, self.job).state is Job.SUCCEEDED
         wrong = promises(self.ctx.ledger, self.cloud)

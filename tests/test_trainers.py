@@ -22,7 +22,7 @@ from trainer_kit import SCRIPTS
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "tools" / "trainers"
 TRAINERS = sorted(SCRIPTS / p.name for p in SOURCES.glob("[a-z]*.py"))
-# What a first run of any script is told; it says nothing about the script.
+# Findings on a first run of any script; they say nothing about the script.
 USUAL = {"PF-REL-004", "PF-OUT-002"}
 
 

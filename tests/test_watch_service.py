@@ -49,7 +49,7 @@ def test_systemd_takes_the_unit_without_a_word(tmp_path: Path, folder: str) -> N
     done = subprocess.run(
         [analyze, "--user", "verify", "--man=no", str(unit)], env=env, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, ""), "a warning is no success: an unknown key ends with 0 too"
+    assert (done.returncode, done.stderr) == (0, ""), "a warning is not a success: an unknown key ends with 0 too"
     unit.write_text(unit.read_text("utf-8").replace("NoNewPrivileges", "NoNewPrivilege"), "utf-8")
     wrong = subprocess.run(
         [analyze, "--user", "verify", "--man=no", str(unit)], env=env, capture_output=True, text=True, check=False
@@ -142,7 +142,7 @@ async def test_a_server_leaves_the_lead_to_a_watch(tmp_path: Path) -> None:
     class Enough(Exception):
         pass
 
-    def tell(done: Round) -> None:
+    def report(done: Round) -> None:
         led.append(server._lock.is_locked)
         if len(led) > 4:
             raise Enough
@@ -159,7 +159,7 @@ async def test_a_server_leaves_the_lead_to_a_watch(tmp_path: Path) -> None:
     ctx.clock.sleep = rest  # type: ignore[method-assign]
     with pytest.raises(Enough):
         with anyio.fail_after(20):
-            await server.run(tell, defers=True)
+            await server.run(report, defers=True)
     assert led == [True, True, False, False, False]
 
 

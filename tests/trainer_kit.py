@@ -176,7 +176,7 @@ METHODS = (*TEXTS, *NEEDS)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended, and what it printed. A negative code is the signal that ended it."""
+    """Exit code and output of a run. A negative code is the signal that ended it."""
 
     code: int
     log: str

@@ -1,4 +1,4 @@
-"""What trainers print, in the forms of public logs, and what a reader should find there.
+"""Lines that trainers print, in the forms of public logs, with the values that a reader should find there.
 
 The lines are our own; each form was read in the thread or the source that `where` names. `step` and `total` count from
 the run's first step as far as the lines allow; `nan` is whether a person should be alarmed.

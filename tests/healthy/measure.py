@@ -40,7 +40,7 @@ class Tally:
 
 
 def write(at: Path, wanted: list[Configuration]) -> tuple[list[Configuration], dict[str, str]]:
-    """Write each configuration into a folder of its own. Return those written, and why others were not."""
+    """Write each configuration into its own folder. Return those written, and why others were not."""
     done, failed = [], {}
     for one in wanted:
         folder = place(at, one)
@@ -56,7 +56,7 @@ def write(at: Path, wanted: list[Configuration]) -> tuple[list[Configuration], d
             except Unreadable as why:
                 failed[one.name] = str(why)[:160]
                 continue
-            except Exception as why:  # a library that can't write this here is no fault of the verdict
+            except Exception as why:  # a library that can't write this here is not a fault of the verdict
                 failed[one.name] = f"{type(why).__name__}: {str(why)[:160]}"
                 continue
             (folder.parent / (folder.name + WRITTEN)).touch()

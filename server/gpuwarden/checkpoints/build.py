@@ -70,13 +70,13 @@ def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
         return
     # The table left this open, and it is answered now.
     judgement.unproved.clear()
-    for what, told in (
+    for what, sentence in (
         ("missing", "tensors that the architecture needs are not there"),
         ("wrong", "tensors have other shapes than the architecture"),
         ("beyond", "tensors are of layers that the architecture does not have"),
     ):
         if answer[what]:
-            judgement.problems.append(f"{answer[f'{what}_count']:,} {told}: {some(answer[what])}")
+            judgement.problems.append(f"{answer[f'{what}_count']:,} {sentence}: {some(answer[what])}")
     if answer["unexpected"]:
         judgement.warnings.append(
             f"{answer['unexpected_count']:,} tensors are none of the architecture's: {some(answer['unexpected'])}"

@@ -135,7 +135,7 @@ class Ask:
     progress: Callable[[int], None] | None = None
     budget: Budget | None = None
     open: Callable[[Path, str], Source] = Source
-    # Files of a folder that gpuwarden itself put there: they are no part of what is judged.
+    # Files of a folder that gpuwarden itself put there: they are not judged.
     ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
 
     def expect(self, size: int) -> None:

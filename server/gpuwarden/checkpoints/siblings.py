@@ -25,7 +25,7 @@ _ADAPTER = "adapter_model.safetensors"
 
 @dataclass
 class Sibling:
-    """What a checkpoint records of its place in the run. None stands for what is not recorded."""
+    """Position of a checkpoint in its run, as it records it. None: not recorded."""
 
     name: str
     step: int

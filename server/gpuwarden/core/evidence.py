@@ -14,7 +14,7 @@ from typing import Any, Iterable, List, Tuple  # noqa: UP035  (evaluated on Pyth
 
 
 class Cause(str, Enum):  # noqa: UP042
-    """Why something is not proven, the gravest first. The first five refute."""
+    """Causes for which something is not proven, the gravest first. The first five refute."""
 
     __str__ = str.__str__
 
@@ -67,7 +67,7 @@ def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
 
 
 class Evidence:
-    """What was found: `problems` refute, `doubts` leave it unknown; `causes` classify both.
+    """Findings: `problems` refute, `doubts` leave it unknown; `causes` classify both.
 
     A line that a plug-in adds without a cause counts as the kind's usual one.
     """

@@ -48,7 +48,7 @@ class WithOptions(Frozen):
     """A model with options of one platform. What came later is not written where it is empty, as in older ledgers."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
-    """Options that only this platform has; its backend checks them against a model of its own."""
+    """Options that only this platform has; its backend checks them against its own model."""
 
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -589,7 +589,7 @@ class Report(Frozen):
     aside: tuple[str, ...] = ()
     readable: Verdict = Verdict.UNKNOWN
     causes: tuple[Cause, ...] = ()
-    """Why it is not proven, the gravest first: of the whole, of its checkpoints and of its files."""
+    """Causes for which it is not proven, the gravest first: of the whole, of its checkpoints and of its files."""
     job: str = ""
     """The id of the job whose outputs they are, "" for a path."""
     claimed: bool = False

@@ -119,7 +119,7 @@ class Watch(Frozen):
 
 
 class Ending(Frozen):
-    """How machines end while nobody looks. Only the policy file sets it, never a variable.
+    """End of machines while nobody looks. Only the policy file sets it, never a variable.
 
     `when_proven` is a standing order for every job that is accepted under it: once a job has succeeded, everything that
     it declared is proven, and nothing else is on its machine, the watch stops or terminates that machine without a

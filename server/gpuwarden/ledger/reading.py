@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class EndedLease(NamedTuple):
-    """A lease whose meter stopped: its cost in US dollars as it was recorded then, None where nobody told."""
+    """A lease whose meter stopped: its cost in US dollars as it was recorded then, None where it was not reported."""
 
     lease: str
     job: str

@@ -133,7 +133,7 @@ class Checked:
 
 @dataclass
 class Settings(Checked):
-    """What every trainer can be given."""
+    """Settings of every trainer."""
 
     model: str = option("", "model: Hub id or folder")
     revision: str = option("main", "revision of the model")
@@ -141,7 +141,7 @@ class Settings(Checked):
     dataset_config: str = option("", "config of a Hub dataset")
     split: str = option("train", "split to train on")
     eval_dataset: str = option("", "separate data to evaluate on")
-    eval_split: str = option("", "split to evaluate on; empty: hold out eval_fraction")
+    eval_split: str = option("", "split to evaluate on; empty: split off eval_fraction")
     eval_fraction: float = option(0.05, "share of rows held out for evaluation; 0: none", least=0, most=0.5)
     eval_rows: int = option(500, "rows to evaluate on, at most", least=1)
     columns: str = option("", "renames, such as question=prompt,answer=completion")
@@ -442,7 +442,7 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """How this machine trains. `capability` is (0, 0) on a CPU."""
+    """Plan of training on this machine. `capability` is (0, 0) on a CPU."""
 
     device: str
     memory_gb: float
@@ -605,7 +605,7 @@ def without_flag(words: list[str], flag: str) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What watches a run: metrics, signals, gradients, and the user's own callbacks.
+# Watch a run: metrics, signals, gradients, and the user's own callbacks.
 
 FP16_PATIENCE = 20
 NAMES = {"loss": "train_loss"}
@@ -1094,7 +1094,7 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
             message = f"{source} has the label {value!r}; the classes are {', '.join(names[:10])}"
             raise Stop(Exit.DATA, message, "correct --labels or the rows")
     if len(names) < 2 and not given:
-        raise Stop(Exit.DATA, f"{source} has one class, {names[0]}", "there is nothing to tell apart")
+        raise Stop(Exit.DATA, f"{source} has one class, {names[0]}", "at least two classes are needed")
     return names
 
 
@@ -1170,7 +1170,7 @@ def need_rows(data: Data, least: int) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# How a run ends: the final model, its card, result.json, and the push.
+# Finish a run: the final model, its card, result.json, and the push.
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "sentence-transformers")
 PAUSES = (2, 8, 30)

@@ -131,7 +131,7 @@ class Checked:
 
 @dataclass
 class Settings(Checked):
-    """What every trainer can be given."""
+    """Settings of every trainer."""
 
     model: str = option("", "model: Hub id or folder")
     revision: str = option("main", "revision of the model")
@@ -139,7 +139,7 @@ class Settings(Checked):
     dataset_config: str = option("", "config of a Hub dataset")
     split: str = option("train", "split to train on")
     eval_dataset: str = option("", "separate data to evaluate on")
-    eval_split: str = option("", "split to evaluate on; empty: hold out eval_fraction")
+    eval_split: str = option("", "split to evaluate on; empty: split off eval_fraction")
     eval_fraction: float = option(0.05, "share of rows held out for evaluation; 0: none", least=0, most=0.5)
     eval_rows: int = option(500, "rows to evaluate on, at most", least=1)
     columns: str = option("", "renames, such as question=prompt,answer=completion")
@@ -440,7 +440,7 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """How this machine trains. `capability` is (0, 0) on a CPU."""
+    """Plan of training on this machine. `capability` is (0, 0) on a CPU."""
 
     device: str
     memory_gb: float
@@ -1005,7 +1005,7 @@ def has_flash_attention(plan: Plan) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What watches a run: metrics, signals, gradients, and the user's own callbacks.
+# Watch a run: metrics, signals, gradients, and the user's own callbacks.
 
 FP16_PATIENCE = 20
 NAMES = {"loss": "train_loss"}
@@ -1173,7 +1173,7 @@ def own_callbacks(text: str) -> list[Any]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# How a run ends: the final model, its card, result.json, and the push.
+# Finish a run: the final model, its card, result.json, and the push.
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "sentence-transformers")
 PAUSES = (2, 8, 30)

@@ -1,4 +1,4 @@
-"""What watches a run: metrics, signals, gradients, and the user's own callbacks."""
+"""Watch a run: metrics, signals, gradients, and the user's own callbacks."""
 
 import importlib.util
 import json

@@ -18,7 +18,7 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """How this machine trains. `capability` is (0, 0) on a CPU."""
+    """Plan of training on this machine. `capability` is (0, 0) on a CPU."""
 
     device: str
     memory_gb: float

@@ -69,7 +69,7 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
             message = f"{source} has the label {value!r}; the classes are {', '.join(names[:10])}"
             raise Stop(Exit.DATA, message, "correct --labels or the rows")
     if len(names) < 2 and not given:
-        raise Stop(Exit.DATA, f"{source} has one class, {names[0]}", "there is nothing to tell apart")
+        raise Stop(Exit.DATA, f"{source} has one class, {names[0]}", "at least two classes are needed")
     return names
 
 

@@ -1,4 +1,4 @@
-"""How a run ends: the final model, its card, result.json, and the push."""
+"""Finish a run: the final model, its card, result.json, and the push."""
 
 import json
 import os

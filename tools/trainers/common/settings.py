@@ -31,7 +31,7 @@ class Checked:
 
 @dataclass
 class Settings(Checked):
-    """What every trainer can be given."""
+    """Settings of every trainer."""
 
     model: str = option("", "model: Hub id or folder")
     revision: str = option("main", "revision of the model")
@@ -39,7 +39,7 @@ class Settings(Checked):
     dataset_config: str = option("", "config of a Hub dataset")
     split: str = option("train", "split to train on")
     eval_dataset: str = option("", "separate data to evaluate on")
-    eval_split: str = option("", "split to evaluate on; empty: hold out eval_fraction")
+    eval_split: str = option("", "split to evaluate on; empty: split off eval_fraction")
     eval_fraction: float = option(0.05, "share of rows held out for evaluation; 0: none", least=0, most=0.5)
     eval_rows: int = option(500, "rows to evaluate on, at most", least=1)
     columns: str = option("", "renames, such as question=prompt,answer=completion")

@@ -57,7 +57,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _keras_code(source: Source, found: Anatomy) -> None:
-    """Look outside of the datasets for Keras' description of a model with a layer that brings code of its own."""
+    """Look outside of the datasets for Keras' description of a model with a layer that brings its own code."""
     at, budget = 0, _LOOKED_INTO
     places = [(t.start, t.start + t.extent) for t in found.tensors if t.start >= 0]
     for start, end in [*places, (source.size, source.size)]:
@@ -142,7 +142,7 @@ class _Walk:
         elif layout is not None and space is not None and kind is not None:
             self.dataset(name, space, kind, layout)
         links = thing.get(_LINKS)
-        # A large new group has its links in a heap of their own.
+        # A large new group has its links in a separate heap.
         if links is not None and len(links) >= 18 and _number(links, 10 if links[1] & 1 else 2) != _NOWHERE:
             self.left_out += 1
         for kind_of, body in thing.messages:

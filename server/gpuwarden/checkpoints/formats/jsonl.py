@@ -44,7 +44,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
                 _check(line, number, found, limits)
         lines += len(whole)
     if odd:
-        found.warnings.append(f"holds {' or '.join(sorted(set(odd)))}, which is not JSON")
+        found.warnings.append(f"contains {' or '.join(sorted(set(odd)))}, which is not JSON")
     if at < source.size:
         at = source.size - min(source.size - at, 1 << 16)
         rest = source.at(at, source.size - at).rpartition(b"\n")[2]

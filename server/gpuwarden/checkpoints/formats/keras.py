@@ -53,7 +53,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _layers(found: Anatomy, config: Any) -> None:
-    """Report layers that bring code of their own, which Keras would run."""
+    """Report layers that bring their own code, which Keras would run."""
     stack, named = [config], set()
     while stack:
         part = stack.pop()

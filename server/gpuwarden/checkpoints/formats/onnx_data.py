@@ -28,7 +28,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         _, external = onnx.walk(model)
     mine = [e for e in external if e.location == name]
     if not mine:
-        raise Unread(f"is no part of {model.path.name}: no weight of the model points to it")
+        raise Unread(f"does not belong to {model.path.name}: the model's weights do not point to it")
     for e in mine:
         if e.offset + e.length > source.size:
             raise Broken(f"ends at byte {source.size:,}; weight {e.name[:60]} needs {e.offset + e.length:,}")

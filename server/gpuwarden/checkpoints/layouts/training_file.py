@@ -1,4 +1,4 @@
-"""A folder with files that each hold a whole training state: the one of the highest step is judged."""
+"""A folder with files that each contain a whole training state: the one of the highest step is judged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with files that may hold a training state, and no step in its own name."""
+    """Return true for a folder with files that may contain a training state, and no step in its own name."""
     files = any(n.endswith(_FILES) for n in folder.files)
     return files and step_of(folder.path.name) is None and not temporary(folder.rel)
 

@@ -147,21 +147,21 @@ async def watch(once: bool, every_s: float, install: bool, uninstall: bool, keys
     console.standing(results.worded(first, in_commands))
     said = first.unknown
 
-    def tell(done: Round) -> None:
+    def show(done: Round) -> None:
         nonlocal said
         reply = results.watched(done)
         said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
         console.watched(results.worded(reply, in_commands))
 
     if not console.out.is_terminal:
-        await watcher.run(tell)
+        await watcher.run(show)
         return 0
     from gpuwarden.interfaces.cli.screen import live_overview
 
     with live_overview(ctx, without_secrets) as redraw:  # news scroll by above it
 
         def tell_and_redraw(done: Round) -> None:
-            tell(done)
+            show(done)
             redraw(done.trouble)
 
         await watcher.run(tell_and_redraw)

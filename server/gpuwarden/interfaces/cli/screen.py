@@ -138,7 +138,7 @@ def billing_now(reply: StatusReply) -> str:
     billing = [line for line in (*reply.running, *reply.ended) if line.billing]
     real = [line for line in billing if not line.platform.startswith(REHEARSAL)]
     if not real:
-        return "only rehearsals bill" if billing else "nothing of ours bills"
+        return "only rehearsals bill" if billing else "no instance bills"
     unknown = sum(line.price_usd_per_hour is None for line in real)
     more = f" and {counted(unknown, 'machine')} at an unknown price" if unknown else ""
     return f"now {usd_per_hour(reply.spending.usd_per_hour)}{more}"

@@ -133,7 +133,7 @@ def uninstall() -> Result:
     file.unlink()
     if sys.platform != "darwin":
         _ask("systemctl", "--user", "daemon-reload")
-    return Result(message=f"The watch is no longer a service; {file} was removed.")
+    return Result(message=f"The watch does not run as a service any more; {file} was removed.")
 
 
 def _ask(*argv: str) -> str:

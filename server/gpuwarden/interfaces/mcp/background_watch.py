@@ -16,7 +16,7 @@ async def tend(ctx: Context, every_s: float = EVERY_S) -> None:
     """Watch while the server runs, so that no machine waits, billing, for an agent to look."""
     said: dict[str, str] = {}
 
-    def tell(done: Round) -> None:
+    def report(done: Round) -> None:
         nonlocal said
         texts = [f"{alert.kind}: {alert.text} {in_calls(alert.next_steps)}" for alert in done.news if alert.raised]
         texts += [f"{what}: {why}" for what, why in done.trouble.items() if said.get(what) != why]
@@ -25,4 +25,4 @@ async def tend(ctx: Context, every_s: float = EVERY_S) -> None:
             logger.warning("%s", line(scrubbed(text, ctx.hidden(text)), 600))
 
     await ctx.clock.sleep(every_s)
-    await Watcher(ctx, every_s).run(tell, defers=True)
+    await Watcher(ctx, every_s).run(report, defers=True)

@@ -42,7 +42,7 @@ class CheckReply(WarnedReply):
     total_steps: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     progress_from: str = ""
-    """Where step and metrics are from: the job's own `metrics`, its `output`, or saved `files`."""
+    """Source of step and metrics: the job's own `metrics`, its `output`, or saved `files`."""
     started_at: float | None = None
     elapsed_s: float | None = None
     remaining_s: float | None = None

@@ -77,7 +77,7 @@ _NEXT: Final[dict[Cause, str]] = {
     Cause.CHANGING: "Wait until nothing writes to it any more, then ask again.",
     Cause.NOT_LOADED: "Install the library that loads this format, or load it with the program that wrote it.",
 }
-"""What settles each cause, as no interface can do it."""
+"""Advice that settles each cause, for a person: no tool or command does it."""
 
 
 def _following(report: Report) -> list[NextStep]:

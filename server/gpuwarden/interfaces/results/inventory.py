@@ -80,15 +80,15 @@ def listed(inventory: Inventory) -> InstancesReply:
     counts = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
     counts += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
     text = f"{', and '.join(counts).capitalize()}{' as far as it is known' if lost else ''}."
-    # Of a ledger that lost records, others may bill: then no zero is told.
-    told = [] if lost and not (billing or maybe) else [text]
-    told += ["Not everything could be seen."] if unknown else []
+    # Of a ledger that lost records, others may bill: then zero is not shown.
+    sentences = [] if lost and not (billing or maybe) else [text]
+    sentences += ["Not everything could be seen."] if unknown else []
     if trouble is not None:  # first, where it puts everything else into doubt
-        told.insert(0 if lost else len(told), f"{trouble.message[:1].upper()}{trouble.message[1:]}.")
+        sentences.insert(0 if lost else len(sentences), f"{trouble.message[:1].upper()}{trouble.message[1:]}.")
     return InstancesReply(
         ok=not lost,
         code="ledger_incomplete" if lost else "unknown" if unknown else "ok",
-        message=" ".join(filter(None, told)),
+        message=" ".join(filter(None, sentences)),
         next=steps(trouble.hint if trouble is not None else ""),
         instances=[instance_reply(row) for row in inventory.rows[:100]],
         accounts=[account_reply(funds) for funds in inventory.accounts],

@@ -113,7 +113,7 @@ class CostsReply(WarnedReply):
 
 
 class WaitsReply(Result):
-    """What waits for a person."""
+    """Open questions to a person."""
 
     waiting: list[WaitingReply] = Field(default_factory=list)
 

@@ -73,11 +73,11 @@ def _state(view: TeardownView) -> tuple[str, Hint]:
     verb = {"terminate": "termination"}.get(record.verb, record.verb)
     name = f"The {verb} of {lease.platform} instance {named(lease.instance_id or 'None')}"
     unseen = f" It can't be seen now: {quoted(view.unseen)}." if view.unseen else ""
-    told = {
+    endings = {
         Teardown.BLOCKED: "is blocked; nothing was touched.",
         Teardown.AWAITING_HUMAN: "needs a person's approval; nothing was touched.",
         Teardown.VERIFIED_STOPPED: "is done: the meter was seen to have stopped.",
         Teardown.NEEDS_HUMAN: f"was requested, but the meter is not seen to have stopped.{unseen}",
         Teardown.EXECUTING: f"is under way; the meter counts as running until it is seen gone.{unseen}",
     }
-    return f"{name} {told.get(record.state, f'is {record.state}.')}", view.next_steps
+    return f"{name} {endings.get(record.state, f'is {record.state}.')}", view.next_steps

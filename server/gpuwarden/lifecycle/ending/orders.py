@@ -112,7 +112,7 @@ class Orders:
 
 
 async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
-    """Take the next step of one order. Return whether everything that it is bound to holds."""
+    """Take the next step of one order. Return whether everything that it is bound to is true."""
     order = standing_order(ctx, job.id)
     if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
         return True  # nothing is asked of the machine until there is a proof

@@ -244,7 +244,7 @@ def _lease_ended(ctx: Context, job: JobRecord) -> bool:
 async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None) -> bool:
     """End the process of a job that was canceled or met its cap. The machine stays: that is another question.
 
-    No process runs on a machine that is off or gone, which its platform may have ended at a date of its own.
+    No process runs on a machine that is off or gone, which its platform may have ended at its own end date.
     """
     assert job.handle is not None
     cap = because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd))

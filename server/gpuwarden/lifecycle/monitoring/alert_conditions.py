@@ -37,9 +37,9 @@ OVERLAP_S: Final = 600.0
 """How far the clocks of two processes that write one ledger may be apart."""
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
-"""How long something waits for a person before its alert comes for the second time."""
+"""Seconds that something waits for a person before its alert is repeated."""
 ORDER_LATE_S: Final = 120.0
-"""How late a standing order may be carried out before its machine counts as billing for nothing."""
+"""Seconds that a standing order may be late before its machine counts as billing for nothing."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
 BALANCE: Final = "watch/balance-"
@@ -110,7 +110,7 @@ def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
     """
     for asked in what_waits(ctx):
         if asked.kind in {"ordered", "price"}:
-            continue  # these have alerts of their own
+            continue  # these have other alerts
         age_s = ctx.clock.now() - asked.since
         times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
         kind, text = "approval", f"{asked.text}. It waits for your approval."

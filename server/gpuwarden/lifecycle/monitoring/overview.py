@@ -50,7 +50,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class Overview:
-    """What runs, waits, has ended, bills and is spent. `unknown` is what could not be looked at."""
+    """Jobs, open questions, billing machines and spending. `unknown` lists what could not be looked at."""
 
     at: float
     running: tuple[JobLine, ...]

@@ -1,4 +1,4 @@
-"""What machines have cost: by day, platform and project, from the ledger alone.
+"""Add up the cost of machines by day, platform and project, from the ledger alone.
 
 A machine's cost is spread evenly over the time from its order to its end, so that a day has its share of a long run.
 Machines that ended are read with one query for the asked time; no machine that ended before it is looked at.

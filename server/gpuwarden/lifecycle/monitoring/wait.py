@@ -40,12 +40,12 @@ async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
 
 
 async def _news(ctx: Context, job_id: str) -> News:
-    """Move a job on and return its state, step and alerts. What can't be seen now is no news."""
+    """Move a job on and return its state, step and alerts. What can't be seen now counts as unchanged."""
     with contextlib.suppress(WardenError):
         await advance(ctx, job_id)
     job = read_job(ctx.ledger, job_id)
     seen = ctx.observed.get(job_id)
     mine = (event.data for event in ctx.ledger.standing_alerts() if event.subject == job.subject)
     raised = tuple((alert.condition, alert.text, None) for alert in mine)
-    told = tuple((a.kind, a.text, a.step) for a in seen.alerts) if seen else ()
-    return job.state, seen.step if seen else None, (*raised, *told)
+    alerts = tuple((a.kind, a.text, a.step) for a in seen.alerts) if seen else ()
+    return job.state, seen.step if seen else None, (*raised, *alerts)

@@ -1,4 +1,4 @@
-"""What waits for a person: machines that may end, prices above the caps, and ends that nobody has seen happen.
+"""List the open questions to a person: machines that may end, prices above the caps, ends that nobody has seen.
 
 Everything is read from the ledger, so the answer is as fresh as the last process that moved the jobs on.
 """

@@ -82,13 +82,13 @@ class Watcher:
         # The file stays: a lock on a file that was removed would let a second watch lead.
         self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
 
-    async def run(self, tell: Callable[[Round], None], *, defers: bool = False) -> None:
+    async def run(self, report: Callable[[Round], None], *, defers: bool = False) -> None:
         """Go round until canceled. Only the leader acts; one that `defers` leaves the lead to any other watch."""
         with first_error():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_copies)
                 while True:
-                    tell(await (self.round() if self.leads() else self.follow()))
+                    report(await (self.round() if self.leads() else self.follow()))
                     if defers:
                         self._lock.release()
                     await self.ctx.clock.sleep(self.every_s)

@@ -1,4 +1,4 @@
-"""Who asks the rehearsal Hub for which repo, and how it answers what it refuses."""
+"""Find the caller and the repo of a request to the rehearsal Hub, and answer what is refused."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PLACES: Final = (
     "python3 python /opt/conda/bin/python $HOME/miniconda3/bin/python /venv/main/bin/python "
     "/usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8"
 )
-"""Where images put it, in the order of preference."""
+"""Names and paths of Python in images, in the order of preference."""
 
 # Images put their Python on the PATH of the first process, which sshd does not hand on.
 MORE_PATH: Final = r"""

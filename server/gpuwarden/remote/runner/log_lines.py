@@ -89,7 +89,7 @@ MAIN = frozenset({
 
 
 class Reading(NamedTuple):
-    """What one line says. `at` is a position within an epoch, or within the whole run where there is no epoch."""
+    """Numbers read from one line. `at` is a position within an epoch, or within the whole run without one."""
 
     step: int | None = None
     total: int | None = None
@@ -103,7 +103,7 @@ class Reading(NamedTuple):
     bar: bool = False
     trains: bool = True
     whole: bool = False
-    """Whether a bar counts the steps of the run, not those of an epoch."""
+    """True for a bar that counts the steps of the run, not those of an epoch."""
 
 
 class Pair(NamedTuple):

@@ -1,4 +1,4 @@
-"""How fast a training goes, and its curve in a few points."""
+"""Measure the speed of a training, and keep its curve in a few points."""
 
 from __future__ import annotations
 

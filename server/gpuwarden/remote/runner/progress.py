@@ -60,7 +60,7 @@ class Progress:
         self.look_at_files()
         step = self.record.status["step"]
         if step is not None:
-            self.tell(self.course.pace(step, time.monotonic()))
+            self.alert(self.course.pace(step, time.monotonic()))
 
     def look_at_files(self, last: bool = False) -> None:
         """Take what the last look at the saved files found, and start another where one is due."""
@@ -89,12 +89,12 @@ class Progress:
                 known[name] = value
             self.bad_names.pop(name, None)
             if name in LOSSES:
-                self.tell(self.course.loss(name, value, step))
+                self.alert(self.course.loss(name, value, step))
                 self.curve.add(self.record.status["step"], value)
         for name in bad:
             if self.better(name, source):
                 known.pop(name, None)  # an older value would appear as the present one
-                self.tell_bad(name, source)
+                self.alert_bad(name, source)
         self.report(finite, source)
 
     def better(self, name: str, source: int) -> bool:
@@ -117,14 +117,14 @@ class Progress:
         if source == EXACT:
             self.moved, self.stalled = now, False
 
-    def tell_bad(self, name: str, source: int) -> None:
+    def alert_bad(self, name: str, source: int) -> None:
         """Alert once that a value is not finite. A validation's may be so by design, as of a class that is absent."""
         if name not in self.bad_names and len(self.bad_names) < 64:
             self.bad_names[name] = True
             text = "{} is not finite at step {}".format(name, self.record.status["step"])
             self.record.alert("odd_metric" if source < EXACT and name == "val_loss" else "nonfinite", text, name)
 
-    def tell(self, alert: tuple[str, str, str] | None) -> None:
+    def alert(self, alert: tuple[str, str, str] | None) -> None:
         """Raise an alert where there is one."""
         if alert:
             self.record.alert(*alert)

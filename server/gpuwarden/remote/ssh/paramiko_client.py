@@ -341,7 +341,7 @@ def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
 
 
 def _public_half(identity: str) -> str:
-    """Return the base64 of an identity's public key; empty where there is no such file."""
+    """Return the base64 of an identity's public key; empty where the file is missing."""
     try:
         return Path(identity if identity.endswith(".pub") else f"{identity}.pub").read_text("ascii").split()[1]
     except (OSError, ValueError, IndexError):

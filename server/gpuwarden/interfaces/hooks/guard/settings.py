@@ -15,7 +15,7 @@ DECIDES: Final = re.compile(
     r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+"
     r"|[A-Z_]+_URL|REHEARSAL_CLOCK)"
 )
-"""Where the ledger, the policy and the platforms are, what time it is, and every value of the policy."""
+"""Variables that move the ledger, the policy or a platform, set the time, or replace a value of the policy."""
 _SET: Final = re.compile(rf"({DECIDES.pattern})[\"']?\s*(?:=|:|\s)\s*[\"']?([^\"',;\s}}]*)")
 _OFF: Final = re.compile(
     r"disableAllHooks\W{1,4}true|allowManagedHooksOnly\W{1,4}true|\bhooks\s*=\s*false|(?s:hooks\.state.{0,300}enabled\s*=\s*false)"

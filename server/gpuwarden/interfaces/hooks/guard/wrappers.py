@@ -109,7 +109,7 @@ def script_of(args: Sequence[str]) -> str:
 
 
 def other_docker(args: list[str]) -> bool:
-    """Return whether Docker is told to work on another machine."""
+    """Return whether Docker works on another machine."""
     for option, value in pairwise([*args, ""]):
         name, _, given = option.partition("=")
         if name in {"-H", "--host", "-c", "--context"}:

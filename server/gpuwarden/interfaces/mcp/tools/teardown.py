@@ -64,18 +64,18 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         """Ask for a job's machine to be ended. Refused until its outputs are pulled and proven; then a person
         approves, in the client or with `gpuwarden approve`. Nothing you pass approves it. Call again to follow.
         """
-        told = said.data if isinstance(said, AcceptedElicitation) else None
-        if isinstance(told, Yes) and told.approve:
+        choice = said.data if isinstance(said, AcceptedElicitation) else None
+        if isinstance(choice, Yes) and choice.approve:
             assert view.record.digest is not None
             params = client.request_context.session.client_params
             info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
             await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
-        if isinstance(said, DeclinedElicitation) or (isinstance(told, Yes) and not told.approve):
+        if isinstance(said, DeclinedElicitation) or (isinstance(choice, Yes) and not choice.approve):
             declined = ApprovalDeclined(digest=view.record.digest, channel="elicitation", by="the person at the client")
             ctx.ledger.add(view.record.subject, declined)
             object_to(ctx, job_id, declined.channel, declined.by)
-        return answer(ctx, results.torn_down(view, declined=not isinstance(told, Unasked)))
+        return answer(ctx, results.torn_down(view, declined=not isinstance(choice, Unasked)))
 
 
 def question(view: TeardownView) -> str:
