@@ -163,7 +163,7 @@ def plain(at: Path) -> None:
     torch().save(plain_state(), at / "state.pt")
 
 
-@configuration("plain torch.save in its own folder", "torch", step=STEPS)
+@configuration("plain torch.save in a folder of its own", "torch", step=STEPS)
 def plain_folder(at: Path) -> None:
     (at / "checkpoint-3").mkdir()
     torch().save(plain_state(), at / "checkpoint-3/state.pt")
@@ -224,7 +224,7 @@ def accelerate_state(at: Path, safe: bool) -> None:
     accelerator.save_state(str(at / "step_4"), safe_serialization=safe)
 
 
-@configuration("accelerate save_state with chosen names", "torch", "accelerate")
+@configuration("accelerate save_state with names of its own", "torch", "accelerate")
 def accelerate_automatic(at: Path) -> None:
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration
