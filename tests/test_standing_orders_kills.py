@@ -221,11 +221,15 @@ class Night:
         self.cloud.configure(faults=Faults(faults=(Fault.model_validate(fault),)))
 
     def hides(self) -> None:
-        """Hide the machine, mostly for less than two looks need; after more than that the next list shows it again."""
-        seconds = self.random.choice((SETTLE_S - 5, SETTLE_S - 5, 200.0))
-        self.lies["hidden long" if seconds > SETTLE_S else "hidden"] += 1
+        """Hide the machine, mostly for less than two looks need.
+
+        Where it is hidden for longer, or twice with no look in between, the next list shows it again.
+        """
+        seconds, looked = self.random.choice((SETTLE_S - 5, SETTLE_S - 5, 200.0)), self.liar.hides_until + 200.0
+        beyond = seconds > SETTLE_S or self.clock.now() < looked
+        self.lies["hidden long" if beyond else "hidden"] += 1
         self.liar.hides_until = self.clock.now() + seconds
-        if seconds > SETTLE_S:
+        if beyond:
             self.excused_until = self.liar.hides_until + SWEEP_S + 120.0
 
     def look(self, *, mortal: bool) -> None:
