@@ -158,8 +158,6 @@ def picture_rows(method: str, folder: Path) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------------------------------------- running
 
 SCRIPTS = data_dir("skills") / "gpu-training" / "scripts"
-SOURCES = Path(__file__).resolve().parents[1] / "tools" / "trainers"
-TRAINERS = sorted(SCRIPTS / source.name for source in SOURCES.glob("[a-z]*.py"))
 FAULTS = Path(__file__).with_name("trainer_faults.py")
 MORE = {
     "grpo": ["--reward", "answer", "--generations", "2", "--max-completion-length", "8"],
