@@ -1,7 +1,7 @@
 """The demo of a night: a job under a standing order, and its twin without one, from 18:00 to 9:00 in pretend hours.
 
-The hours are set forward in a file. The processes, files, proofs, notices and bills are real, through the use cases that
-the tools and the watch call. The twin waits for its person until 9:00, so that both bills are measured.
+The hours are set forward in a file. The processes, files, proofs, notices and bills are real, through the use cases
+that the tools and the watch call. The twin waits for its person until 9:00, so that both bills are measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Approval, Caps, Ending, Local, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
-from gpuwarden.interfaces.cli.demo import LOOK_S, PLATFORM, STEPS, Stage, demo_spec, say_sandbox
+from gpuwarden.interfaces.cli.demo import LOOK_S, PLATFORM, Stage, demo_spec, say_sandbox
 from gpuwarden.interfaces.cli.drawing import local
 from gpuwarden.interfaces.cli.screen import drawn
 from gpuwarden.interfaces.results.overview import status_of
@@ -40,12 +40,15 @@ from gpuwarden.rehearsal.model import Settings
 EVENING, MORNING, ASKED = 18, 8, 9
 """The hours at which the job is submitted, the laptop is opened, and the person is asked about the twin."""
 TRAINING_S: Final = 19_800
+STEPS, SAVE_EVERY = 120, 60
 PACE_S: Final = "0.012"
 STRIDE_S: Final = 240.0
-"""The time between two looks while a notice is out: after a longer one the watch would take it that nobody could object,
-and give the notice again. Nothing changes at other times, so that longer strides are the same."""
+"""The time between two looks while a notice is out: after a longer one the watch takes it that nobody could object, and
+gives the notice again. Nothing changes at other times, so that longer strides are the same."""
 IDLE_STRIDE_S: Final = 3600.0
-MOST_LOOKS: Final = 2_000
+TRAIN_LOOK_S: Final = 0.5
+"""Real seconds between two looks while the jobs train."""
+MOST_LOOKS: Final = 1_000
 
 
 class SetForward(ShiftedClock):
@@ -133,8 +136,8 @@ async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
     assert order is not None
     minutes = order.data.grace_s / 60
     stage.say(
-        f"its policy has a standing order: {order.data.verb} the machine without a question, {minutes:.0f} minutes after "
-        "a notice, if the job has succeeded and every file is proven here. No tool can set that"
+        f"its policy has a standing order: {order.data.verb} the machine without a question, {minutes:.0f} minutes "
+        "after a notice, if the job has succeeded and every file is proven here. No tool can set that"
     )
     ctx.policy = ctx.policy.model_copy(update={"ending": Ending(when_proven="ask")})
     twin = await _launched(night, "asked")
@@ -146,7 +149,7 @@ async def _launched(night: Night, name: str) -> JobRecord:
     good = demo_spec()
     changes = {"name": name, "interruptible": False, "gpu": "H100", "timeout_s": 28_800, "estimate_s": TRAINING_S}
     # The name is an argument too: the same work would be refused while the first job does it.
-    more = {"max_cost_usd": 60.0, "env": {"PACE_S": PACE_S}, "args": (*good.args, name)}
+    more = {"max_cost_usd": 60.0, "env": {"PACE_S": PACE_S, "OMP_NUM_THREADS": "1"}, "args": (str(STEPS), str(SAVE_EVERY), name)}
     spec = good.model_copy(update=changes | more)
     checked = await submit(night.ctx, spec)
     done = await submit(night.ctx, spec, receipt=checked.receipt)
@@ -170,7 +173,8 @@ async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
             _tell(night, job)
             if job.state in TERMINAL_JOBS - {Job.SUCCEEDED}:
                 raise WardenError(f"the demo's job ended as {job.state}: {job.why}")
-        await night.clock.sleep(LOOK_S / 10)
+        if read_job(night.ctx.ledger, ordered.id).state not in TERMINAL_JOBS:
+            await night.clock.sleep(TRAIN_LOOK_S)
     raise WardenError("the demo's night has not ended: this machine is busy", "Run it once more.")
 
 
