@@ -54,7 +54,7 @@ class Seeder:
                 pid = status.get("pid")
                 if isinstance(pid, int) and pid > 1:
                     os.kill(pid, signal.SIGKILL)
-        self.home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
+        self.home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else self.home.past_s)
         if not jobs.lives_on(job):
             gate.touch()
             self._see(id, lambda s: s.get("state") != "running")
@@ -76,7 +76,7 @@ class Seeder:
         world = self.home.world
         # A job that never wrote one of its outputs declared it all the same.
         outputs = ["out/model.safetensors", "out/adapter"] if "never written" in world.hidden else ["out"]
-        job = {**job, "bulk": BULK if world.knobs.get("cut") else 0}
+        job = {**job, "bulk": BULK if world.knobs.get("cut") else 0, "ends": "ends_h" in world.knobs}
         spec = jobs.spec(next(iter(world.platforms)), job, outputs, gate)
         if job["fault"] == "preempt":
             resumed = job["state"] == "running"
