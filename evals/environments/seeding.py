@@ -29,6 +29,9 @@ from evals.harness.mcp_client import McpClient
 BULK: Final = 200 << 20
 """A file so large that its transfer can be met in the middle."""
 
+RUN_FOLDER: Final = "gw-"
+"""What the folder of a run is called on its machine, before the job's id."""
+
 
 @dataclass
 class Seeder:
@@ -156,5 +159,5 @@ def working_folders(home: Home) -> dict[str, Path]:
         root = Path(place["root"] + place["run_root"])
         for folder in root.iterdir() if root.is_dir() else ():
             if (folder / "work").is_dir():
-                found[folder.name] = folder / "work"
+                found[folder.name.removeprefix(RUN_FOLDER)] = folder / "work"
     return found

@@ -34,7 +34,7 @@ PEOPLE: Final = {
     "approves": "approved what has ended",
     "denies": "denies",
 }
-"""What the person of a world does. Only a world with a night (`night_h`) lasts for long enough to show the difference."""
+"""What the person of a world does. Only a world with a night (`night_h`) lasts for long enough to show it."""
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
 _CHECKPOINT: Final = frozenset({"path", "state", "where", "needed"})
@@ -65,8 +65,8 @@ class World:
     Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are sold), `files` (of the
     user's project), `foreign` (a machine that is not ours), `asked` (a teardown waits), `lose` "reply" or "request" (of
     the first launch), `cut` (the first transfer), `run_root` (where jobs run on the machine),
-    `budget` (what the user's policy allows without a question, in dollars), `ran_h` (how long jobs of the past have run),
-    `ends_h` (how long those that run go on after the agent's last word), `night_h` (how long nobody looks after it).
+    `budget` (what the user's policy allows without a question, in dollars), and in hours `ran_h` (how long jobs of the
+    past have run), `ends_h` (how long those that run go on after the agent's last word), `night_h` (until the end).
     """
 
     id: str
