@@ -23,14 +23,15 @@ class Changed(Exception):
 class S3Store:
     """A bucket. An upload in parts goes on where an earlier process left it: parts that are there are not sent again.
 
-    It needs the rights PutObject, AbortMultipartUpload, ListMultipartUploadParts and ListBucketMultipartUploads.
+    It needs the rights PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last one it sends all
+    parts again. `uploads` are those under way, by key.
     """
 
-    def __init__(self, keep: Json, keys: dict[str, str]) -> None:
+    def __init__(self, keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> None:
         import boto3  # type: ignore[import-untyped,unused-ignore]
         from botocore.config import Config  # type: ignore[import-untyped,unused-ignore]
 
-        self.bucket = keep["root"]
+        self.bucket, self.uploads, self.remember = keep["root"], uploads, remember
         self.client = boto3.client(
             "s3",
             endpoint_url=keys.get("AWS_ENDPOINT_URL_S3") or keys.get("AWS_ENDPOINT_URL"),
@@ -52,8 +53,8 @@ class S3Store:
             self.put_bytes(key, data)
             pace(size)
             return
-        upload = self.begun(key)
-        there = self.sent(key, upload)
+        there = self.there(key)
+        upload = self.uploads[key]
         sha, parts = hashlib.sha256(), []
         for number, at in enumerate(range(0, size, step), 1):
             data = whole(fd, at, min(step, size - at))
@@ -69,24 +70,35 @@ class S3Store:
             parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": digest})
         if sha.hexdigest() != row["sha256"]:
             self.client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
+            self.forget(key)
             raise Changed
         self.client.complete_multipart_upload(
             Bucket=self.bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
         )
+        self.forget(key)
 
-    def begun(self, key: str) -> str:
-        """Return the upload that was begun under a key and not completed, else a new one."""
-        listed = self.client.list_multipart_uploads(Bucket=self.bucket, Prefix=key).get("Uploads") or []
-        found = [upload for upload in listed if upload["Key"] == key]
-        if found:
-            return str(found[-1]["UploadId"])
+    def there(self, key: str) -> dict[int, str]:
+        """Return the parts of an upload under way that the store has: number -> ETag. Begin one where there is none."""
+        from botocore.exceptions import ClientError  # type: ignore[import-untyped,unused-ignore]
+
+        if key in self.uploads:
+            named = {"Bucket": self.bucket, "Key": key, "UploadId": self.uploads[key]}
+            try:
+                pages = list(self.client.get_paginator("list_parts").paginate(**named))
+                return {part["PartNumber"]: part["ETag"].strip('"') for page in pages for part in page.get("Parts", ())}
+            except ClientError as error:
+                if error.response["Error"]["Code"] == "AccessDenied":
+                    return {}
+                self.uploads.pop(key)  # the store ended it
         made = self.client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm="SHA256")
-        return str(made["UploadId"])
+        self.uploads[key] = str(made["UploadId"])
+        self.remember()
+        return {}
 
-    def sent(self, key: str, upload: str) -> dict[int, str]:
-        """Return the parts of an upload that are there: number -> ETag."""
-        pages = self.client.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=key, UploadId=upload)
-        return {part["PartNumber"]: part["ETag"].strip('"') for page in pages for part in page.get("Parts") or []}
+    def forget(self, key: str) -> None:
+        """Remove an upload that was completed or given up."""
+        self.uploads.pop(key)
+        self.remember()
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Upload a small object, which the server compares with its digest."""
@@ -182,8 +194,8 @@ def whole(fd: int, at: int, count: int) -> bytes:
     return b"".join(parts)
 
 
-def open_store(keep: Json, keys: dict[str, str]) -> Any:
-    """Return the store of an order."""
+def open_store(keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> Any:
+    """Return the store of an order. `remember` writes down the `uploads` under way."""
     if keep.get("scheme") not in CLIENTS:
         raise Problem("bad_request", "the kept store has an unknown scheme")
-    return S3Store(keep, keys) if keep["scheme"] == "s3" else HubStore(keep, keys)
+    return S3Store(keep, keys, uploads, remember) if keep["scheme"] == "s3" else HubStore(keep, keys)

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT
@@ -131,23 +131,24 @@ def has_module(python: list[str], module: str) -> bool:
 class Keeper:
     """Uploads what is due. `rows` are the files that are in the store, by path, as the next manifest lists them."""
 
-    def __init__(self, folder: str, order: Json, store: Callable[[], Any] | None = None) -> None:
+    def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.order, self.where = folder, order, order["keep"]
         self.mapping = PathMapping(order)
         self.redactor = Redactor(list(order["keys"].values()))
-        self.open = store or (lambda: open_store(self.where, order["keys"]))
         self.store: Any = None
         self.rate = float(order.get("keep_bytes_s") or KEEP_BYTES_S)
         self.every = float(order.get("keep_every_s") or KEEP_EVERY_S)
         self.rows: dict[str, Json] = {}
+        self.uploads: dict[str, str] = {}
         self.final = False
         self.free_at = 0.0
         try:
             record = json.loads(read_small(folder + "/" + SENT, 256 << 20))
             if record["keep"] == self.where:
                 self.rows = {row["path"]: row for row in record["files"]}
+                self.uploads = dict(record["uploads"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            self.rows = {}  # everything is uploaded again
+            self.rows, self.uploads = {}, {}  # everything is uploaded again
 
     def run(self) -> None:
         """Upload until nobody saves any more and everything is there, with longer and longer pauses after failures."""
@@ -179,12 +180,12 @@ class Keeper:
 
     def turn(self) -> bool:
         """Upload everything that is due now. Return whether everything that is declared is in the store."""
-        self.store = self.store or self.open()
         listed, complete = self.listed()
         groups = self.sealed(listed)
         if self.final:
             groups.append(listed)
         for group in groups:
+            self.store = self.store or open_store(self.where, self.order["keys"], self.uploads, self.remember)
             due = [row for row in group if not self.has(row)]
             sent = [row for row in (self.sent(row) for row in due) if row]
             complete = complete and len(sent) == len(due)
@@ -193,7 +194,7 @@ class Keeper:
                 if sent or self.final:
                     self.write_manifest()
             else:
-                self.store = self.open()  # what was sent of a checkpoint that is not whole any more is not listed
+                self.store = None  # what was sent of a checkpoint that is not whole any more is not listed
         return complete
 
     def listed(self) -> tuple[list[Json], bool]:
@@ -245,7 +246,12 @@ class Keeper:
         files = [self.rows[path] for path in sorted(self.rows)]
         body = {"schema": 1, "job": self.order["token"], "taken_at": time.time(), "final": self.final, "files": files}
         self.store.commit(self.order["prefix"] + KEPT_LIST, json.dumps(body, sort_keys=True).encode("ascii"))
-        write_atomic(self.folder + "/" + SENT, json.dumps({"keep": self.where, "files": files}).encode("ascii"))
+        self.remember()
+
+    def remember(self) -> None:
+        """Write down what is in the store and which uploads are under way, for a process that goes on."""
+        record = {"keep": self.where, "files": list(self.rows.values()), "uploads": self.uploads}
+        write_atomic(self.folder + "/" + SENT, json.dumps(record).encode("ascii"))
 
     def pace(self, count: int) -> None:
         """Wait as long as the sent bytes take at the allowed rate, while the job runs."""
