@@ -76,7 +76,7 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One object as its store describes it. An upload in parts has a digest over those of its parts and their number."""
+    """One object as its store describes it; `parts_sha256` is the digest over those of an upload's `parts`."""
 
     size: int
     sha256: str | None = None
