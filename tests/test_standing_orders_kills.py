@@ -230,7 +230,7 @@ class Night:
         self.lies["hidden long" if beyond else "hidden"] += 1
         self.liar.hides_until = self.clock.now() + seconds
         if beyond:
-            self.excused_until = self.liar.hides_until + SWEEP_S + 120.0
+            self.excused_until = self.liar.hides_until + SWEEP_S + 600.0  # some lists are lost
 
     def look(self, *, mortal: bool) -> None:
         """Let the watch copy, look and end. Hold both halves of its promise against the cloud's own books."""
@@ -276,8 +276,8 @@ class Night:
         self.backend.silent, self.backend.one_in = False, 0
         self.liar.idle_until = self.liar.hides_until = 0.0
         self.cloud.configure(faults=Faults())
-        for _ in range(60):
-            self.clock.advance(60)
+        for _ in range(30):
+            self.clock.advance(120)
             self.look(mortal=False)
             if not self.bills() and self.clock.now() > self.excused_until:
                 break
@@ -294,6 +294,7 @@ def pretended() -> Iterator[None]:
     made = Processes()
     names = ("of", "terminate", "kill", "held")
     patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(made, name)) for name in names]
+    patches.append(patch("os.fsync"))  # the machine itself never dies here
     for each in patches:
         each.start()
     yield
