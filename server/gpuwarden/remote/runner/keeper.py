@@ -16,7 +16,7 @@ import time
 from typing import Any, NoReturn
 
 from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
-from gpuwarden.remote.runner.keep import KEEP_REPORT
+from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
 from gpuwarden.remote.runner.manifest import Roster
 from gpuwarden.remote.runner.path_mapping import PathMapping
@@ -134,7 +134,7 @@ class Keeper:
     def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.order, self.where = folder, order, order["keep"]
         self.mapping = PathMapping(order)
-        self.redactor = Redactor(list(order["keys"].values()))
+        self.redactor = Redactor(secret_keys(order["keys"]))
         self.store: Any = None
         self.rate = float(order.get("keep_bytes_s") or KEEP_BYTES_S)
         self.every = float(order.get("keep_every_s") or KEEP_EVERY_S)
