@@ -50,6 +50,7 @@ class Code(StrEnum):
     REFUSED_HOST = "refused_host"
     REFUSED_LAUNCH = "refused_launch"
     REFUSED_RENT = "refused_rent"
+    REFUSAL_UNSETTLED = "refusal_unsettled"
     UNFIT_HOST = "unfit_host"
     NO_INSTANCE_RENTED = "no_instance_rented"
     GIVEN_BACK = "given_back"
@@ -107,6 +108,8 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.REFUSED_HOST: "{message}",
     Code.REFUSED_LAUNCH: "the job could not be launched: {message}",
     Code.REFUSED_RENT: "the platform refused to rent a machine: {message}",
+    Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second look settles whether it "
+    "rented one all the same",
     Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billing.",
     Code.NO_INSTANCE_RENTED: "no machine was rented in {tries} tries",
     Code.GIVEN_BACK: "the instance was given back because {cause}; cost so far: {cost}",
