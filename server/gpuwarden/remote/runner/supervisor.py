@@ -203,15 +203,17 @@ class Supervisor:
     def beat(self, last: bool = False) -> None:
         """Measure the machine for the status."""
         self.status["beat"] = self.vitals.take(last)
-        trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
-        if trouble and trouble != self.keep_told:
-            self.record.alert("keep", trouble)
-        self.keep_told = trouble
+        if self.keeper is not None:
+            self.keep()
+            trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
+            if trouble and trouble != self.keep_told:
+                self.record.alert("keep", trouble)
+            self.keep_told = trouble
         self.record.dirty = True
 
     def keep(self) -> None:
-        """Start the upload to the kept store, once."""
-        if self.keeper is None:
+        """Start the upload to the kept store, and again where its process died."""
+        if self.keeper is None or (self.keeper and self.keeper.poll() is not None):
             self.keeper = start_keeper(self.folder, self.spec, self.status["token"], self.keep_keys) or False
 
     def guard(self) -> None:
