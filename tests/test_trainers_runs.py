@@ -212,7 +212,7 @@ def test_rows_that_do_not_fit_end_the_run_before_a_weight_is_loaded(
         (["--no-cpu"], 6, ("no GPU is visible", "--cpu")),
         (["--expect-gpu", "H100"], 6, ("the GPU is cpu, not H100",)),
         (["--callback", "missing.py:C"], 2, ("can't be loaded", "file.py:Class")),
-        (["--report", "wandb"], 2, ("wandb is unknown",)),
+        (["--report", "wandb"], 2, ("report is 'wandb'", "tensorboard")),
         (["--precision", "fp16"], 2, ("needs a GPU",)),
         (["--out", "/proc/nowhere"], 6, ("can't be written", "--out")),
     ],

@@ -25,9 +25,7 @@ T = TypeVar("T", bound=Settings)
 def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
     """Return the arguments that every trainer takes."""
     evaluates = data.held_out is not None
-    reports = [n.strip() for n in settings.report.split(",") if n.strip() not in {"", "none"}]
-    if unknown := set(reports) - {"tensorboard", "trackio"}:
-        raise Stop(Exit.CONFIG, f"report is {settings.report!r}: {min(unknown)} is unknown", "tensorboard or trackio")
+    reports = [n.strip() for n in settings.report.split(",") if n.strip() != "none"]
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(settings.out) / "tensorboard"))
     given: dict[str, Any] = {
         "output_dir": settings.out,
