@@ -25,7 +25,6 @@ from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, launch, promises, records, rent_cloud
-from rulefacts import HF_TOKEN
 from trainer_kit import FAULTS, METHODS, NEEDS, SCRIPTS, curve
 
 pytestmark = [
@@ -49,7 +48,7 @@ def ctx(tmp_path: Path) -> Context:
     )
     home = tmp_path / "home"
     clock = JumpingClock()
-    made = Context(Ledger(home / "ledger.db", clock, "cli"), policy, clock, home, env={"HF_TOKEN": HF_TOKEN})
+    made = Context(Ledger(home / "ledger.db", clock, "cli"), policy, clock, home, env={})
     made.cwd = tmp_path / "project"
     made.cwd.mkdir()
     return made
@@ -70,7 +69,6 @@ def job(script: str, flags: tuple[str, ...], inputs: tuple[str, ...], **changes:
         command=(sys.executable, f"{script}.py", "--smoke", "--out", "out", *flags),
         inputs=inputs,
         outputs=("out",),
-        secrets=("HF_TOKEN",),
         env={"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"},
         timeout_s=3600,
         max_cost_usd=100.0,
