@@ -84,16 +84,16 @@ async def until(ctx: Context, job_id: str, done: Any) -> Checked:
         if done(seen):
             return seen
         assert seen.job.state not in TERMINAL_JOBS, (seen.job.why, seen.log.text if seen.log else "")
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.5)
 
 
-async def ended(ctx: Context, cloud: Cloud, job_id: str) -> PullResult:
+async def ended(ctx: Context, cloud: Cloud, job_id: str, level: Level = Level.RESUME) -> PullResult:
     """Pull and prove what a job made, and end its machine as a person approves it."""
     early = await request(ctx, job_id, "terminate")
     assert early.record.state is Teardown.BLOCKED
     pulled = await pull(ctx, job_id)
     assert not pulled.missing
-    report = await verify_job(ctx, job_id, Level.RESUME)
+    report = await verify_job(ctx, job_id, level)
     assert report.verdict is Verdict.PROVEN, report.reasons
     view = await request(ctx, job_id, "terminate")
     assert view.record.state is Teardown.AWAITING_HUMAN and view.record.digest, view.findings
@@ -131,3 +131,18 @@ async def test_a_trainers_whole_life(ctx: Context, method: str) -> None:
     result = json.loads((out / "result.json").read_text())
     assert (result["status"], result["step"], result["resumed_from"]) == ("completed", 8, "checkpoint-4")
     assert [step for step, name, _ in curve(out) if name == "loss"] == list(range(1, 9))
+
+
+async def test_a_conversions_whole_life(ctx: Context) -> None:
+    """GPUWARDEN_LLAMA_CPP names llama.cpp's source and its build, as SOURCE:BUILD; `make gguf` sets it."""
+    source, _, build = os.environ.get("GPUWARDEN_LLAMA_CPP", "").partition(":")
+    if not build:
+        pytest.skip("GPUWARDEN_LLAMA_CPP does not name a source and a build of llama.cpp")
+    cloud = rent_cloud(ctx)
+    flags = ("--llama-cpp", source, "--llama-cpp-build", build, "--types", "F16,Q4_K_M,Q8_0")
+    job_id = await launch(ctx, job("merge_and_gguf", flags, project(ctx, SCRIPTS / "merge_and_gguf.py")))
+    await until(ctx, job_id, lambda s: s.job.state is Job.SUCCEEDED)
+    pulled = await ended(ctx, cloud, job_id, Level.LOAD)
+    files = {f["type"]: f["tensors"] for f in json.loads((pulled.dest / "out" / "result.json").read_text())["files"]}
+    assert files["Q4_K_M"]["Q4_K"] and files["Q8_0"]["Q8_0"]
+    assert len(list((pulled.dest / "out" / "gguf").glob("*.gguf"))) == 3
