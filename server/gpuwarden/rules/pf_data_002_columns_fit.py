@@ -4,6 +4,8 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.scripts.ecosystem_tables import COLUMNS, SYNONYMS
+from gpuwarden.scripts.row_layouts import fit
+from gpuwarden.scripts.trainer_runs import TrainerRun
 
 
 @rule(
@@ -17,7 +19,7 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: the format of the data is the most common reason for a job that fails at once, above all for preference
     data. What a script's own `map` makes of the rows is not followed; then only the columns that it reads are
-    checked, by PF-DATA-003.
+    checked, by PF-DATA-003. What a shipped trainer makes of them is known.
 
     Example:
         data = load_dataset("tatsu-lab/alpaca", split="train")  # instruction, input, output, text
@@ -30,7 +32,7 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     """
     hub = facts.hub
     formats = any(t.kwargs.get("formatting_func") is not None for t in facts.uses.trainers)
-    if hub is None or formats or not facts.uses.methods or facts.uses.reshaped:
+    if hub is None or formats or facts.uses.reshaped or not (facts.uses.methods or facts.uses.run):
         return
     trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
     judged = [(fact, _judge(facts, fact)) for fact in trained]
@@ -56,6 +58,8 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
         unreached = structure is not None and not structure.reached
         severity = facts.could_not if unreached else Severity.WARNING
         return [Found(f"{fact.where}: whether its columns fit could not be checked: {why}", "Look at it.", severity)]
+    if facts.uses.run is not None:
+        return _judge_run(facts.uses.run, fact)
     seen = {facts.uses.renames.get(c, c) for c in columns} | facts.uses.makes
     found = []
     for method in sorted(facts.uses.methods):
@@ -66,6 +70,20 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
                 Found(f"{fact.where} has the columns {has}; {method} needs {sets}", fix=_mapping(method, seen))
             )
     return found
+
+
+def _judge_run(run: TrainerRun, fact: RepoFact) -> list[Found]:
+    """Judge a dataset for a shipped trainer, which renames what it is told to and converts some forms itself."""
+    types = {run.renames.get(c.name, c.name): c.type for c in fact.config.columns} if fact.config else {}
+    found = fit(types, run.trainer.wanted)
+    if not run.trainer.wanted or not (found.missing or found.renames):
+        return []
+    sets = " or ".join("+".join(names) for names in run.trainer.wanted)
+    message = f"{fact.where} has the columns {', '.join(sorted(types)[:12])}; {run.trainer.name} needs {sets}"
+    if found.missing:
+        return [Found(message)]
+    pairs = ",".join(f"{old}={new}" for old, new in {**run.renames, **found.renames}.items())
+    return [Found(message, fix=f"Pass --columns {pairs}.")]
 
 
 def _mapping(method: str, seen: set[str]) -> str:

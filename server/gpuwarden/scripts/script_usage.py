@@ -6,13 +6,16 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuwarden.scripts.column_references import ROW_FUNCTIONS, column_reads, columns_of
 from gpuwarden.scripts.ecosystem_tables import CONFIGS, HEADS, TRAINERS
 from gpuwarden.scripts.env_and_shell import EnvRead, Shell, env_reads, shells_of
 from gpuwarden.scripts.hub_references import RepoUse, repos_of, text_or_none
 from gpuwarden.scripts.static_eval import UNKNOWN, Call, Program
+
+if TYPE_CHECKING:
+    from gpuwarden.scripts.trainer_runs import TrainerRun
 
 _ARGUMENTS = re.compile(r"(Seq2Seq)?TrainingArguments|\w+Config")
 _NOT_ARGUMENTS = frozenset(
@@ -40,7 +43,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Uses:
-    """The result of `analyse`."""
+    """The result of `analyse`. `run` is set for a shipped trainer, whose arguments decide what it uses."""
 
     imports: tuple[tuple[str, int], ...] = ()
     optional: tuple[str, ...] = ()
@@ -59,6 +62,7 @@ class Uses:
     reshaped: bool = False
     assigned: frozenset[str] = frozenset()
     local: frozenset[str] = frozenset()
+    run: TrainerRun | None = None
 
     def setting(self, name: str, default: Any = None) -> Any:
         """Return the value of a setting; `default` when it is not given."""
