@@ -119,7 +119,8 @@ SEEN = (
     Layout("floleuerer/OASST-DE_sharegpt", "sft", {"conversation": TURNS}, "conversation=conversations", "ShareGPT"),
     Layout("LNTANOooo/sharegpt52k", "sft", {"conversation": M}, "conversation=messages"),
     Layout(
-        "liyucheng/ShareGPT90K", "sft", {"id": S, "conversations": "{from: list<string>, value: list<string>}"}, None
+        # None at first: the trainer crashed on a table of turns, and was taught to read it.
+        "liyucheng/ShareGPT90K", "sft", {"id": S, "conversations": "{from: list<string>, value: list<string>}"}, "", "ShareGPT"
     ),
     Layout(
         "jonathan-roberts1/MultiScene", "image_classification", {"label": "list<class<36>>", "image": "image"}, None

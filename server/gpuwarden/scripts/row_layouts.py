@@ -17,7 +17,7 @@ Columns = tuple[str, ...]
 """The columns that a method reads together."""
 
 _ROLES: Final = re.compile(r"list<\{(.*, )?role: ")
-_TURNS: Final = re.compile(r"list<\{(.*, )?from: ")
+_TURNS: Final = re.compile(r"(list<)?\{(.*, )?from: ")
 _NUMBER: Final = re.compile(r"u?int\d+|float\d+|double|decimal.*")
 _OBJECTS: Final = re.compile(
     r"\{.*\bbbox: list<list<.*\bcategor(y|ies): list<.*|\{.*\bcategor(y|ies): list<.*\bbbox: list<list<.*"

@@ -140,6 +140,7 @@ def _tell(reply: FilledReply) -> None:
         values = given.get(name, [])
         for value in values if isinstance(values, list) else [values]:
             words += [option(name), str(value)]
+    words += ["--durable-storage"] if given.get("durable_storage") else []
     # Options of the job come first; everything behind the script is the script's own.
     words += ["--dry-run", "--", str(given["script"]), *given.get("args", [])]
     out.print(f"\n{shown(shlex.join(words))}", soft_wrap=True)

@@ -138,6 +138,7 @@ def filled_reply(filled: Filled, platform: str, file: str = "", more: dict[str, 
         "inputs": list(filled.inputs),
         "outputs": list(filled.outputs),
         "secrets": list(filled.secrets),
+        "durable_storage": filled.durable_storage,
         **{name: value for name, value in (more or {}).items() if name in spec and value is not None},
     }
     still = [f"{filled.trainer.options[name].flag} ({filled.trainer.options[name].about})" for name in filled.missing]

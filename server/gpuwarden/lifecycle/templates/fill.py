@@ -66,6 +66,7 @@ class Filled:
     inputs: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    durable_storage: bool = False
 
     @property
     def args(self) -> tuple[str, ...]:
@@ -294,4 +295,8 @@ def _placed(filled: Filled, profile: Profile | None) -> Filled:
         f"/hub/models/{push}" if serverless else filled.settings.get("out", str(filled.trainer.options["out"].default))
     )
     missing = tuple(name for name in filled.trainer.required if name not in filled.settings)
-    return replace(filled, outputs=(out,), secrets=(TOKEN,) if push or closed else (), missing=missing)
+    # Where only the tier on request outlives the machine, the results belong there.
+    durable = profile is not None and not profile.survives(profile.place_of(out), "terminate")
+    durable = durable and profile is not None and profile.survives(profile.place_of(out), "terminate", requested=True)
+    secrets = (TOKEN,) if push or closed else ()
+    return replace(filled, outputs=(out,), secrets=secrets, missing=missing, durable_storage=durable)
