@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-S, I, F = "string", "int64", "float64"
+S, N, F = "string", "int64", "float64"
 M = "list<{content: string, role: string}>"
 TURNS = "list<{from: string, value: string}>"
 BOXES = "{id: list<int64>, area: list<int64>, bbox: list<list<float32>>, category: list<class<5>>}"
@@ -68,7 +68,7 @@ SEEN = (
     Layout(
         "lvwerra/stack-exchange-paired",
         "dpo",
-        {"qid": I, **same(S, "question", "date", "response_j", "response_k"), "metadata": "list<string>"},
+        {"qid": N, **same(S, "question", "date", "response_j", "response_k"), "metadata": "list<string>"},
         "question=prompt,response_j=chosen,response_k=rejected",
     ),
     Layout("trl-lib/kto-mix-14k", "kto", {"prompt": M, "completion": M, "label": "bool"}, ""),
@@ -81,7 +81,7 @@ SEEN = (
     Layout(
         "rishitdagli/cppe-5",
         "object_detection",
-        {**same(I, "image_id", "width"), "image": "image", "objects": BOXES},
+        {**same(N, "image_id", "width"), "image": "image", "objects": BOXES},
         "",
     ),
     Layout(
@@ -120,12 +120,16 @@ SEEN = (
     Layout("LNTANOooo/sharegpt52k", "sft", {"conversation": M}, "conversation=messages"),
     Layout(
         # None at first: the trainer crashed on a table of turns, and was taught to read it.
-        "liyucheng/ShareGPT90K", "sft", {"id": S, "conversations": "{from: list<string>, value: list<string>}"}, "", "ShareGPT"
+        "liyucheng/ShareGPT90K",
+        "sft",
+        {"id": S, "conversations": "{from: list<string>, value: list<string>}"},
+        "",
+        "ShareGPT",
     ),
     Layout(
         "jonathan-roberts1/MultiScene", "image_classification", {"label": "list<class<36>>", "image": "image"}, None
     ),
-    Layout("burtenshaw/image-search-queries", "image_classification", {**same(S, "image", "query"), "label": I}, ""),
+    Layout("burtenshaw/image-search-queries", "image_classification", {**same(S, "image", "query"), "label": N}, ""),
     Layout("Kyleyee/arithmetic-grpo", "grpo", {"prompt": M, "ground_truth": S}, ""),
     Layout("beyoru/MultiTurn_GRPO", "grpo", {"prompt": M, "answer": S}, ""),
     Layout("jdineen/grpo", "sft", same(S, "prompt", "completion"), ""),
@@ -172,19 +176,19 @@ UNSEEN = (
     Layout(
         "stanfordnlp/SHP",
         "dpo",
-        {**same(S, "post_id", "domain", "history", "human_ref_A", "human_ref_B"), **same(I, "labels", "score_A")},
+        {**same(S, "post_id", "domain", "history", "human_ref_A", "human_ref_B"), **same(N, "labels", "score_A")},
         None,
     ),
     Layout(
         "PKU-Alignment/PKU-SafeRLHF",
         "dpo",
-        {**same(S, "prompt", "response_0", "response_1"), **same(I, "better_response_id", "safer_response_id")},
+        {**same(S, "prompt", "response_0", "response_1"), **same(N, "better_response_id", "safer_response_id")},
         None,
     ),
     Layout(
         "nvidia/HelpSteer2",
         "sft",
-        {**same(S, "prompt", "response"), **same(I, "helpfulness", "correctness", "coherence", "verbosity")},
+        {**same(S, "prompt", "response"), **same(N, "helpfulness", "correctness", "coherence", "verbosity")},
         "response=completion",
     ),
     Layout(
@@ -192,7 +196,7 @@ UNSEEN = (
         "object_detection",
         {
             "image": "image",
-            **same(I, "height", "width"),
+            **same(N, "height", "width"),
             "bbox": "list<list<int64>>",
             "label": "list<int64>",
             "category": "list<string>",

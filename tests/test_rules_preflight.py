@@ -10,11 +10,11 @@ import pytest
 
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.rules import Finding, Severity, run_rules
-from gpuwarden.data import data_dir
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from gpuwarden.rules.catalog import rules_of
 from hubserver import READER, config, hub_server
+from rule_kit import examples
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules
 
 HEAD = '# /// script\n# dependencies = ["trl>=1.16", "transformers>=5", "datasets>=4", "torch>=2.8", {more}]\n# ///\n'
@@ -56,13 +56,6 @@ config = GRPOConfig(output_dir="out", {args})
 GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=short, args=config, train_dataset=data).train()
 """
 )
-
-TRAINERS = data_dir("skills") / "gpu-training" / "scripts"
-
-
-def shipped(*args: str, name: str = "sft", model: str = "Qwen/Qwen2.5-0.5B") -> dict[str, Any]:
-    return {"script": (TRAINERS / f"{name}.py").read_text(), "args": ("--model", model, *args)}
-
 
 # rule: (jobs that fire it, jobs that don't); a job is a script, or a dict of a spec's fields.
 CASES: dict[str, tuple[list[Any], list[Any]]] = {
@@ -287,14 +280,6 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         [plain("import trl\nimport unsloth", '"unsloth"')],
         [plain("import unsloth\nimport trl", '"unsloth"'), plain("import trl")],
     ),
-    "PF-API-005": (
-        [
-            shipped("--datset", "trl-lib/Capybara"),
-            shipped("--dataset", "trl-lib/Capybara", "--too-long", "cut"),
-            shipped("--dataset", "trl-lib/DeepMath-103K", name="grpo"),
-        ],
-        [shipped("--dataset", "trl-lib/Capybara", "--no-fast", "--steps=9"), shipped("--config", "run.yaml")],
-    ),
     "PF-HUB-008": ([sft(model="google-bert/bert-base-uncased")], [sft()]),
     "PF-HW-005": ([{"script": sft(), "gpu": "cpu-basic"}], [sft(), {"script": plain(LOOP), "gpu": "cpu-basic"}]),
 }
@@ -343,37 +328,6 @@ MORE = {
 }
 
 
-SHIPPED = {
-    "PF-DATA-001": (("--dataset", "trl-lib/Capybara", "--split", "tests"), "no split"),
-    "PF-DATA-002": (("--dataset", "Salesforce/wikitext", "--columns", "text=words"), "sft needs messages or"),
-    "PF-DATA-003": (("--dataset", "trl-lib/tldr", "--columns", "question=prompt"), "question"),
-    "PF-DATA-004": (("--dataset", "trl-lib/Capybara", "--model", "openai-community/gpt2"), "no chat template"),
-    "PF-HUB-001": (("--dataset", "no/such"), "no/such"),
-    "PF-HUB-002": (("--dataset", "trl-lib/tldr", "--model", "meta-llama/Llama-3.2-1B"), "gated"),
-}
-
-
-@pytest.mark.parametrize("rule", SHIPPED)
-def test_the_arguments_of_a_shipped_trainer_are_checked_as_a_script_is(hub: HubServer, rule: str) -> None:
-    args, says = SHIPPED[rule]
-    where = config(hub, READER)
-    found = {f.rule: f.message for f in findings(shipped(*args), where) if f.blocks}
-    assert set(found) == {rule}
-    assert says in found[rule]
-    other = shipped(*args)
-    changed = other | {"script": f"{other['script']}\n# changed"}
-    assert rule not in {f.rule for f in findings(changed, where)}, "a changed copy is another script"
-
-
-def test_columns_that_only_need_another_name_are_spelled_out(hub: HubServer) -> None:
-    job = shipped("--dataset", "rehearsal/pairs-other-names", name="dpo")
-    [finding] = [f for f in findings(job, config(hub)) if f.rule == "PF-DATA-002"]
-    named = "question=prompt,chosen_response=chosen,rejected_response=rejected"
-    assert manual_text(finding.fix) == f"Pass --columns {named}."
-    job = shipped("--dataset", "rehearsal/pairs-other-names", "--columns", named, name="dpo")
-    assert [f for f in findings(job, config(hub)) if f.blocks] == []
-
-
 def test_a_script_behind_an_address_is_asked_for_and_read(hub: HubServer) -> None:
     hub.store.put("model", "rehearsal/scripts", {"t.py": sft(data="no/such"), "page.py": "<html>no</html>"})
 
@@ -402,7 +356,7 @@ def test_more_ways_to_be_wrong(hub: HubServer, rule: str) -> None:
 
 def test_every_rule_of_these_families_has_both() -> None:
     ids = {r.id for r in rules_of("submit") if r.id.split("-")[1] in MINE}
-    assert ids <= set(CASES)
+    assert ids <= set(CASES) | set(examples())
     assert all(fire and silent for fire, silent in CASES.values())
 
 

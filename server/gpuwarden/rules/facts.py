@@ -47,11 +47,12 @@ class SubmitFacts:
     `quote` is None where nothing is metered. `unusable` says why jobs can't be run there, `unsold` why the platform
     does not rent what is asked. `unset_secrets` are declared secrets that have no value here, `account_secrets` those
     that are, or contain, the key of an account that rents machines, or gpuwarden's own secrets. `looked` is what the
-    probe of the place (where one exists before renting) and the check of the account found; each finding names the
-    rule that will report it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very
-    script has succeeded before. `script_url` says what is wrong with an address that a script comes from.
-    `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does not, and
-    `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the command.
+    probe of the place (where one exists before renting) and the check of the account found; each finding names the rule
+    that will report it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very script has
+    succeeded before, or is shipped with gpuwarden. `script_url` says what is wrong with an address that a script comes
+    from. `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does
+    not, and `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the
+    command.
     """
 
     spec: JobSpec

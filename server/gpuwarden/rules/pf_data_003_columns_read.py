@@ -32,26 +32,22 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     data = {f.use.id: f for f in facts.hub.data} if facts.hub else {}
-    if len(data) != 1:
-        return  # with several datasets, which one a function sees is not known
+    if len(data) != 1 or facts.uses.typed is not None:
+        return  # which of several datasets a function sees is not known; a shipped trainer looks before it reads
     (fact,) = data.values()
     if fact.config is None or not fact.config.columns:
         return
     # Behind several functions, or other sources, a row may have columns that none of the names here shows.
-    other = facts.uses.run is None and (
-        facts.uses.called(*_SOURCES) is not None
-        or any(
-            c.last == "load_dataset" and c.args and isinstance(c.args[0], str) and c.args[0] in BUILDERS
-            for c in facts.uses.calls
-        )
+    other = facts.uses.called(*_SOURCES) is not None or any(
+        c.last == "load_dataset" and c.args and isinstance(c.args[0], str) and c.args[0] in BUILDERS
+        for c in facts.uses.calls
     )
     severity = Severity.WARNING if other or facts.uses.row_functions > 1 else None
     has = _MADE | fact.config.column_names | set(facts.uses.renames.values()) | facts.uses.makes
     for name, line in sorted(set(facts.uses.reads)):
         if name not in has:
             listed = ", ".join(sorted(fact.config.column_names)[:12])
-            where = f"line {line}" if line else "--columns"
             yield Found(
-                f"{where} reads the column {name!r}, which {fact.use.id} does not have; it has {listed}",
+                f"line {line} reads the column {name!r}, which {fact.use.id} does not have; it has {listed}",
                 severity=severity,
             )

@@ -2,7 +2,6 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.row_layouts import fit
 
 _SETTERS = ("clone_chat_template", "setup_chat_format", "get_chat_template", "apply_chat_template_fallback")
 _MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"})
@@ -12,8 +11,7 @@ _MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"}
     "PF-DATA-004",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use the instruct model, pass chat_template_path (a shipped trainer: --chat-template-from), or call "
-    "clone_chat_template.",
+    fix="Use the instruct model, pass chat_template_path (--chat-template-from), or call clone_chat_template.",
 )
 def chat_template(facts: SubmitFacts) -> Iterator[Found]:
     """A model that is trained on messages has a chat template.
@@ -37,17 +35,16 @@ def chat_template(facts: SubmitFacts) -> Iterator[Found]:
         or "chat_template" in uses.assigned
         or any(t.kwargs.get("formatting_func") is not None for t in uses.trainers)
     )
-    if uses.run is not None:
-        set_by_script = bool(uses.run.value("chat_template_from"))
-    if hub is None or not uses.methods or uses.reshaped or set_by_script:
+    if uses.typed is not None:
+        set_by_script = bool(uses.typed.text("chat_template_from"))
+    reshaped = uses.reshaped and uses.typed is None
+    if hub is None or not uses.methods or reshaped or set_by_script:
         return
     model = hub.model
     if model is None or model.repo.chat_template is not False:
         return
     for fact in hub.data:
         columns = fact.config.columns if fact.config else ()
-        types = {uses.renames.get(c.name, c.name): c.type for c in columns}
-        talks = any(name in _MESSAGES and "role: " in kind for name, kind in types.items())
-        if fit(types, uses.run.trainer.wanted).talks if uses.run else talks:
+        if any(uses.renames.get(c.name, c.name) in _MESSAGES and "role: " in c.type for c in columns):
             yield Found(f"{model.where} has no chat template, and {fact.use.id} consists of conversations")
             return

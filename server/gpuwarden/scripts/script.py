@@ -21,7 +21,6 @@ from gpuwarden.scripts.ecosystem_tables import COLUMNS
 from gpuwarden.scripts.hub_references import flagged_repos, is_repo_id, text_or_none
 from gpuwarden.scripts.script_usage import Push, Setting, Uses, analyse
 from gpuwarden.scripts.static_eval import Program, flags
-from gpuwarden.scripts.trainer_runs import as_run, run_of_trainer
 
 # The reference expression of PEP 723.
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
@@ -56,8 +55,6 @@ def read_script(
         header = read_header(text)
         tree = parse(text)
         uses = analyse(Program(tree, env, args), files)
-        if (run := run_of_trainer(text, env, args)) is not None:
-            uses = as_run(uses, run, files)
     except BadRequest as broken:
         return ScriptFacts(error=broken.message)
     except RecursionError:

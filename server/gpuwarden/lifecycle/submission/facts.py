@@ -21,6 +21,7 @@ from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.sanitize import SECRET_NAME, TOKEN
 from gpuwarden.core.states import Job
 from gpuwarden.core.task_groups import first_error
+from gpuwarden.data import data_dir
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.facts import HubFacts
 from gpuwarden.hub.preflight_facts import hub_facts
@@ -82,7 +83,7 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         unusable_rules=unusable_rules(),
         hub=hub,
         script_url=script_url,
-        proven_script=spec.script is not None and _has_succeeded(ctx, spec.script),
+        proven_script=spec.script is not None and _is_proven(ctx, spec.script),
         looked=await _look(ctx, profile, spec.platform),
         inputs=inputs.files,
         inputs_left_out=inputs.left_out,
@@ -128,10 +129,12 @@ async def read_spec(
     return read_command(spec.command, spec.env), trouble
 
 
-def _has_succeeded(ctx: Context, script: str) -> bool:
-    """Return whether a job with exactly this script has succeeded, with any arguments."""
+def _is_proven(ctx: Context, script: str) -> bool:
+    """Return whether exactly this script has succeeded here, with any arguments, or is a shipped trainer, unchanged."""
     alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
-    return any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike)
+    if any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike):
+        return True
+    return any(file.read_text("utf-8") == script for file in data_dir("skills").glob("gpu-training/scripts/*.py"))
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:

@@ -26,7 +26,8 @@ from gpuwarden.hub.details import look
 from gpuwarden.lifecycle.templates.rows import rows_of, types_of
 from gpuwarden.scripts.ecosystem_tables import SYNONYMS
 from gpuwarden.scripts.row_layouts import Fit, fit
-from gpuwarden.scripts.shipped_trainers import ALIASES, Trainer, given_settings, trainer
+from gpuwarden.scripts.shipped_trainers import ALIASES, Trainer, trainer
+from gpuwarden.scripts.static_eval import flags
 
 TOKEN: Final = "HF_TOKEN"  # noqa: S105  (the name of a variable)
 _PURPOSE: Final = {
@@ -116,12 +117,9 @@ def _check(found: Trainer, settings: Mapping[str, str]) -> None:
         near = found.nearest(unknown)
         fix = f"Did you mean {near}?" if near else f"Its settings: {', '.join(found.options)}."
         raise BadRequest(f"{found.name} has no setting {line(unknown, 60)!r}", fix)
-    pairs = (
-        f"{found.options[name].flag}={value}" for name, value in settings.items() if value not in {"true", "false"}
-    )
-    for message, fix in given_settings(found, {}, tuple(pairs))[1]:
-        if not message.endswith("is not set"):
-            raise BadRequest(message, fix)
+    for name, value in flags([f"{found.options[n].flag}={v}" for n, v in settings.items()]).items():
+        if fix := found.options[name].correction(value):
+            raise BadRequest(f"{name} is {line(value, 80)!r}", fix)
 
 
 # ------------------------------------------------------------------------------------------------------------- data
