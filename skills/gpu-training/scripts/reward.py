@@ -880,6 +880,8 @@ def why_bad(name: str, value: Any) -> str:
         return "empty"
     if name == "label" and not isinstance(value, (bool, int)):
         return f"{value!r} is not a label"
+    if name == "messages" and isinstance(value, str):
+        return "text instead of a list of messages"
     if name not in {"messages", "completion", "chosen", "rejected", "prompt"} or isinstance(value, str):
         return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
     if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
