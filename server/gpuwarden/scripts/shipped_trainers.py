@@ -87,19 +87,26 @@ def trainer_file(name: str) -> Path:
 @lru_cache(maxsize=32)
 def _read(name: str) -> Trainer:
     text = trainer_file(name).read_text(encoding="utf-8")
-    program = Program(ast.parse(text))
-    typed = typed_settings(program)
-    assert typed is not None
-    wanted = [
-        ast.literal_eval(node.value)
-        for node in program.tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "WANTED"
-    ]
+    tree = ast.parse(text)
+    # The settings alone: reading a whole trainer takes half a second, and a listing reads all of them.
+    kept = (ast.ClassDef, ast.Assign)
+    parts = [n for n in tree.body if isinstance(n, kept) or (isinstance(n, ast.FunctionDef) and _reads_settings(n))]
+    typed = typed_settings(Program(ast.Module(parts, [])))
+    assert typed is not None, name
+    wanted = [ast.literal_eval(n.value) for n in parts if isinstance(n, ast.Assign) and _is_wanted(n)]
     return Trainer(
         name=name,
         text=text,
-        about=ast.get_docstring(program.tree) or "",
+        about=ast.get_docstring(tree) or "",
         wanted=wanted[0] if wanted else (),
         options=typed.declared,
         required=tuple(n for n in typed.declared if n in typed.required),
     )
+
+
+def _reads_settings(node: ast.FunctionDef) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == "read_settings" for n in ast.walk(node))
+
+
+def _is_wanted(node: ast.Assign) -> bool:
+    return isinstance(node.targets[0], ast.Name) and node.targets[0].id == "WANTED"

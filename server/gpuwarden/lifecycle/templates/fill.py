@@ -119,7 +119,7 @@ def _check(found: Trainer, settings: Mapping[str, str]) -> None:
         raise BadRequest(f"{found.name} has no setting {line(unknown, 60)!r}", fix)
     for name, value in flags([f"{found.options[n].flag}={v}" for n, v in settings.items()]).items():
         if fix := found.options[name].correction(value):
-            raise BadRequest(f"{name} is {line(value, 80)!r}", fix)
+            raise BadRequest(f"{name} is {line(repr(value), 80)}", fix)
 
 
 # ------------------------------------------------------------------------------------------------------------- data
