@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuwarden.checkpoints import load
 from gpuwarden.core.errors import Conflict, NotFound, Unreachable
 from gpuwarden.core.models import (
     Answer,
@@ -51,6 +52,21 @@ class Processes:
 
     def held(self, ids: set[str]) -> set[str]:
         return {each for each in ids if self.living.get(each)}
+
+
+Loaded = tuple[list[dict[str, Any]], str]
+_LOADED: dict[tuple[object, ...], Loaded] = {}
+_load_child = load.run_child
+
+
+def remembered(task: str, seconds: float, command: Sequence[str]) -> Loaded:
+    """Stand in for `gpuwarden.checkpoints.load.run_child`: the real child judges the same bytes once in a process."""
+    files = json.loads(task)["files"]
+    bytes_of = ((f["name"], f["format"], hashlib.sha256(Path(f["path"]).read_bytes()).hexdigest()) for f in files)
+    key = (*command, *bytes_of)
+    if key not in _LOADED:
+        _LOADED[key] = _load_child(task, seconds, command)
+    return _LOADED[key]
 
 
 class PretendBackend:

@@ -32,7 +32,7 @@ from gpuwarden.lifecycle.records import lease_ids, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault
 from lifecycle_kit import launch, records
-from pretend_machines import PretendBackend, Processes
+from pretend_machines import PretendBackend, Processes, remembered
 from test_lifecycle_teardown import House
 
 pytestmark = pytest.mark.anyio
@@ -196,6 +196,7 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
     processes = Processes()
     names = ("of", "terminate", "kill", "held")
     patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(processes, name)) for name in names]
+    patches.append(patch("gpuwarden.checkpoints.load.run_child", remembered))
     for each in patches:
         each.start()
     yield Walk(tmp_path / "home", processes)

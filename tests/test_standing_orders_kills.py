@@ -39,7 +39,7 @@ from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, promises, records, story
-from pretend_machines import PretendBackend, Processes
+from pretend_machines import PretendBackend, Processes, remembered
 from test_lifecycle_properties import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
 from test_next_step import weights
 
@@ -194,7 +194,7 @@ class Night:
             case 3:
                 self.network_fails(("lost_request", "lost_reply", "bad_reply"), ("get", "stop", "terminate", "list"))
             case 4 if waits and self.random.random() < 0.3:
-                self.content = weights()[:-4] + self.random.randbytes(2) + b"\0\0"
+                self.content = weights()[:-4] + bytes([self.random.randrange(1, 5), 0, 0, 0])
                 self.backend.write(self.handle, "model.safetensors", self.content)
             case 5 if self.random.random() < 0.3:
                 for copy in (self.home / "artifacts").rglob("model.safetensors"):
@@ -295,6 +295,7 @@ def pretended() -> Iterator[None]:
     names = ("of", "terminate", "kill", "held")
     patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(made, name)) for name in names]
     patches.append(patch("os.fsync"))  # the machine itself never dies here
+    patches.append(patch("gpuwarden.checkpoints.load.run_child", remembered))
     for each in patches:
         each.start()
     yield
