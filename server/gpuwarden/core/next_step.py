@@ -48,13 +48,15 @@ class Situation:
 
     `launched`: something was started on the machine and its files can be asked for. `given_back`: gpuwarden itself ends
     a machine that never ran anything. `ends_at` is when a standing order ends the machine, in seconds since the epoch;
-    None where nobody ordered that or somebody objected.
+    None where nobody ordered that or somebody objected. `parked`: the machine that is off stopped itself, and a pull
+    starts it.
     """
 
     job_id: str
     job: Job
     now: float
     machine: Machine = Machine.NONE
+    parked: bool = False
     launched: bool = True
     outputs: bool = True
     copy: Copy = Copy.NONE
@@ -74,6 +76,7 @@ class Situation:
         return self.copy is Copy.NONE and not self.outputs
 
 
+PARKED: Final = "The machine stopped itself and keeps what was saved; its disk may bill. A copy starts it again."
 ENDED: Final = "The job has ended and nothing of it is billing."
 UNDER_WAY: Final = frozenset({Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN})
 
@@ -84,6 +87,9 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         if now.price_ticket:
             launch = do(Action.CHECK, "to launch the job after the approval", job_id=now.job_id)
             return steps((approval(now.price_ticket), launch))
+        if now.parked:
+            pull = do(Action.PULL, "to start it, see how the job ended and copy what it saved", job_id=now.job_id)
+            return steps((PARKED, pull, do(Action.CANCEL, "to give the job up", alternative=True, job_id=now.job_id)))
         if now.job is Job.PREEMPTED and now.machine is Machine.OFF:
             return stopped_machine(now.job_id)
         return steps(do(Action.CHECK, "again later; nothing has to wait here", job_id=now.job_id))
@@ -103,6 +109,7 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         end = do(Action.TEARDOWN, "once nobody needs what is there", job_id=now.job_id, verb="terminate")
         return steps(("The machine is stopped; its disk may bill.", end))
     start = "The machine is stopped and has what was saved. Start it in the platform's console to copy that."
+    start = PARKED if now.parked else start
     end = do(Action.TEARDOWN, "after that", job_id=now.job_id, verb="terminate")
     return steps((start, *_copying(now), end))
 

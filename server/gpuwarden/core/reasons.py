@@ -66,6 +66,7 @@ class Code(StrEnum):
     FOLDER_REMOVED = "folder_removed"
     FOLDER_LATE = "folder_late"
     CAME_BACK_EMPTY = "came_back_empty"
+    PARKED = "parked"
 
 
 _TEXTS: Final[dict[Code, str]] = {
@@ -114,6 +115,8 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.FOLDER_LATE: "the machine restarted and shows no run folder yet; another look decides",
     Code.CAME_BACK_EMPTY: "the machine restarted and came back without the job's run folder, seen twice: "
     "its process is dead, and what was only there is gone",
+    Code.PARKED: "its machine is stopped, as it may stop itself when nobody comes; how the job ended is seen once it "
+    "is started again",
 }
 
 

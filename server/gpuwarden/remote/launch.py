@@ -110,6 +110,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
             **place.mapping,
+            **({"park": place.park.order} if place.park else {}),
             "archive": pyz,
         },
     )

@@ -77,12 +77,14 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, end_wh
 @JSON
 @runs_async
 async def keep(job_id: str, as_json: bool) -> int:
-    """Object to a standing order: the machine stays."""
+    """Object to a standing order, and to a machine that would park itself: the machine stays."""
     from gpuwarden.interfaces.cli import approval
     from gpuwarden.lifecycle.ending.orders import object_to
+    from gpuwarden.lifecycle.ending.parking import hold
 
     ctx = open_context()
     voided = object_to(ctx, job_id, "command line", approval.user())
+    await hold(ctx, job_id)  # the objection stands; where the machine does not answer, the error says so
     return answer(approval.kept(job_id, voided=voided), as_json, "message")
 
 

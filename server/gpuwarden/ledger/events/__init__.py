@@ -69,6 +69,8 @@ from gpuwarden.ledger.events.lease import (
     LeaseStopped,
     LeaseStopping,
     LeaseUnverified,
+    ParkingArmed,
+    ResumeIntent,
     StartRefused,
     VerbSent,
 )
@@ -80,6 +82,7 @@ from gpuwarden.ledger.events.teardown import (
     EndingObjected,
     EndingOrdered,
     Judged,
+    ParkingOrdered,
     PinWrong,
     PolicyAccepted,
     PolicyAllowed,
@@ -143,6 +146,8 @@ AnyEvent = Annotated[
     | AbandonIntent
     | VerbSent
     | StartRefused
+    | ResumeIntent
+    | ParkingArmed
     | HostWaiting
     | HostTrusted
     | HostChecked
@@ -156,6 +161,7 @@ AnyEvent = Annotated[
     | TeardownWithdrawn
     | TeardownNeedsHuman
     | EndingOrdered
+    | ParkingOrdered
     | EndingAnnounced
     | EndingObjected
     | PinWrong
@@ -247,6 +253,8 @@ __all__ = [
     "LeaseUnverified",
     "MachineSeen",
     "OutputsDeclared",
+    "ParkingArmed",
+    "ParkingOrdered",
     "PinWrong",
     "PolicyAccepted",
     "PolicyAllowed",
@@ -254,6 +262,7 @@ __all__ = [
     "PriceAsk",
     "ProcessGone",
     "ReceiptIssued",
+    "ResumeIntent",
     "StartRefused",
     "SubmitIntent",
     "TeardownAwaitingHuman",

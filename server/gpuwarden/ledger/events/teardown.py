@@ -118,6 +118,17 @@ class EndingOrdered(Body):
     by: str = ""
 
 
+class ParkingOrdered(Body):
+    """A person allowed in the policy file with the digest `policy` that a job's machine stops itself.
+
+    It may after `after_s` in which nobody came, counted from the job's end. Recorded when the job is accepted.
+    """
+
+    event: Literal["parking.ordered"] = "parking.ordered"
+    after_s: float
+    policy: str = ""
+
+
 class EndingAnnounced(Body):
     """A standing order will be carried out at `ends_at` on the facts of `digest`, unless somebody objects."""
 

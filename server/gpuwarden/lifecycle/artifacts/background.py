@@ -18,7 +18,9 @@ from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.ending.parking import parked, wake
+from gpuwarden.lifecycle.execution.situation import standing_order
+from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 3600.0
@@ -38,11 +40,13 @@ class Keeper:
         """Copy and verify what lacks it. Failures are reported in `trouble`, not raised."""
         jobs: Iterable[JobRecord] = ()
         if self.ctx.policy.ending.background_gb > 0:
+            await self._wake()
             jobs = (read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES))
         # Those that succeeded, whose machines may bill, and whose copy can still become a proven one.
         ended = [job for job in jobs if job.state is Job.SUCCEEDED and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
-        self.trouble = {name: why for name, why in self.trouble.items() if name in wanted}
+        asleep = {job.id for job in self._parked()}
+        self.trouble = {name: why for name, why in self.trouble.items() if name in wanted or name in asleep}
         for job in wanted.values():
             await checkpoint()
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
@@ -56,6 +60,32 @@ class Keeper:
             # a copy that is proven leaves the list; anything else waits longer before the next try
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
             self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+
+    def _parked(self) -> list[JobRecord]:
+        """Return the jobs with a standing order whose machines parked themselves before everything was proven."""
+        leases = (read_lease(self.ctx.ledger, name.removeprefix("lease/")) for name in self.ctx.ledger.resting())
+        jobs = (read_job(self.ctx.ledger, lease.job_id) for lease in leases)
+        return [
+            job
+            for job in jobs
+            if standing_order(self.ctx, job.id) is not None
+            and job.state in {Job.SUCCEEDED, Job.UNKNOWN}
+            and parked(self.ctx, job)
+            and copy_state(self.ctx, job.id) is not Copy.PROVEN
+        ]
+
+    async def _wake(self) -> None:
+        """Start the machines whose end a person ordered and that parked before. The copy and the end follow."""
+        for job in self._parked():
+            if self.ctx.clock.now() < self._next.get(job.id, 0.0):
+                continue
+            try:
+                await wake(self.ctx, job.id)
+                self.trouble.pop(job.id, None)
+            except WardenError as error:
+                self.trouble[job.id] = f"its machine parked itself and is not started yet: {error.message}"
+                n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
+                self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     async def _keep(self, job: JobRecord) -> None:
         """Copy a job's outputs where there is room for all of them, and verify them."""

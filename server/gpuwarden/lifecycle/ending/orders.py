@@ -26,6 +26,7 @@ from gpuwarden.ledger.events import (
 )
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.parking import allowed_to_park
 from gpuwarden.lifecycle.execution.situation import open_ticket, standing_order
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job
@@ -65,9 +66,12 @@ def order_for(ctx: Context, receipt: str) -> EndingOrdered | None:
 
 
 def object_to(ctx: Context, job_id: str, channel: str, by: str) -> bool:
-    """Keep a job's machine until a person decides. Return whether that voids an order. Raises NotFound."""
+    """Keep a job's machine until a person decides. Return whether that voids an order, or its leave to park itself.
+
+    Raises NotFound.
+    """
     job = read_job(ctx.ledger, job_id)
-    if standing_order(ctx, job.id) is None:
+    if standing_order(ctx, job.id) is None and allowed_to_park(ctx, job.id) is None:
         return False
     ctx.ledger.add(job.subject, EndingObjected(channel=channel, by=by))
     return True

@@ -6,6 +6,7 @@ A step returns whether the job moved on, so that the next step can follow.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import anyio
@@ -22,6 +23,7 @@ from gpuwarden.ledger.events import (
     CreateIntent,
     CreateRefused,
     CreateUnknown,
+    EndingOrdered,
     HostWaiting,
     JobCanceled,
     JobFailed,
@@ -31,6 +33,7 @@ from gpuwarden.ledger.events import (
     LeaseCreated,
     LeaseExtra,
     LeaseNone,
+    ParkingOrdered,
     StartRefused,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
@@ -45,7 +48,10 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_l
 
 MAX_GENERATIONS: Final = 5
 FETCH_S: Final = 3600
-"""How long a machine is wanted after its job's time is over, so that a person can fetch what is there."""
+"""How long a machine is wanted after its job's time is over, so that a person can fetch what is there.
+
+Every grace that a person decided on passes before.
+"""
 
 
 async def accepted(ctx: Context, job: JobRecord) -> bool:
@@ -81,7 +87,7 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
     # At most the checked price, and no longer than needed. No cap goes to a platform that reports no price.
     job, spec = read_job(ctx.ledger, job.id), job.spec
     most_s = longest_run_s(ctx, spec)
-    limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S}
+    limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S + patience_s(ctx, job.id)}
     return await _create(ctx, job, read_lease(ctx.ledger, lease), wanted(spec).model_copy(update=limits))
 
 
@@ -95,6 +101,13 @@ def wanted(spec: JobSpec) -> Resources:
         durable_storage=spec.durable_storage,
         options=spec.options,
     )
+
+
+def patience_s(ctx: Context, job_id: str) -> int:
+    """Return the longest time that a person let pass between a job's end and that of its machine."""
+    ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
+    parking = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
+    return math.ceil(max(ordered.data.grace_s if ordered else 0.0, parking.data.after_s if parking else 0.0))
 
 
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:

@@ -34,6 +34,7 @@ from gpuwarden.ledger.events import (
 )
 from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key
 from gpuwarden.lifecycle.context import STEP_S, Context
+from gpuwarden.lifecycle.ending.parking import park_at, parked
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.provisioning import restart
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
@@ -99,6 +100,8 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     secrets = {name: ctx.env[name] for name in job.spec.secrets}
     ctx.known_secrets.remember(secrets.values())
     token = f"{job.id}-a{attempt}"
+    if job.lease is not None:
+        place = place.model_copy(update={"park": park_at(ctx, job, place)})
     if ctx.ledger.used(SubmitIntent, token) is None:
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
     backend = ctx.backend(ctx.profile(job.spec.platform).backend)
@@ -121,8 +124,13 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     """Observe the process and the machine under it, and move the job on where both together decide."""
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
-    if job.cancel_requested or over_cap(ctx, job):
+    rests = parked(ctx, job)
+    if job.cancel_requested or (over_cap(ctx, job) and not rests):
         return await _end(ctx, job, machine)
+    if rests:  # how the job ended is on a disk that nobody can read now, and the job must not be launched again
+        ctx.observed.pop(job.id, None)
+        ctx.blind.pop(job.id, None)
+        return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.PARKED))
     observed = await observe(ctx, job)
     state, reason = judge(job, observed, machine, _restarted(ctx, job, observed, machine))
     if reason.code is Code.INTERRUPTION_UNSEEN and observed is not None:
