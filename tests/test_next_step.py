@@ -54,7 +54,7 @@ def every_situation() -> Iterator[Situation]:
         yield Situation(
             job_id="j1", job=job, now=400.0, machine=machine, copy=copy, ticket="t1" if ticket else "",
             ticket_state=ticket, launched=launched, outputs=outputs, ordered=ordered,  # type: ignore[arg-type]
-            ends_at=ends if ordered else None,
+            ends_at=ends if ordered else None, parked=machine is Machine.OFF and outputs and launched,
         )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_every_state_has_a_step_that_fits_it() -> None:
             wrong.append("no copy can get better")
         if step is not None and step.action is Action.VERIFY and now.copy is not Copy.UNVERIFIED:
             wrong.append("there is nothing to verify")
-        if now.job not in TERMINAL_JOBS and {Action.PULL, Action.TEARDOWN} & set(actions):
+        if now.job not in TERMINAL_JOBS and not now.parked and {Action.PULL, Action.TEARDOWN} & set(actions):
             wrong.append("the job has not ended")
         assert not wrong, (wrong, now, found)
     assert seen > 10_000
