@@ -46,7 +46,7 @@ def wait_for(folder: Path, times: int = 1) -> None:
     until(folder, lambda _: asked(folder) >= times)
 
 
-def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> None:  # noqa: F811
+def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"]))
     ended(folder)
     wait_for(folder)
@@ -55,7 +55,7 @@ def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> Non
     (folder / "park.hold").touch()
 
 
-def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> None:  # noqa: F811
+def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], code=1))
     wait_for(folder, 3)
     seen = until(folder, lambda s: any(a["kind"] == "self_park" for a in s["last_alerts"]))
@@ -65,7 +65,7 @@ def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> No
     (folder / "park.hold").touch()
 
 
-def test_a_machine_that_is_held_stays_on(folder: Path) -> None:  # noqa: F811
+def test_a_machine_that_is_held_stays_on(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], after_s=0.6))
     assert call("hold", folder)["ok"] is True
     until(folder, lambda _: unlocked(folder / "park.lock"))
@@ -83,7 +83,7 @@ def unlocked(path: Path) -> bool:
     return True
 
 
-def test_it_is_not_disclosed_as_a_strangers_process(folder: Path) -> None:  # noqa: F811
+def test_it_is_not_disclosed_as_a_strangers_process(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], after_s=60))
     ended(folder)
     until(folder, lambda _: (folder / "park.lock").exists())
@@ -91,7 +91,7 @@ def test_it_is_not_disclosed_as_a_strangers_process(folder: Path) -> None:  # no
     (folder / "park.hold").touch()
 
 
-def test_a_launch_without_an_order_starts_no_parker(folder: Path) -> None:  # noqa: F811
+def test_a_launch_without_an_order_starts_no_parker(folder: Path) -> None:
     call("start", folder, sh("true"))
     ended(folder)
     assert not (folder / "park.lock").exists()
@@ -225,7 +225,7 @@ class Platform(http.server.BaseHTTPRequestHandler):
 
     answer, seen = 200, list[tuple[str, str, str, bytes]]()
 
-    def do_PUT(self) -> None:  # noqa: N802 - the base class's name
+    def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         Platform.seen.append(("PUT", self.path, self.headers["Authorization"], body))
         self.send_response(self.answer)

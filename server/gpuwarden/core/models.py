@@ -271,6 +271,11 @@ class Place(Frozen):
     self_stop: tuple[str, ...] = ()
     park: Park | None = None
 
+    @model_serializer(mode="wrap")
+    def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        plain: dict[str, object] = handler(self)
+        return {k: v for k, v in plain.items() if v or k not in {"self_stop", "park"}}
+
     @property
     def mapping(self) -> dict[str, object]:
         """Return the mapping of the machine's absolute paths, as the runner takes it."""

@@ -41,6 +41,8 @@ from gpuwarden.ledger.events.job import (
     PriceAsk,
     ProcessGone,
     ReceiptIssued,
+    RelaunchAllowed,
+    RelaunchIntent,
     SubmitIntent,
 )
 from gpuwarden.ledger.events.lease import (
@@ -122,6 +124,8 @@ AnyEvent = Annotated[
     | PriceAsk
     | PriceAccepted
     | OutputsDeclared
+    | RelaunchAllowed
+    | RelaunchIntent
     | ArtifactsPulled
     | ArtifactsVerified
     | ArtifactsExaminedThere
@@ -262,6 +266,8 @@ __all__ = [
     "PriceAsk",
     "ProcessGone",
     "ReceiptIssued",
+    "RelaunchAllowed",
+    "RelaunchIntent",
     "ResumeIntent",
     "StartRefused",
     "SubmitIntent",

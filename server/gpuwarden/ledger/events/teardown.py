@@ -56,6 +56,8 @@ class ApprovalGranted(Judged):
     """The digest of the policy file that was in force."""
     end_when_proven: Verb | None = None
     """The standing order that the person gave with a spending approval, for this one job."""
+    relaunch_budget_usd: float | None = None
+    """What the person allowed to spend on further machines after interruptions of this one job."""
 
     def holds_at(self, now: float) -> bool:
         """Return whether the approval has not expired at a time, in seconds since the epoch."""

@@ -1,4 +1,4 @@
-"""Copy and verify the outputs of jobs that succeeded before anybody asks, inside the disk limit of the policy.
+"""Copy and verify the outputs of jobs before anybody asks, inside the disk limit of the policy.
 
 The meter runs until everything is proven, so the watch does not wait for an agent or a person to begin.
 """
@@ -13,17 +13,23 @@ from typing import Final
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
-from gpuwarden.core.errors import NotSupported, WardenError
+from gpuwarden.core.errors import Conflict, NotSupported, WardenError
+from gpuwarden.core.models import Manifest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.parking import parked, wake
+from gpuwarden.lifecycle.execution.relaunch import may_relaunch
 from gpuwarden.lifecycle.execution.situation import standing_order
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 3600.0
+SNAPSHOT_S: Final = 1800.0
+"""Seconds between two copies of a job that runs and may be relaunched."""
+QUIET_S: Final = 30.0
+LARGE: Final = 1 << 20
 _PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.PARTIAL, Copy.DAMAGED})
 
 
@@ -41,10 +47,13 @@ class Keeper:
         jobs: Iterable[JobRecord] = ()
         if self.ctx.policy.ending.background_gb > 0:
             await self._wake()
-            jobs = (read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES))
+            jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
         # Those that succeeded, whose machines may bill, and whose copy can still become a proven one.
         ended = [job for job in jobs if job.state is Job.SUCCEEDED and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
+        # And those that run and may go on elsewhere: that takes a proven copy from before the machine is taken.
+        running = (job for job in jobs if job.state is Job.RUNNING and job.handle is not None and job.outputs)
+        wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
         asleep = {job.id for job in self._parked()}
         self.trouble = {name: why for name, why in self.trouble.items() if name in wanted or name in asleep}
         for job in wanted.values():
@@ -57,6 +66,10 @@ class Keeper:
                 self.trouble[job.id] = f"its outputs are not copied yet: {error.message}"
             else:
                 self.trouble.pop(job.id, None)
+                if job.state is Job.RUNNING:
+                    self._misses.pop(job.id, None)
+                    self._next[job.id] = self.ctx.clock.now() + SNAPSHOT_S
+                    continue
             # a copy that is proven leaves the list; anything else waits longer before the next try
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
             self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
@@ -93,9 +106,11 @@ class Keeper:
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
-        if copy_state(self.ctx, job.id) in _PULL:
+        if job.state is Job.RUNNING or copy_state(self.ctx, job.id) in _PULL:
             assert job.handle is not None
             listed = await self.ctx.backend(job.handle.backend).list_files(job.handle, job.outputs)
+            if job.state is Job.RUNNING and not _quiet(listed):
+                raise Conflict("it saves at this moment" if listed.files else "it has saved nothing yet")
             here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job.id)
             limit = self.ctx.policy.ending.background_gb * 1e9
             if here + listed.bytes > limit:
@@ -104,6 +119,12 @@ class Keeper:
             await pull(self.ctx, job.id)
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
+
+
+def _quiet(listed: Manifest) -> bool:
+    """Return whether there are files and no large one was written to lately: a half-saved checkpoint proves nothing."""
+    large = [file.mtime_ns / 1e9 for file in listed.files if file.size >= LARGE and file.mtime_ns is not None]
+    return bool(listed.files) and all(listed.taken_at - at >= QUIET_S for at in large)
 
 
 def _bytes_below(folder: Path, without: str) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from gpuwarden.core.errors import AuthFailed, RateLimited, Refused, WardenError
+from gpuwarden.core.errors import AuthFailed, NoCapacity, RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.reasons import Code, because
@@ -34,6 +34,7 @@ from gpuwarden.ledger.events import (
     LeaseExtra,
     LeaseNone,
     ParkingOrdered,
+    RelaunchIntent,
     StartRefused,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
@@ -47,6 +48,8 @@ from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spe
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 
 MAX_GENERATIONS: Final = 5
+RELAUNCH_WAIT_S: Final = 300.0
+"""Seconds before a platform that had no machine for an interrupted job is asked again, twice as many each time."""
 FETCH_S: Final = 3600
 """How long a machine is wanted after its job's time is over, so that a person can fetch what is there.
 
@@ -59,7 +62,7 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
     if job.cancel_requested:
         return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
     if ctx.profile(job.spec.platform).meter.metered:
-        return await _rent(ctx, job)
+        return await rent(ctx, job)
     try:
         with anyio.fail_after(STEP_S):
             place = await greet_own(ctx, ctx.owned_place(job.spec.platform))
@@ -71,7 +74,7 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
     return move(ctx, job, JobSubmitting(place=place))
 
 
-async def _rent(ctx: Context, job: JobRecord) -> bool:
+async def rent(ctx: Context, job: JobRecord) -> bool:
     """Write that an instance will be rented, and under which account, then rent it."""
     try:
         account = await account_in_use(ctx, job.spec.platform)
@@ -146,6 +149,8 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     doubted = ctx.ledger.last(lease.subject, CreateDoubted)
     if doubted is None or doubted.data.code == RateLimited.code:
         return False
+    if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
+        return False  # many machines were taken at once: one may be free later
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
 
 
@@ -176,9 +181,13 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
     if lease.state is Lease.NONE:
         if _refused_for_good(ctx, job, lease):
             return True
-        if job.generation >= MAX_GENERATIONS:
-            return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=job.generation))
-        return await _rent(ctx, job)
+        again = ctx.ledger.last(job.subject, RelaunchIntent)
+        tries = job.generation - (again.data.generation if again else 0)
+        if tries >= MAX_GENERATIONS:
+            return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=tries))
+        if again is not None and ctx.clock.now() - lease.since < RELAUNCH_WAIT_S * 2.0 ** (tries - 1):
+            return False
+        return await rent(ctx, job)
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
     if given_back(ctx, lease):
@@ -305,7 +314,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
         following = tuple(s.as_dict() for s in unfit.next_steps)
         failed = JobFailed(code=unfit.code, findings=tuple(unfit.findings), following=following)
         return move(ctx, job, failed, because(Code.UNFIT_HOST, message=unfit.message))
-    return move(ctx, job, JobSubmitting(place=place))
+    return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place))
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:

@@ -19,6 +19,7 @@ from gpuwarden.ledger.events import (
     EndingAnnounced,
     JobPreempted,
     LeaseCameBack,
+    RelaunchIntent,
     ResumeIntent,
 )
 from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
@@ -145,6 +146,15 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, s
     if taken is not None and _recent(ctx, taken.at):
         text, following = f"{job.id} was interrupted.", recovery_steps(ctx, job)
         yield Condition(job.subject, "preempted", text, mark=str(taken.seq), next_steps=following)
+    again = ctx.ledger.last(job.subject, RelaunchIntent)
+    if again is not None and _recent(ctx, again.at):
+        text = (
+            f"{job.id} lost its machine. Another one is rented, for at most {usd(again.data.worst_cost)}, and the job "
+            f"resumes from the proven copy; {usd(again.data.left)} of the relaunch budget are left after that."
+        )
+        yield Condition(
+            job.subject, "relaunched", text, mark=str(again.seq), next_steps=(do(Action.CHECK, job_id=job.id),)
+        )
     said = ctx.ledger.last(job.subject, EndingAnnounced)
     if said is not None and job.state is Job.SUCCEEDED and (order := standing_order(ctx, job.id)):
         origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"

@@ -23,6 +23,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.ending.parking import parking_for
 from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.relaunch import relaunch_for
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
 from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.submission.facts import gather
@@ -216,7 +217,8 @@ async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
                 ctx.ledger.add(f"job/{job_id}", accepted, token=receipt)
                 order = order_for(ctx, receipt) if checked.facts.metered else None
                 parking = parking_for(ctx, order) if checked.facts.metered else None
-                for decided in filter(None, (order, parking)):
+                relaunch = relaunch_for(ctx, receipt) if checked.facts.metered else None
+                for decided in filter(None, (order, parking, relaunch)):
                     ctx.ledger.add(f"job/{job_id}", decided)
     job = await advance(ctx, live or job_id)
     return Submission(

@@ -20,7 +20,7 @@ from gpuwarden.remote.runner.start import detached, let_go, take_lock
 from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 
 HEARD, HOLD, PARKED = "/heard", "/park.hold", "/parked.json"
-LOOK_S = 5.0
+QUIET_LOOK_S = 5.0
 ASK_S = 60.0
 DOWN_S = 120.0  # how long a platform that took the request may need
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
@@ -80,7 +80,7 @@ class Parker:
         spec = order["park"]
         self.folder, self.spec, self.order = folder, spec, order
         self.after, self.deadline = float(spec["after_s"]), spec.get("deadline_s")
-        self.every = min(LOOK_S, max(self.after / 8, 0.02))
+        self.every = min(QUIET_LOOK_S, max(self.after / 8, 0.02))
         self.down = min(DOWN_S, float(spec.get("down_s") or DOWN_S))
         self.retry = float(spec.get("retry_s") or FIRST_RETRY_S)
         self.inode = os.stat(folder).st_ino
