@@ -197,6 +197,15 @@ def test_another_job_on_the_machine_keeps_it_on(tmp_path: Path) -> None:
     assert hand.due()
 
 
+def test_an_upload_to_a_kept_store_keeps_it_on(hand: Hand) -> None:
+    hand.sees("succeeded")
+    lock = park.take_lock(hand.folder, "keep.lock")
+    hand.at += 101
+    assert not hand.due()
+    os.close(lock)
+    assert hand.due()
+
+
 def test_a_supervisor_that_died_is_an_end_and_a_living_one_is_not(hand: Hand) -> None:
     hand.sees("running")
     hand.at += 1000

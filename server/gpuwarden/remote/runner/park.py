@@ -135,7 +135,7 @@ class Parker:
         now = self.now()
         late = self.deadline is not None and now - self.begun >= self.deadline
         quiet = now - max(self.heard_at, self.ended_at) >= self.after
-        return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not others_run(self.folder)
+        return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder)
 
     def stop_machine(self) -> None:
         """Ask for the stop, unless somebody reads here at this moment. A failure is reported, and it is tried again."""
@@ -202,25 +202,26 @@ def over(status: Json) -> bool:
     return supervised is False and child_alive(status) is False
 
 
-def others_run(folder: str) -> bool:
-    """Return whether a supervisor of gpuwarden watches another job on this machine, in a run folder beside this one."""
+def busy(folder: str) -> bool:
+    """Return whether something of gpuwarden works on this machine: an upload to a kept store, or another job beside."""
     top = os.path.dirname(folder)
     try:
-        names = os.listdir(top)
+        others = [f"{top}/{name}" for name in os.listdir(top)]
     except OSError:
-        return False
-    for name in names:
-        path = f"{top}/{name}"
-        if path == folder or not os.path.isfile(path + "/lock"):
-            continue
-        try:
-            lock = take_lock(path)
-        except (OSError, Problem):
-            return True
-        if lock < 0:
-            return True
+        others = []
+    locks = [(folder, "keep.lock"), *((other, "lock") for other in others if other != folder)]
+    return any(os.path.isfile(f"{path}/{name}") and is_locked(path, name) for path, name in locks)
+
+
+def is_locked(folder: str, name: str) -> bool:
+    """Return whether a living process has a lock."""
+    try:
+        lock = take_lock(folder, name)
+    except (OSError, Problem):
+        return True
+    if lock >= 0:
         os.close(lock)
-    return False
+    return lock < 0
 
 
 def ask(spec: Json) -> str:
