@@ -259,6 +259,17 @@ async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Park
     ordered.holds()
 
 
+async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordered: Parked) -> None:
+    ending = ordered.ctx.policy.ending.model_copy(update={"background_gb": 1e-9})
+    ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": ending})
+    await ordered.asleep()
+    for _ in range(60):
+        await ordered.round(1800)
+        await ordered.watcher.keeper.round()
+        ordered.parks()
+    assert ordered.starts() == 2 and ordered.state() == "stopped"
+
+
 async def test_a_refused_start_is_an_error_with_what_to_do(house: Parked) -> None:
     job = await house.asleep()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=99),)))

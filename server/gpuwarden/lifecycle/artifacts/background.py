@@ -17,6 +17,7 @@ from gpuwarden.core.errors import Conflict, DiskError, NotSupported, WardenError
 from gpuwarden.core.models import Manifest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
+from gpuwarden.ledger.events import ParkingArmed
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.parking import parked, wake
@@ -28,6 +29,8 @@ FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 3600.0
 SNAPSHOT_S: Final = 1800.0
 """Seconds between two copies of a job that runs and may be relaunched."""
+MOST_WAKES: Final = 2
+"""How often the watch starts a machine that parked itself: what could not be copied then is a person's question."""
 QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
 _PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.PARTIAL, Copy.DAMAGED})
@@ -86,6 +89,7 @@ class Keeper:
             and job.state in {Job.SUCCEEDED, Job.UNKNOWN}
             and parked(self.ctx, job)
             and copy_state(self.ctx, job.id) is not Copy.PROVEN
+            and len(self.ctx.ledger.events(f"lease/{job.lease}", kind=ParkingArmed)) < MOST_WAKES
         ]
 
     async def _wake(self) -> None:
