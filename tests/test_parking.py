@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,13 +12,13 @@ import pytest
 
 from gpuwarden.config import load_config
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import Conflict, NotSupported, Refused, Unreachable
+from gpuwarden.core.errors import Conflict, NotSupported, Refused, Unreachable, WardenError
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.policy import Caps, Ending, policy_fields
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces import results
-from gpuwarden.ledger.events import EndingOrdered, LeaseCameBack, ParkingOrdered, ResumeIntent
+from gpuwarden.ledger.events import ArtifactsPulled, EndingOrdered, LeaseCameBack, ParkingOrdered, ResumeIntent
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.ending.orders import object_to
 from gpuwarden.lifecycle.ending.parking import hold, park_at, parked, wake
@@ -29,7 +30,7 @@ from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.policy_record import Notice
 from gpuwarden.rehearsal.model import Fault, Faults
-from lifecycle_kit import WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
+from lifecycle_kit import TRAIN, WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
 from pretend_machines import Processes
 from test_lifecycle_teardown import House
 from test_standing_orders import processes as processes
@@ -214,7 +215,7 @@ async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: Parked) -> Non
 
 async def test_a_standing_order_is_carried_out_in_the_morning(ordered: Parked) -> None:
     job = await ordered.asleep()
-    for _ in range(40):
+    for _ in range(24):
         await ordered.round(60)
         await ordered.watcher.keeper.round()
         await prove(ordered.ctx, job)
@@ -229,7 +230,7 @@ async def test_an_order_that_is_edited_meanwhile_changes_nothing(ordered: Parked
     job = await ordered.asleep()
     ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": Ending()})
     assert ordered.ctx.ledger.last(f"job/{job}", EndingOrdered) is not None
-    for _ in range(40):
+    for _ in range(24):
         await ordered.round(60)
         await ordered.watcher.keeper.round()
         await prove(ordered.ctx, job)
@@ -251,7 +252,7 @@ async def test_two_watches_start_it_once(ordered: Parked) -> None:
 async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Parked) -> None:
     ordered.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=2),)))
     job = await ordered.asleep()
-    for _ in range(60):
+    for _ in range(32):
         await ordered.round(60)
         await ordered.watcher.keeper.round()
         await prove(ordered.ctx, job)
@@ -263,7 +264,7 @@ async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordere
     ending = ordered.ctx.policy.ending.model_copy(update={"background_gb": 1e-9})
     ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": ending})
     await ordered.asleep()
-    for _ in range(60):
+    for _ in range(24):
         await ordered.round(1800)
         await ordered.watcher.keeper.round()
         ordered.parks()
@@ -411,19 +412,24 @@ async def test_a_real_machine_parks_itself_and_a_pull_starts_it(tmp_path: Path) 
     ending = Ending(self_park_minutes=0.8 / 60)
     ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"ending": ending}))
     cloud = rent_cloud(ctx, Fault(kind="false_refusal", call="self_stop", at=1))
-    said = tmp_path / "said"
-    job = await launch(ctx, training(said, 0.1))
+    said, go = tmp_path / "said", tmp_path / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+    command = (sys.executable, "-I", "-S", "-c", waits + TRAIN, str(said), "0")
+    job = await launch(ctx, training(said, command=command))
     with anyio.fail_after(60):
         while read_job(ctx.ledger, job).handle is None:
             await advance(ctx, job)
             await clock.sleep(0.05)
+        go.touch()
         while next(iter(cloud.truths().values())).state is not InstanceState.STOPPED:  # nobody looks at the job
             await clock.sleep(0.05)
         await list_instances(ctx)
         record = read_job(ctx.ledger, job)
         assert (record.state, record.reason) == (Job.UNKNOWN, Code.PARKED)
         assert not next(iter(cloud.truths().values())).processes
-        await pull(ctx, job)
+        while not ctx.ledger.events(kind=ArtifactsPulled):  # a busy machine may park again before the copy begins
+            with contextlib.suppress(WardenError):
+                await pull(ctx, job)
     assert read_job(ctx.ledger, job).state is Job.SUCCEEDED
     assert launches(said) == [(job, 1)]
     assert list((ctx.home / "artifacts" / job).rglob("model.safetensors"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from unittest.mock import patch
 
@@ -301,6 +302,23 @@ async def test_the_watch_makes_the_copy_while_the_job_runs(house: Allowed) -> No
     assert read_job(house.ctx.ledger, job).state is Job.RUNNING and house.rented() == 2
 
 
+async def test_a_checkpoint_that_is_being_written_is_copied_later(house: Allowed) -> None:
+    job = await house.running()
+    listing = house.backend._roster
+
+    def busy(*args: object, **how: object) -> object:
+        found = listing(*args, **how)  # type: ignore[arg-type]
+        large = tuple(file.model_copy(update={"size": 1 << 30, "mtime_ns": 99 * 10**9}) for file in found.files)
+        return found.model_copy(update={"taken_at": 100.0, "files": large})
+
+    with patch.object(house.backend, "_roster", busy):
+        await house.watcher.keeper.round()
+    assert not house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled") and not house.watcher.keeper.trouble
+    house.clock.advance(61)
+    await house.watcher.keeper.round()
+    assert house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled")
+
+
 async def test_without_a_budget_a_running_job_is_not_copied(tmp_path: Path, processes: Processes) -> None:
     house = Allowed(tmp_path / "home", processes, budget=None)
     job = await house.running()
@@ -321,13 +339,18 @@ async def test_a_clock_that_leaps_rents_nothing_more(house: Allowed, leap: float
 
 # -------------------------------------------------------------------------------------------------------- any story
 
+STORIES = int(os.environ.get("GPUWARDEN_STORIES", "12"))
 ACTS = st.lists(
     st.sampled_from(["take", "round", "round", "copy", "prove", "keeper", "sleep", "preempt", "lost", "none", "park"]),
     max_size=25,
 )
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@pytest.mark.slow
+@settings(
+    max_examples=int(os.environ.get("GPUWARDEN_STORIES", "20")),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(acts=ACTS, interruptible=st.booleans())
 def test_whatever_happens_the_budget_and_the_promises_hold(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str], interruptible: bool

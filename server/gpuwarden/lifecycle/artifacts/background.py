@@ -13,7 +13,7 @@ from typing import Final
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
-from gpuwarden.core.errors import Conflict, DiskError, NotSupported, WardenError
+from gpuwarden.core.errors import DiskError, NotSupported, WardenError
 from gpuwarden.core.models import Manifest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
@@ -64,7 +64,7 @@ class Keeper:
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
                 continue
             try:
-                await self._keep(job)
+                copied = await self._keep(job)
             except (WardenError, OSError) as error:  # a full disk here as well
                 told = error if isinstance(error, WardenError) else DiskError.of(error)
                 self.trouble[job.id] = f"its outputs are not copied yet: {told.message}"
@@ -72,7 +72,7 @@ class Keeper:
                 self.trouble.pop(job.id, None)
                 if job.state is Job.RUNNING:
                     self._misses.pop(job.id, None)
-                    self._next[job.id] = self.ctx.clock.now() + SNAPSHOT_S
+                    self._next[job.id] = self.ctx.clock.now() + (SNAPSHOT_S if copied else FIRST_RETRY_S)
                     continue
             # a copy that is proven leaves the list; anything else waits longer before the next try
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
@@ -105,8 +105,11 @@ class Keeper:
                 n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
                 self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
-    async def _keep(self, job: JobRecord) -> None:
-        """Copy a job's outputs where there is room for all of them, and verify them."""
+    async def _keep(self, job: JobRecord) -> bool:
+        """Copy a job's outputs where there is room for all of them, and verify them.
+
+        Return whether there was anything: a job that runs may have saved nothing yet, or save at this moment.
+        """
         # most rounds copy nothing, and what copies and proves is a second's import
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -115,7 +118,7 @@ class Keeper:
             assert job.handle is not None
             listed = await self.ctx.backend(job.handle.backend).list_files(job.handle, job.outputs)
             if job.state is Job.RUNNING and not _quiet(listed):
-                raise Conflict("it saves at this moment" if listed.files else "it has saved nothing yet")
+                return False
             here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job.id)
             limit = self.ctx.policy.ending.background_gb * 1e9
             if here + listed.bytes > limit:
@@ -124,6 +127,7 @@ class Keeper:
             await pull(self.ctx, job.id)
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
+        return True
 
 
 def _quiet(listed: Manifest) -> bool:
