@@ -14,7 +14,6 @@ import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
 from gpuwarden.core.errors import DiskError, NotSupported, WardenError
-from gpuwarden.core.models import Manifest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.ledger.events import ParkingArmed
@@ -117,7 +116,10 @@ class Keeper:
         if job.state is Job.RUNNING or copy_state(self.ctx, job.id) in _PULL:
             assert job.handle is not None
             listed = await self.ctx.backend(job.handle.backend).list_files(job.handle, job.outputs)
-            if job.state is Job.RUNNING and not _quiet(listed):
+            # a large file that was written to lately may be half of a checkpoint, which proves nothing
+            large = [file.mtime_ns / 1e9 for file in listed.files if file.size >= LARGE and file.mtime_ns is not None]
+            fresh = any(listed.taken_at - at < QUIET_S for at in large)
+            if job.state is Job.RUNNING and (fresh or not listed.files):
                 return False
             here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job.id)
             limit = self.ctx.policy.ending.background_gb * 1e9
@@ -128,12 +130,6 @@ class Keeper:
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
         return True
-
-
-def _quiet(listed: Manifest) -> bool:
-    """Return whether there are files and no large one was written to lately: a half-saved checkpoint proves nothing."""
-    large = [file.mtime_ns / 1e9 for file in listed.files if file.size >= LARGE and file.mtime_ns is not None]
-    return bool(listed.files) and all(listed.taken_at - at >= QUIET_S for at in large)
 
 
 def _bytes_below(folder: Path, without: str) -> int:

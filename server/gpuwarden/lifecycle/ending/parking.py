@@ -122,28 +122,20 @@ async def wake(ctx: Context, job_id: str) -> None:
         return
     async with ctx.lock(job_id):
         answer = await look(ctx, job.lease)  # it may have parked, or have been started, since anybody here looked
-        if isinstance(answer, Known) and answer.value is not None and _rests_by_itself(ctx, job):
-            await _start(ctx, job, answer.value)
-        job = read_job(ctx.ledger, job_id)
-        assert job.handle is not None
-        subject = f"lease/{job.lease}"
+        machine, subject = answer.value if isinstance(answer, Known) else None, f"lease/{job.lease}"
         woken, armed = ctx.ledger.last(subject, ResumeIntent), ctx.ledger.last(subject, ParkingArmed)
-        if woken is None or (armed is not None and armed.seq > woken.seq):
+        starts = woken is not None and (armed is None or armed.seq < woken.seq)
+        up = machine is not None and machine.state is InstanceState.RUNNING
+        if machine is not None and (parked(ctx, job) or (starts and not up)):
+            await _start(ctx, job, machine)
+            starts = True
+        if not starts:
             return
+        handle = read_job(ctx.ledger, job_id).handle  # it may have another address now
         backend = ctx.backend(job.handle.backend)
-        if isinstance(backend, Parking) and allowed_to_park(ctx, job_id) is not None:
-            await backend.arm(job.handle, job.attempt)
+        if handle is not None and isinstance(backend, Parking) and allowed_to_park(ctx, job_id) is not None:
+            await backend.arm(handle, job.attempt)
         ctx.ledger.add(subject, ParkingArmed())
-
-
-def _rests_by_itself(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a machine has to be started, or was and does not run yet."""
-    assert job.lease is not None
-    lease = lease_now(ctx, job.lease)
-    woken, armed = ctx.ledger.last(lease.subject, ResumeIntent), ctx.ledger.last(lease.subject, ParkingArmed)
-    starts = woken is not None and (armed is None or armed.seq < woken.seq)
-    running = lease.instance is not None and lease.instance.state is InstanceState.RUNNING
-    return parked(ctx, job) or (starts and not running)
 
 
 async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
