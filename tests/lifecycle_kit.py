@@ -171,8 +171,10 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
             yield f"{job} was given back although something was launched there"
     leave = {e.subject.removeprefix("job/") for e in ledger.events(kind="parking.ordered")}
     for record in records(cloud):
-        if record.by_itself and record.token.rpartition("-i")[0] in leave:
-            continue  # a person allowed in the policy that it stops itself
+        facts = cloud.profile.unattended
+        dated = facts is not None and facts.end_date in {"stop", "terminate"}
+        if record.by_itself and (dated or record.token.rpartition("-i")[0] in leave):
+            continue  # at the date that the platform was given, or as a person allowed in the policy
         if record.cause in {"stop", "terminate"} and not {
             lease for lease, machine in leases(ledger).items() if machine == record.id
         } & (approved | given_back):
