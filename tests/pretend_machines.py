@@ -80,6 +80,8 @@ class PretendBackend:
         self.processes = processes
         self.silent = False
         self.launched: list[tuple[str, int]] = []
+        self.armed: list[str] = []
+        self.held: list[str] = []
 
     # -- what a test does to a job
 
@@ -188,6 +190,14 @@ class PretendBackend:
             return StopResult.GONE
         self.end(handle, "canceled")
         return StopResult.STOPPED
+
+    async def arm(self, handle: Handle, attempt: int) -> None:
+        self._reach(handle.place)
+        self.armed.append(handle.token)
+
+    async def hold(self, handle: Handle) -> None:
+        self._reach(handle.place)
+        self.held.append(handle.token)
 
     # -- inside
 

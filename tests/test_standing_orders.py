@@ -280,25 +280,27 @@ async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
     checked = await submit(house.ctx, house.spec())
     assert checked.receipt and not checked.ask
     person = Typed("yes")
-    assert (await approval.ask(house.ctx, checked.receipt, person, order="terminate")).code == "approved"
+    assert (
+        await approval.ask(house.ctx, checked.receipt, person, decided=approval.Decided("terminate"))
+    ).code == "approved"
     assert "7 minutes after an alert" in person.shown and "gpuwarden keep" in person.shown
     done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
     assert done.job is not None
     ordered = house.ctx.ledger.last(f"job/{done.job.id}", EndingOrdered)
     assert ordered is not None and (ordered.data.through, ordered.data.grace_s) == ("approval", 420.0)
     with pytest.raises(Conflict, match="under way"):
-        await approval.ask(house.ctx, checked.receipt, Typed("yes"), order="stop")
+        await approval.ask(house.ctx, checked.receipt, Typed("yes"), decided=approval.Decided("stop"))
 
 
 async def test_who_says_no_at_the_terminal_orders_nothing(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "ask")
     checked = await submit(house.ctx, house.spec())
     with pytest.raises(Refused):
-        await approval.ask(house.ctx, str(checked.receipt), Typed("no"), order="terminate")
+        await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=approval.Decided("terminate"))
     assert orders.order_for(house.ctx, str(checked.receipt)) is None
     view = await house.asks(await house.proven())
     with pytest.raises(BadRequest, match="belongs to a spending"):
-        await approval.ask(house.ctx, view.record.id, Typed("yes"), order="terminate")
+        await approval.ask(house.ctx, view.record.id, Typed("yes"), decided=approval.Decided("terminate"))
 
 
 @pytest.mark.attack("agent", "gives a standing order through a channel that is not a terminal")

@@ -164,7 +164,18 @@ def _interruptions(p: Profile) -> list[str]:
     if s.offered or "signal" in s.model_fields_set:
         rows += [("signal", _fact(s.signal)), ("grace (s)", _fact(s.grace_s)), ("then", _fact(s.then))]
         rows += [("starts again by itself", _fact(s.auto_resume))]
-    return [*_table(("what", "value"), [*rows, *([("note", s.note)] if s.note else [])]), "", *_sources((s,))]
+    table = _table(("what", "value"), [*rows, *([("note", s.note)] if s.note else [])])
+    return [*table, "", *_sources((s,)), *_unattended(p)]
+
+
+def _unattended(p: Profile) -> list[str]:
+    u = p.unattended
+    if u is None:
+        return []
+    dates = {"none": "none", "stop": "the machine is stopped", "terminate": "the machine is ended"}
+    date = _fact(u.end_date) if isinstance(u.end_date, Unfound) else dates[u.end_date]
+    rows = [("can stop itself", _fact(u.self_stop)), ("at the end date that gpuwarden gives", date), ("note", u.note)]
+    return ["", *_table(("while nobody looks", "value"), [row for row in rows if row[1]]), "", *_sources((u,))]
 
 
 def _surface(p: Profile) -> list[str]:

@@ -160,6 +160,19 @@ class Examiner(Protocol):
 
 
 @runtime_checkable
+class Parking(Protocol):
+    """A backend whose machines may stop themselves when nobody comes, as `Place.park` says."""
+
+    async def arm(self, handle: Handle, attempt: int) -> None:
+        """Begin to wait for silence, on a machine that was started again."""
+        ...
+
+    async def hold(self, handle: Handle) -> None:
+        """Keep the machine on, for good."""
+        ...
+
+
+@runtime_checkable
 class Keyed(Backend, Protocol):
     """A backend whose machines prove who they are by a host key."""
 

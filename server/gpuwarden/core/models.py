@@ -228,13 +228,42 @@ class JobSpec(WithOptions):
 # ------------------------------------------------------------------------------------------------------- machines
 
 
+class SelfStop(Frozen):
+    """How a machine stops itself: a command there, or a request with the key that the variable `key` has there."""
+
+    command: tuple[str, ...] = ()
+    method: str = ""
+    url: str = ""
+    body: dict[str, str] = Field(default_factory=dict)
+    key: str = ""
+
+
+class Park(Frozen):
+    """What the runner of a job may do with its own machine: stop it after so many seconds in which nobody came.
+
+    They count from the job's end, or from `deadline_s` after the launch. The machine can do so as `by` says.
+    """
+
+    after_s: float = Field(gt=0)
+    deadline_s: float | None = None
+    by: SelfStop
+
+    @property
+    def order(self) -> dict[str, object]:
+        """Return the order as the runner takes it."""
+        request = {"method": self.by.method, "url": self.by.url, "body": self.by.body, "key": self.by.key}
+        how = {"command": list(self.by.command)} if self.by.command else {"request": request}
+        return {"after_s": self.after_s, "deadline_s": self.deadline_s, **how}
+
+
 class Place(Frozen):
     """Where a backend runs a job: an address, and the folder that run folders go into.
 
     `root` is put before every absolute path of the machine: empty on a real machine, the instance's folder in
     a rehearsal, whose volumes are elsewhere: `mounts` maps a path on the machine to the volume's folder. `env` is
     what the platform sets for every process. `host_key` is the public key (`type base64`) that the machine showed at
-    first contact and must show from then on; None before that.
+    first contact and must show from then on; None before that. `self_stop` is the command by which a rehearsal's
+    machine stops itself, `park` what a job's runner was told about that at the launch.
     """
 
     platform: str
@@ -247,6 +276,13 @@ class Place(Frozen):
     user: str | None = None
     host_key: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
+    self_stop: tuple[str, ...] = ()
+    park: Park | None = None
+
+    @model_serializer(mode="wrap")
+    def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        plain: dict[str, object] = handler(self)
+        return {k: v for k, v in plain.items() if v or k not in {"self_stop", "park"}}
 
     @property
     def mapping(self) -> dict[str, object]:

@@ -49,13 +49,15 @@ class Situation:
     `launched`: something was started on the machine and its files can be asked for. `given_back`: gpuwarden itself ends
     a machine that never ran anything. `ends_at` is when a standing order ends the machine, in seconds since the epoch;
     None where nobody ordered that or somebody objected. `settles_at` is when a second look settles whether a refused
-    request rented a machine; None where that is not open.
+    request rented a machine; None where that is not open. `parked`: the machine that is off stopped itself, and a pull
+    starts it.
     """
 
     job_id: str
     job: Job
     now: float
     machine: Machine = Machine.NONE
+    parked: bool = False
     launched: bool = True
     outputs: bool = True
     copy: Copy = Copy.NONE
@@ -76,6 +78,7 @@ class Situation:
         return self.copy is Copy.NONE and not self.outputs
 
 
+PARKED: Final = "The machine stopped itself and keeps what was saved; its disk may bill. A copy starts it again."
 REFUSED: Final = (
     "The platform's list may be older than its refusal: until a second look a machine may bill, and the same work "
     "submitted elsewhere may be paid for twice."
@@ -90,6 +93,9 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         if now.price_ticket:
             launch = do(Action.CHECK, "to launch the job after the approval", job_id=now.job_id)
             return steps((approval(now.price_ticket), launch))
+        if now.parked:
+            pull = do(Action.PULL, "to start it, see how the job ended and copy what it saved", job_id=now.job_id)
+            return steps((PARKED, pull, do(Action.CANCEL, "to give the job up", alternative=True, job_id=now.job_id)))
         if now.job is Job.PREEMPTED and now.machine is Machine.OFF:
             return stopped_machine(now.job_id)
         if now.settles_at is not None:
@@ -114,6 +120,7 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         end = do(Action.TEARDOWN, "once nobody needs what is there", job_id=now.job_id, verb="terminate")
         return steps(("The machine is stopped; its disk may bill.", end))
     start = "The machine is stopped and has what was saved. Start it in the platform's console to copy that."
+    start = PARKED if now.parked else start
     end = do(Action.TEARDOWN, "after that", job_id=now.job_id, verb="terminate")
     return steps((start, *_copying(now), end))
 

@@ -124,12 +124,15 @@ class Ending(Frozen):
     `when_proven` is a standing order for every job that is accepted under it: once a job has succeeded, everything that
     it declared is proven, and nothing else is on its machine, the watch stops or terminates that machine without a
     further question, `grace_minutes` after an alert. `ask` orders nothing. `background_gb` is how much the watch may
-    copy to this disk before anybody asks, all jobs together; 0 copies nothing.
+    copy to this disk before anybody asks, all jobs together; 0 copies nothing. `self_park_minutes` lets a rented
+    machine stop itself when its job has ended and nobody came for its outputs for so long, where the platform keeps
+    them through a stop and gives the machine a key for that; 0 never.
     """
 
     when_proven: Literal["ask", "stop", "terminate"] = "ask"
     grace_minutes: int = Field(default=10, ge=1, le=1440)
     background_gb: float = Field(default=50.0, ge=0, le=1_000_000)
+    self_park_minutes: float = Field(default=0.0, ge=0, le=10_080)
 
 
 class Secrets(Frozen):

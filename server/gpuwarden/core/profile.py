@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from gpuwarden.core.models import Frozen, Verb
+from gpuwarden.core.models import Frozen, SelfStop, Verb
 
 V = TypeVar("V")
 
@@ -127,6 +127,27 @@ class Limits(Sourced):
     note: str = ""
 
 
+class Unattended(Sourced):
+    """What ends a machine while nobody looks: the machine itself, or the platform at a date that it was given.
+
+    `self_stop`: a command inside, or a key that can do nothing but to this one machine, stops it. `by` says how;
+    `{instance}` in it is the machine's id. `end_date` is what the platform does at the date that gpuwarden gives it.
+    """
+
+    self_stop: Fact[bool]
+    by: SelfStop | None = None
+    end_date: Fact[Literal["stop", "terminate", "none"]]
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Unattended:
+        if (self.self_stop is True) != (self.by is not None):
+            raise ValueError("say by what a machine stops itself where it can, and only there")
+        if self.by is not None and bool(self.by.command) == bool(self.by.url and self.by.key and self.by.method):
+            raise ValueError("a machine stops itself by a command, or by a request with method, url and key")
+        return self
+
+
 class DangerClock(Sourced):
     """Something that the platform does by itself after a while, and that costs data or money.
 
@@ -169,6 +190,7 @@ class Profile(Frozen):
     verbs: Verbs
     spot: Spot
     limits: Limits
+    unattended: Unattended | None = None
     danger_clocks: tuple[DangerClock, ...] = ()
     conveniences: tuple[str, ...] = ()
 
@@ -190,6 +212,8 @@ class Profile(Frozen):
         for verb in (*self.meter.stops_on, *self.meter.residue, *self.verbs.reversible):
             if getattr(self.verbs, verb) is None:
                 raise ValueError(f"meter or verbs.reversible names {verb}, which the platform does not have")
+        if self.unattended is not None and self.unattended.self_stop is True and self.verbs.stop is None:
+            raise ValueError("a machine can't stop itself where the platform has no stop")
         if self.meter.metered and not self.meter.stops_on:
             raise ValueError("a metered platform needs a verb that stops the meter")
         if self.kind != "engine" and self.meter.metered != (self.kind != "owned"):

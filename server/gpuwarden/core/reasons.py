@@ -67,6 +67,9 @@ class Code(StrEnum):
     FOLDER_REMOVED = "folder_removed"
     FOLDER_LATE = "folder_late"
     CAME_BACK_EMPTY = "came_back_empty"
+    PARKED = "parked"
+    ANOTHER_MACHINE = "another_machine"
+    NOT_RELAUNCHED = "not_relaunched"
 
     STORE_UNREACHABLE = "store_unreachable"
     STORE_DENIED = "store_denied"
@@ -128,6 +131,10 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.FOLDER_LATE: "the machine restarted and shows no run folder yet; another look decides",
     Code.CAME_BACK_EMPTY: "the machine restarted and came back without the job's run folder, seen twice: "
     "its process is dead, and what was only there is gone",
+    Code.ANOTHER_MACHINE: "its machine was taken for good; it resumes from its proven copy on another one",
+    Code.NOT_RELAUNCHED: "the machine was taken for good, and no other one is rented: {cause}",
+    Code.PARKED: "its machine is stopped, as it may stop itself when nobody comes; how the job ended is seen once it "
+    "is started again",
     Code.STORE_UNREACHABLE: "the kept store can't be reached from here: {message}",
     Code.STORE_DENIED: "the kept store does not let this process read: {message}",
     Code.STORE_NO_CLIENT: "the kept store can't be read here: {message}",

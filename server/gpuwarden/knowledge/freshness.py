@@ -15,7 +15,7 @@ from gpuwarden.knowledge.catalog import Catalogue, read_tree
 
 Kind: TypeAlias = Literal["broken", "stale", "dead_reference", "no_source"]
 URGENT_SCOPES = {"billing", "teardown"}
-URGENT_BLOCKS = {"storage", "meter", "verbs", "spot", "danger_clocks"}  # of a profile's front matter
+URGENT_BLOCKS = {"storage", "meter", "verbs", "spot", "unattended", "danger_clocks"}  # of a profile's front matter
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
 _FILE = re.compile(r"`([a-z0-9_/-]+\.md)`")
 _ENTRY = re.compile(r"(?<![A-Z-])([A-Z]{2,5}-\d{3})\b")  # PF-HUB-001 is a rule of a gate, not the entry HUB-001

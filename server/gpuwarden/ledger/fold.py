@@ -165,11 +165,13 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     moved = _moved(events)[-1]
     intent, rented = latest(events, SubmitIntent), latest(events, JobProvisioning)
     declared = latest(events, OutputsDeclared)
-    submitted = latest(events, JobSubmitted)
+    at = next((n for n in reversed(range(len(events))) if isinstance(events[n].data, JobProvisioning)), 0)
+    here = events[at:]  # what was launched on an earlier machine is not on this one
+    submitted = latest(here, JobSubmitted)
     handle = submitted.handle if submitted else None
     doubt = _doubt(lease_events) if moved.state == Job.PROVISIONING else None
     refused = because(Code.REFUSAL_UNSETTLED, message=doubt.why) if doubt else None
-    places = (e.data.place for e in reversed(events) if isinstance(e.data, JobSubmitting))
+    places = (e.data.place for e in reversed(here) if isinstance(e.data, JobSubmitting))
     place = next((place for place in places if place is not None), None)
     if handle is not None:
         later = declared.outputs if declared else ()

@@ -14,11 +14,12 @@ absolute path of this machine, or reads one, really does. Rehearse only what you
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import (
@@ -138,6 +139,7 @@ class Cloud:
                 durable=resources.durable_storage,
                 sometimes=s.config.settings.sometimes,
                 usd_per_hour=usd,
+                ends_at=s.now + resources.deadline_s if resources.deadline_s and self._end_date else None,
                 residue_usd_per_hour=s.config.settings.residue_usd_per_hour,
                 faults=s.config.faults.on_instance(number),
             )
@@ -191,6 +193,19 @@ class Cloud:
                 s.state.records[id] = s.engine.stop(record, s.now)
 
         return self._call("stop", act)
+
+    def self_stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """Let an instance stop itself with the key that it has for that, where the platform gives it one."""
+
+        def act(s: Session) -> None:
+            facts = self.profile.unattended
+            if facts is None or facts.self_stop is not True:
+                raise NotSupported(f"no machine of {self._platform} is known to be able to stop itself")
+            record = self._known(s, id)
+            if record.state is _S.RUNNING:
+                s.state.records[id] = s.engine.stop(record, s.now, by_itself=True)
+
+        return self._call("self_stop", act)
 
     def terminate(self, id: str) -> Answer[None]:  # noqa: A002
         """Ask for the end; what is gone already stays gone."""
@@ -276,6 +291,12 @@ class Cloud:
             raise BadReply("rehearsal: the reply to submit had an unexpected shape")
 
     # ------------------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _end_date(self) -> Literal["stop", "terminate"] | None:
+        """Return what the platform does at an end date that it was given."""
+        verb = self.profile.unattended.end_date if self.profile.unattended else None
+        return verb if verb in ("stop", "terminate") else None
 
     @property
     def _platform(self) -> str:
@@ -369,6 +390,10 @@ class Cloud:
         """Return the consequences of the machine's files: a step reached, a job ended, a disk filled."""
         if record.state != _S.RUNNING or record.pending:
             return record
+        if record.ends_at is not None and s.now >= record.ends_at:
+            if self._end_date == "terminate":
+                return s.engine.terminate(record, s.now, by_itself=True)
+            return s.engine.stop(record.but(ends_at=None), s.now, by_itself=True)
         folder, shared = self._run_root(record), self._shares_run_root(record)
         if any(f.step is not None for f in record.faults):
             # On a volume, only runs of this instance's own processes count.
@@ -463,6 +488,7 @@ class Cloud:
             mounts=files.mounts,
             run_root=files.run_root,
             env={MARKER: record.id},
+            self_stop=(sys.executable, "-m", "gpuwarden.rehearsal.self_stop", str(self.root), record.id),
         )
         settings = s.config.settings
         residue = meter.leaves_residue(self.profile, record)
@@ -479,5 +505,6 @@ class Cloud:
             cost_usd=meter.cost(self.profile, settings, record, s.now),
             created_at=record.created_at,
             running_since=record.since if record.state == _S.RUNNING else None,
+            ends_at=record.ends_at,
             why=record.why,
         )

@@ -41,7 +41,7 @@ class Settings(Frozen):
     host_life_s: float = Field(default=3600.0, gt=0)
 
 
-Call = Literal["quote", "create", "find", "get", "list", "start", "stop", "terminate", "submit"]
+Call = Literal["quote", "create", "find", "get", "list", "start", "stop", "terminate", "submit", "self_stop"]
 CallFault = Literal["lost_request", "lost_reply", "bad_reply", "stale", "no_capacity", "false_refusal"]
 InstanceFault = Literal[
     "slow_boot", "failed_boot", "preempt", "vanish", "full_disk", "bills_when_stopped", "comes_back"
@@ -133,6 +133,8 @@ class Record(Frozen):
     vanished: bool = False
     disk_full: bool = False
     job_ended: bool = False
+    ends_at: float | None = None
+    by_itself: bool = False
 
     def but(self, **changes: Any) -> Record:
         """Return a copy with some fields changed."""

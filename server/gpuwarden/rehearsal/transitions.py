@@ -49,17 +49,20 @@ class Engine:
         left = record.without(slow) if slow else record.faults
         return self._enter(record, _S.BOOTING, at, due=due, why=why, faults=left)
 
-    def stop(self, record: Record, at: float) -> Record:
+    def stop(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
         """Return the record after the user's stop: a signal now, the kill after the stop time. An instance that is off
-        is off at once.
+        is off at once. `by_itself`: the instance asked for it, or the platform at a date.
         """
         if record.state == _S.INTERRUPTED:
             return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
-        return self._ending(record, _S.STOPPING, at, "stop", self.settings.stop_s, "stop was asked for")
+        why = "it stopped without its user" if by_itself else "stop was asked for"
+        return self._ending(record.but(by_itself=by_itself), _S.STOPPING, at, "stop", self.settings.stop_s, why)
 
-    def terminate(self, record: Record, at: float) -> Record:
-        """Return the record after the user's terminate."""
-        return self._ending(record, _S.TERMINATING, at, "terminate", self.settings.stop_s, "terminate was asked for")
+    def terminate(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
+        """Return the record after the user's terminate, or the platform's at a date."""
+        why = "its end date came" if by_itself else "terminate was asked for"
+        ended = record.but(by_itself=by_itself)
+        return self._ending(ended, _S.TERMINATING, at, "terminate", self.settings.stop_s, why)
 
     def preempt(self, record: Record, at: float) -> Record:
         """Return the record after a preemption: signal, then grace. Unknown facts count as the worst."""

@@ -111,6 +111,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
             **place.mapping,
+            **({"park": place.park.order} if place.park else {}),
             "archive": pyz,
             **({"keep": vars(StoreAddress.parse(spec.keep))} if spec.keep else {}),
         },

@@ -11,8 +11,9 @@ import getpass
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from anyio import to_thread
 
@@ -94,22 +95,37 @@ def has_terminal() -> bool:
         return False
 
 
-async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, order: Verb | None = None) -> Result:
+@dataclass(frozen=True)
+class Decided:
+    """What a person decides about one job with the approval of its spending: how it ends, and what a relaunch may cost.
+
+    `relaunch_usd` is the budget of further machines after interruptions, in US dollars.
+    """
+
+    order: Verb | None = None
+    relaunch_usd: float | None = None
+
+
+NOTHING: Final = Decided()
+
+
+async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, decided: Decided = NOTHING) -> Result:
     """Show what a ticket is about and ask. Raises NotFound, Conflict, or Refused when the answer is no."""
     if "terminal" not in ctx.policy.approval.channels:
         raise Refused("the policy takes no approval on a terminal", "See approval.channels in gpuwarden doctor.")
     with open_terminal() as terminal:
-        return await ask(ctx, ticket, terminal, without_proof=without_proof, order=order)
+        return await ask(ctx, ticket, terminal, without_proof=without_proof, decided=decided)
 
 
 async def ask(
-    ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False, order: Verb | None = None
+    ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False, decided: Decided = NOTHING
 ) -> Result:
     """Do the same on a given terminal."""
     if ticket.startswith("r"):
-        return await ask_spending(ctx, ticket, terminal, order)
-    if order is not None:
-        raise BadRequest("a standing order belongs to a spending (r...)", "Leave --end-when-proven out.")
+        return await ask_spending(ctx, ticket, terminal, decided)
+    if decided != NOTHING:
+        given = "--end-when-proven" if decided.order else "--relaunch-budget"
+        raise BadRequest("a decision about a job's end or relaunch belongs to a spending (r...)", f"Leave {given} out.")
     view = await proceed(ctx, ticket)
     if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
         return torn_down(view)
@@ -163,24 +179,30 @@ def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
         terminal.say(f"  {f.severity} {f.rule}: {line(f.message, 600)}")
 
 
-async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, order: Verb | None = None) -> Result:
-    """Ask about the price of a job that is not launched yet, and about a standing order for it.
+async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: Decided = NOTHING) -> Result:
+    """Ask about the price of a job that is not launched yet, about a standing order for it, and a relaunch budget.
 
     Raises NotFound, Conflict or Refused.
     """
     found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if found is None:
         raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
-    issued = found.data
-    if not issued.ask and order is None:
+    issued, order, budget = found.data, decided.order, decided.relaunch_usd
+    if not issued.ask and decided == NOTHING:
         return Result(
             message="This spending is inside the caps; it needs no approval.",
             next=(do(Action.SUBMIT, receipt=receipt),),
         )
     if ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
-    if order is not None and (issued.job is not None or ctx.ledger.used(JobAccepted, receipt) is not None):
-        raise Conflict("the job is under way, and what ends it was decided before", "Leave --end-when-proven out.")
+    if decided != NOTHING and (issued.job is not None or ctx.ledger.used(JobAccepted, receipt) is not None):
+        given = "--end-when-proven" if order else "--relaunch-budget"
+        raise Conflict("the job is under way, and what becomes of it was decided before", f"Leave {given} out.")
+    if budget is not None and (issued.worst_cost is None or budget < issued.worst_cost):
+        worst = usd(issued.worst_cost)
+        raise BadRequest(
+            f"one relaunch may cost {worst}, so a budget of {usd(budget)} allows none", f"Give {worst} or more."
+        )
     _warn(ctx, terminal)
     price = usd_per_hour(issued.price)
     terminal.say(f"job {issued.name} on {issued.platform}: price {price}, timeout {issued.timeout_s} s")
@@ -192,18 +214,26 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, order: Ve
         minutes = ctx.policy.ending.grace_minutes
         terminal.say(f"  Once it has succeeded and all that it saved is proven here, {order} its machine without a")
         terminal.say(f"  further question, {minutes} minutes after an alert. gpuwarden keep JOB takes that back.")
+    if budget is not None:
+        terminal.say("  If its machine is taken for good, rent another one at this price or below, without a further")
+        terminal.say(f"  question, and resume from the proven copy: {usd(budget)} in all, besides the cost above.")
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
     await check_pin(ctx, terminal)
-    grant_spending(ctx, found, "terminal", user(), order)
+    grant_spending(ctx, found, "terminal", user(), order, budget)
     resume = do(Action.CHECK, "to launch it", job_id=issued.job) if issued.job else do(Action.SUBMIT, receipt=receipt)
     return Result(code="approved", message="Approved.", next=(resume,))
 
 
 def grant_spending(
-    ctx: Context, issued: Event[ReceiptIssued], channel: str, by: str, order: Verb | None = None
+    ctx: Context,
+    issued: Event[ReceiptIssued],
+    channel: str,
+    by: str,
+    order: Verb | None = None,
+    relaunch_usd: float | None = None,
 ) -> None:
-    """Record a person's yes to one receipt's spending, and the standing order that came with it."""
+    """Record a person's yes to one receipt's spending, with the standing order and the budget that came with it."""
     granted = ApprovalGranted(
         digest=issued.data.facts_digest,
         channel=channel,
@@ -213,6 +243,8 @@ def grant_spending(
     )
     if order is not None:
         granted = granted.model_copy(update={"end_when_proven": order})
+    if relaunch_usd is not None:
+        granted = granted.model_copy(update={"relaunch_budget_usd": relaunch_usd})
     ctx.ledger.add(issued.subject, granted)
 
 

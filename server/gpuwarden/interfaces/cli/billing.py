@@ -51,9 +51,23 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     default=None,
     help="With a spending: end this job's machine without asking again, once all is proven.",
 )
+@click.option(
+    "--relaunch-budget",
+    type=click.FloatRange(min=0, min_open=True, max=1_000_000),
+    default=None,
+    metavar="USD",
+    help="With a spending: rent further machines for this job where its own is taken, up to so much in all.",
+)
 @JSON
 @runs_async
-async def approve(ticket: str | None, set_pin: bool, without_proof: bool, end_when_proven: Any, as_json: bool) -> int:
+async def approve(
+    ticket: str | None,
+    set_pin: bool,
+    without_proof: bool,
+    end_when_proven: Any,
+    relaunch_budget: float | None,
+    as_json: bool,
+) -> int:
     """Say yes to a teardown (t...) or to a spending (r...). Alone it lists what waits.
 
     It asks a person at a terminal; nothing else counts.
@@ -68,7 +82,8 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, end_wh
 
         return answer(results.waits(what_waits(open_context())), as_json, "waits")
     ctx = open_context()
-    reply = await approval.on_terminal(ctx, ticket, without_proof=without_proof, order=end_when_proven)
+    decided = approval.Decided(end_when_proven, relaunch_budget)
+    reply = await approval.on_terminal(ctx, ticket, without_proof=without_proof, decided=decided)
     return answer(reply, as_json, "message")
 
 
@@ -77,12 +92,14 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, end_wh
 @JSON
 @runs_async
 async def keep(job_id: str, as_json: bool) -> int:
-    """Object to a standing order: the machine stays."""
+    """Object to a standing order, or to a park: the machine stays."""
     from gpuwarden.interfaces.cli import approval
     from gpuwarden.lifecycle.ending.orders import object_to
+    from gpuwarden.lifecycle.ending.parking import hold
 
     ctx = open_context()
     voided = object_to(ctx, job_id, "command line", approval.user())
+    await hold(ctx, job_id)  # the objection stands; where the machine does not answer, the error says so
     return answer(approval.kept(job_id, voided=voided), as_json, "message")
 
 

@@ -41,6 +41,8 @@ from gpuwarden.ledger.events.job import (
     PriceAsk,
     ProcessGone,
     ReceiptIssued,
+    RelaunchAllowed,
+    RelaunchIntent,
     SubmitIntent,
 )
 from gpuwarden.ledger.events.lease import (
@@ -69,6 +71,8 @@ from gpuwarden.ledger.events.lease import (
     LeaseStopped,
     LeaseStopping,
     LeaseUnverified,
+    ParkingArmed,
+    ResumeIntent,
     StartRefused,
     VerbSent,
 )
@@ -80,6 +84,7 @@ from gpuwarden.ledger.events.teardown import (
     EndingObjected,
     EndingOrdered,
     Judged,
+    ParkingOrdered,
     PinWrong,
     PolicyAccepted,
     PolicyAllowed,
@@ -119,6 +124,8 @@ AnyEvent = Annotated[
     | PriceAsk
     | PriceAccepted
     | OutputsDeclared
+    | RelaunchAllowed
+    | RelaunchIntent
     | ArtifactsPulled
     | ArtifactsVerified
     | ArtifactsExaminedThere
@@ -143,6 +150,8 @@ AnyEvent = Annotated[
     | AbandonIntent
     | VerbSent
     | StartRefused
+    | ResumeIntent
+    | ParkingArmed
     | HostWaiting
     | HostTrusted
     | HostChecked
@@ -156,6 +165,7 @@ AnyEvent = Annotated[
     | TeardownWithdrawn
     | TeardownNeedsHuman
     | EndingOrdered
+    | ParkingOrdered
     | EndingAnnounced
     | EndingObjected
     | PinWrong
@@ -247,6 +257,8 @@ __all__ = [
     "LeaseUnverified",
     "MachineSeen",
     "OutputsDeclared",
+    "ParkingArmed",
+    "ParkingOrdered",
     "PinWrong",
     "PolicyAccepted",
     "PolicyAllowed",
@@ -254,6 +266,9 @@ __all__ = [
     "PriceAsk",
     "ProcessGone",
     "ReceiptIssued",
+    "RelaunchAllowed",
+    "RelaunchIntent",
+    "ResumeIntent",
     "StartRefused",
     "SubmitIntent",
     "TeardownAwaitingHuman",

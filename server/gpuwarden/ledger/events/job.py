@@ -170,6 +170,33 @@ class CancelRequested(Body):
     from_state: Job = Field(validation_alias="from", serialization_alias="from")
 
 
+class RelaunchAllowed(Body):
+    """A person allowed further machines for a job whose machine is taken, up to `budget_usd` US dollars in all.
+
+    They did so at a terminal with the approval of the receipt `receipt`; `policy` is the policy file's digest then.
+    """
+
+    event: Literal["relaunch.allowed"] = "relaunch.allowed"
+    budget_usd: float
+    receipt: str
+    by: str = ""
+    policy: str = ""
+
+
+class RelaunchIntent(Body):
+    """Another machine is about to be rented for an interrupted job, which resumes from the pull with a digest.
+
+    `worst_cost` is what that may cost, `left` what the budget has left after it, in US dollars.
+    """
+
+    event: Literal["relaunch.intent"] = "relaunch.intent"
+    pull: str
+    record: str
+    worst_cost: float
+    left: float
+    generation: int
+
+
 class MachineSeen(Body):
     """Which start of its machine a job runs on."""
 

@@ -186,8 +186,20 @@ class VerbSent(Body):
         return {**body, "taken": answer == "taken", "why": "" if answer == "taken" else answer}
 
 
+class ResumeIntent(Body):
+    """A machine that had parked itself is about to be started, for what it keeps."""
+
+    event: Literal["resume.intent"] = "resume.intent"
+
+
+class ParkingArmed(Body):
+    """A machine that was started again may park itself again."""
+
+    event: Literal["parking.armed"] = "parking.armed"
+
+
 class StartRefused(Body):
-    """The platform did not start an interrupted machine."""
+    """The platform did not start a machine that was interrupted, or had parked itself."""
 
     event: Literal["start.refused"] = "start.refused"
 

@@ -56,6 +56,8 @@ class ApprovalGranted(Judged):
     """The digest of the policy file that was in force."""
     end_when_proven: Verb | None = None
     """The standing order that the person gave with a spending approval, for this one job."""
+    relaunch_budget_usd: float | None = None
+    """What the person allowed to spend on further machines after interruptions of this one job."""
 
     def holds_at(self, now: float) -> bool:
         """Return whether the approval has not expired at a time, in seconds since the epoch."""
@@ -116,6 +118,17 @@ class EndingOrdered(Body):
     policy: str = ""
     receipt: str = ""
     by: str = ""
+
+
+class ParkingOrdered(Body):
+    """A person allowed in the policy file with the digest `policy` that a job's machine stops itself.
+
+    It may after `after_s` in which nobody came, counted from the job's end. Recorded when the job is accepted.
+    """
+
+    event: Literal["parking.ordered"] = "parking.ordered"
+    after_s: float
+    policy: str = ""
 
 
 class EndingAnnounced(Body):

@@ -1,4 +1,4 @@
-"""Copy and verify the outputs of jobs that succeeded before anybody asks, inside the disk limit of the policy.
+"""Copy and verify the outputs of jobs before anybody asks, inside the disk limit of the policy.
 
 The meter runs until everything is proven, so the watch does not wait for an agent or a person to begin.
 """
@@ -16,12 +16,22 @@ from anyio.lowlevel import checkpoint
 from gpuwarden.core.errors import DiskError, NotSupported, WardenError
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
+from gpuwarden.ledger.events import ParkingArmed
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.ending.parking import parked, wake
+from gpuwarden.lifecycle.execution.relaunch import may_relaunch
+from gpuwarden.lifecycle.execution.situation import standing_order
+from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 3600.0
+SNAPSHOT_S: Final = 1800.0
+"""Seconds between two copies of a job that runs and may be relaunched."""
+MOST_WAKES: Final = 2
+"""How often the watch starts a machine that parked itself: what could not be copied then is a person's question."""
+QUIET_S: Final = 30.0
+LARGE: Final = 1 << 20
 _PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.PARTIAL, Copy.DAMAGED})
 
 
@@ -38,35 +48,79 @@ class Keeper:
         """Copy and verify what lacks it. Failures are reported in `trouble`, not raised."""
         jobs: Iterable[JobRecord] = ()
         if self.ctx.policy.ending.background_gb > 0:
-            jobs = (read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES))
+            await self._wake()
+            jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
         # Those that succeeded, whose machines may bill, and whose copy can still become a proven one.
         ended = [job for job in jobs if job.state is Job.SUCCEEDED and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
-        self.trouble = {name: why for name, why in self.trouble.items() if name in wanted}
+        # And those that run and may go on elsewhere: that takes a proven copy from before the machine is taken.
+        running = (job for job in jobs if job.state is Job.RUNNING and job.handle is not None and job.outputs)
+        wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
+        asleep = {job.id for job in self._parked()}
+        self.trouble = {name: why for name, why in self.trouble.items() if name in wanted or name in asleep}
         for job in wanted.values():
             await checkpoint()
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
                 continue
             try:
-                await self._keep(job)
+                copied = await self._keep(job)
             except (WardenError, OSError) as error:  # a full disk here as well
                 told = error if isinstance(error, WardenError) else DiskError.of(error)
                 self.trouble[job.id] = f"its outputs are not copied yet: {told.message}"
             else:
                 self.trouble.pop(job.id, None)
+                if job.state is Job.RUNNING:
+                    self._misses.pop(job.id, None)
+                    self._next[job.id] = self.ctx.clock.now() + (SNAPSHOT_S if copied else FIRST_RETRY_S)
+                    continue
             # a copy that is proven leaves the list; anything else waits longer before the next try
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
             self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
-    async def _keep(self, job: JobRecord) -> None:
-        """Copy a job's outputs where there is room for all of them, and verify them."""
+    def _parked(self) -> list[JobRecord]:
+        """Return the jobs with a standing order whose machines parked themselves before everything was proven."""
+        leases = (read_lease(self.ctx.ledger, name.removeprefix("lease/")) for name in self.ctx.ledger.resting())
+        jobs = (read_job(self.ctx.ledger, lease.job_id) for lease in leases)
+        return [
+            job
+            for job in jobs
+            if standing_order(self.ctx, job.id) is not None
+            and job.state in {Job.SUCCEEDED, Job.UNKNOWN}
+            and parked(self.ctx, job)
+            and copy_state(self.ctx, job.id) is not Copy.PROVEN
+            and len(self.ctx.ledger.events(f"lease/{job.lease}", kind=ParkingArmed)) < MOST_WAKES
+        ]
+
+    async def _wake(self) -> None:
+        """Start the machines whose end a person ordered and that parked before. The copy and the end follow."""
+        for job in self._parked():
+            if self.ctx.clock.now() < self._next.get(job.id, 0.0):
+                continue
+            try:
+                await wake(self.ctx, job.id)
+                self.trouble.pop(job.id, None)
+            except WardenError as error:
+                self.trouble[job.id] = f"its machine parked itself and is not started yet: {error.message}"
+                n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
+                self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+
+    async def _keep(self, job: JobRecord) -> bool:
+        """Copy a job's outputs where there is room for all of them, and verify them.
+
+        Return whether there was anything: a job that runs may have saved nothing yet, or save at this moment.
+        """
         # most rounds copy nothing, and what copies and proves is a second's import
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
-        if copy_state(self.ctx, job.id) in _PULL:
+        if job.state is Job.RUNNING or copy_state(self.ctx, job.id) in _PULL:
             assert job.handle is not None
             listed = await self.ctx.backend(job.handle.backend).list_files(job.handle, job.outputs)
+            # a large file that was written to lately may be half of a checkpoint, which proves nothing
+            large = [file.mtime_ns / 1e9 for file in listed.files if file.size >= LARGE and file.mtime_ns is not None]
+            fresh = any(listed.taken_at - at < QUIET_S for at in large)
+            if job.state is Job.RUNNING and (fresh or not listed.files):
+                return False
             here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job.id)
             limit = self.ctx.policy.ending.background_gb * 1e9
             if here + listed.bytes > limit:
@@ -75,6 +129,7 @@ class Keeper:
             await pull(self.ctx, job.id)
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
+        return True
 
 
 def _bytes_below(folder: Path, without: str) -> int:

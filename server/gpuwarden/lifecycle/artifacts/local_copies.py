@@ -100,15 +100,16 @@ def save_pull(
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
     """Return the latest pull of a job, None when there was none or its record was changed or lost."""
     event = ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
-    return _read_pull(ctx, event.data) if event else None
+    return read_pull(ctx, event.data.record, event.data.digest) if event else None
 
 
-def _read_pull(ctx: Context, event: ArtifactsPulled) -> Pulled | None:
+def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
+    """Return the pull that a record lists; None where the record was changed or lost."""
     try:
-        pulled = Pulled.model_validate_json((ctx.home / "pulls" / event.record).read_bytes())
+        pulled = Pulled.model_validate_json((ctx.home / "pulls" / record).read_bytes())
     except (OSError, ValueError):
         return None
-    return pulled if pulled.digest == event.digest else None
+    return pulled if pulled.digest == digest else None
 
 
 def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulled | None:
@@ -123,7 +124,7 @@ def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulle
         if end is None or event.seq < end.seq or event.data.digest in tried or event.data.not_taken:
             continue
         tried.add(event.data.digest)
-        pulled = _read_pull(ctx, event.data)
+        pulled = read_pull(ctx, event.data.record, event.data.digest)
         if pulled is None or verified_now(ctx, job_id, pulled).verdict is not Verdict.PROVEN:
             continue
         if listed is None or all(pulled.has(file) for file in listed.files):

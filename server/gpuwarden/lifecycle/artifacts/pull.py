@@ -18,6 +18,7 @@ from gpuwarden.ledger.events import OutputsDeclared
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.parking import hold, keeps, wake
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.records import JobRecord, read_job
@@ -54,14 +55,17 @@ async def pull(
     `also` declares further outputs, for good: from now on the teardown gate protects them as it does the others.
     Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is
     gpuwarden's or has other files, Unreachable when the machine does not answer; what arrived before is kept and
-    continued.
+    continued. A machine that parked itself is started first; Refused where that costs more than a person allowed.
     """
+    await wake(ctx, job_id)
     job = await advance(ctx, job_id)
     if job.handle is None:
         raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", following(ctx, job))
     target = dest_of(ctx, job, dest)
     job = declare(ctx, job, also)
     assert job.handle is not None
+    if not all(keeps(ctx, job.spec, path) for path in job.declared):
+        await hold(ctx, job_id)  # a stop would lose what was declared only now
     backend = ctx.backend(job.handle.backend)
     if dest is None:
         private_folder(target)

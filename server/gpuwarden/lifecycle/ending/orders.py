@@ -17,23 +17,21 @@ from gpuwarden.core.models import InstanceState
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.ledger.events import (
-    ApprovalGranted,
     CreateIntent,
     EndingAnnounced,
     EndingObjected,
     EndingOrdered,
-    ReceiptIssued,
 )
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.parking import allowed_to_park
 from gpuwarden.lifecycle.execution.situation import open_ticket, standing_order
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job
+from gpuwarden.lifecycle.submission.budgets import carried
 
 ALERT: Final = "ending_soon"
 """The alert's kind; its mark is the number of the announcement."""
-TRUSTED: Final = frozenset({"terminal"})
-"""Channels of a spending approval that may carry an order."""
 FIRST_WAIT_S: Final = 15.0
 MOST_WAIT_S: Final = 600.0
 _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
@@ -45,19 +43,16 @@ def order_for(ctx: Context, receipt: str) -> EndingOrdered | None:
     What a person said about this one job comes before the policy. Another policy or ledger than the recorded one orders
     nothing.
     """
-    granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
-    grace_s = ctx.policy.ending.grace_minutes * 60.0
-    if granted is not None and granted.data.end_when_proven is not None and granted.data.channel in TRUSTED:
-        issued, said = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued), granted.data
-        if issued is not None and said.digest == issued.data.facts_digest and said.holds_at(ctx.clock.now()):
-            return EndingOrdered(
-                verb=granted.data.end_when_proven,
-                grace_s=grace_s,
-                through="approval",
-                policy=said.policy,
-                receipt=receipt,
-                by=said.by,
-            )
+    said, grace_s = carried(ctx, receipt), ctx.policy.ending.grace_minutes * 60.0
+    if said is not None and said.end_when_proven is not None:
+        return EndingOrdered(
+            verb=said.end_when_proven,
+            grace_s=grace_s,
+            through="approval",
+            policy=said.policy,
+            receipt=receipt,
+            by=said.by,
+        )
     verb = ctx.policy.ending.when_proven
     if verb == "ask" or any(notice.question for notice in ctx.notices):
         return None
@@ -65,9 +60,12 @@ def order_for(ctx: Context, receipt: str) -> EndingOrdered | None:
 
 
 def object_to(ctx: Context, job_id: str, channel: str, by: str) -> bool:
-    """Keep a job's machine until a person decides. Return whether that voids an order. Raises NotFound."""
+    """Keep a job's machine until a person decides. Return whether that voids an order, or its leave to park itself.
+
+    Raises NotFound.
+    """
     job = read_job(ctx.ledger, job_id)
-    if standing_order(ctx, job.id) is None:
+    if standing_order(ctx, job.id) is None and allowed_to_park(ctx, job.id) is None:
         return False
     ctx.ledger.add(job.subject, EndingObjected(channel=channel, by=by))
     return True

@@ -6,11 +6,12 @@ A step returns whether the job moved on, so that the next step can follow.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import anyio
 
-from gpuwarden.core.errors import AuthFailed, RateLimited, Refused, WardenError
+from gpuwarden.core.errors import AuthFailed, NoCapacity, RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.reasons import Code, because
@@ -22,6 +23,7 @@ from gpuwarden.ledger.events import (
     CreateIntent,
     CreateRefused,
     CreateUnknown,
+    EndingOrdered,
     HostWaiting,
     JobCanceled,
     JobFailed,
@@ -31,6 +33,8 @@ from gpuwarden.ledger.events import (
     LeaseCreated,
     LeaseExtra,
     LeaseNone,
+    ParkingOrdered,
+    RelaunchIntent,
     StartRefused,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
@@ -44,8 +48,13 @@ from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spe
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 
 MAX_GENERATIONS: Final = 5
+RELAUNCH_WAIT_S: Final = 300.0
+"""Seconds before a platform that had no machine for an interrupted job is asked again, twice as many each time."""
 FETCH_S: Final = 3600
-"""How long a machine is wanted after its job's time is over, so that a person can fetch what is there."""
+"""How long a machine is wanted after its job's time is over, so that a person can fetch what is there.
+
+Every grace that a person decided on passes before.
+"""
 
 
 async def accepted(ctx: Context, job: JobRecord) -> bool:
@@ -53,7 +62,7 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
     if job.cancel_requested:
         return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
     if ctx.profile(job.spec.platform).meter.metered:
-        return await _rent(ctx, job)
+        return await rent(ctx, job)
     try:
         with anyio.fail_after(STEP_S):
             place = await greet_own(ctx, ctx.owned_place(job.spec.platform))
@@ -65,7 +74,7 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
     return move(ctx, job, JobSubmitting(place=place))
 
 
-async def _rent(ctx: Context, job: JobRecord) -> bool:
+async def rent(ctx: Context, job: JobRecord) -> bool:
     """Write that an instance will be rented, and under which account, then rent it."""
     try:
         account = await account_in_use(ctx, job.spec.platform)
@@ -81,7 +90,7 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
     # At most the checked price, and no longer than needed. No cap goes to a platform that reports no price.
     job, spec = read_job(ctx.ledger, job.id), job.spec
     most_s = longest_run_s(ctx, spec)
-    limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S}
+    limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S + patience_s(ctx, job.id)}
     return await _create(ctx, job, read_lease(ctx.ledger, lease), wanted(spec).model_copy(update=limits))
 
 
@@ -95,6 +104,13 @@ def wanted(spec: JobSpec) -> Resources:
         durable_storage=spec.durable_storage,
         options=spec.options,
     )
+
+
+def patience_s(ctx: Context, job_id: str) -> int:
+    """Return the longest time that a person let pass between a job's end and that of its machine."""
+    ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
+    parking = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
+    return math.ceil(max(ordered.data.grace_s if ordered else 0.0, parking.data.after_s if parking else 0.0))
 
 
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
@@ -137,6 +153,8 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     doubted = ctx.ledger.last(lease.subject, CreateDoubted)
     if doubted is None or doubted.data.code == RateLimited.code:
         return False
+    if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
+        return False  # many machines were taken at once: one may be free later
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
 
 
@@ -167,9 +185,13 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
     if lease.state is Lease.NONE:
         if _refused_for_good(ctx, job, lease):
             return True
-        if job.generation >= MAX_GENERATIONS:
-            return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=job.generation))
-        return await _rent(ctx, job)
+        again = ctx.ledger.last(job.subject, RelaunchIntent)
+        tries = job.generation - (again.data.generation if again else 0)
+        if tries >= MAX_GENERATIONS:
+            return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=tries))
+        if again is not None and ctx.clock.now() - lease.since < RELAUNCH_WAIT_S * 2.0 ** (tries - 1):
+            return False
+        return await rent(ctx, job)
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
     if given_back(ctx, lease):
@@ -299,7 +321,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
         following = tuple(s.as_dict() for s in unfit.next_steps)
         failed = JobFailed(code=unfit.code, findings=tuple(unfit.findings), following=following)
         return move(ctx, job, failed, because(Code.UNFIT_HOST, message=unfit.message))
-    return move(ctx, job, JobSubmitting(place=place))
+    return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place))
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:

@@ -10,6 +10,7 @@ from gpuwarden.core.models import InstanceState, Verdict
 from gpuwarden.core.next_step import stopped_machine
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
+from gpuwarden.ledger.events import RelaunchIntent
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, verified_now
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -28,7 +29,9 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
         if lease.instance is None or lease.instance.state is not InstanceState.STOPPED:
             return ()
         return stopped_machine(job.id)
-    if job.handle is None or not (lease.state is Lease.STOPPED or job.reason is Code.CAME_BACK_EMPTY):
+    unrented = ctx.ledger.last(job.subject, RelaunchIntent) is not None and lease.state is Lease.NONE
+    lost = lease.state is Lease.STOPPED or job.reason is Code.CAME_BACK_EMPTY
+    if not unrented and (job.handle is None or not lost):
         return ()
     pulled = copy_for(ctx, job.id)
     if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:

@@ -31,12 +31,15 @@ from gpuwarden.ledger.events import (
     JobUnknown,
     MachineSeen,
     ProcessGone,
+    RelaunchIntent,
     SubmitIntent,
 )
 from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key
 from gpuwarden.lifecycle.context import STEP_S, Context
+from gpuwarden.lifecycle.ending.parking import park_at, parked
 from gpuwarden.lifecycle.execution.bootstrap import pinned
-from gpuwarden.lifecycle.execution.provisioning import restart
+from gpuwarden.lifecycle.execution.provisioning import rent, restart
+from gpuwarden.lifecycle.execution.relaunch import may_relaunch, next_machine, resumed_from, taken
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.meter import look
 from gpuwarden.lifecycle.records import JobRecord, read_lease
@@ -104,6 +107,8 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     names = (*job.spec.secrets, *(store.credentials if store else ()))
     ctx.known_secrets.remember(ctx.env[name] for name in names if ctx.env.get(name))
     token = f"{job.id}-a{attempt}"
+    if job.lease is not None:
+        place = place.model_copy(update={"park": park_at(ctx, job, place)})
     if ctx.ledger.used(SubmitIntent, token) is None:
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
     backend = ctx.backend(ctx.profile(job.spec.platform).backend)
@@ -112,6 +117,7 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     try:
         with anyio.fail_after(STEP_S):
             inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)
+            inputs |= await anyio.to_thread.run_sync(resumed_from, ctx, job)
             handle = await backend.submit(job.spec, place, job.id, secrets=secrets, attempt=attempt, inputs=inputs)
     except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent on token and attempt: the next call asks again
@@ -126,17 +132,18 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     """Observe the process and the machine under it, and move the job on where both together decide."""
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
-    if job.cancel_requested or over_cap(ctx, job):
+    rests = parked(ctx, job)
+    if job.cancel_requested or (over_cap(ctx, job) and not rests):
         return await _end(ctx, job, machine)
+    if rests:  # how the job ended is on a disk that nobody can read now, and the job must not be launched again
+        ctx.observed.pop(job.id, None)
+        ctx.blind.pop(job.id, None)
+        return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.PARKED))
     observed = await observe(ctx, job)
     state, reason = judge(job, observed, machine, _restarted(ctx, job, observed, machine))
-    if reason.code is Code.INTERRUPTION_UNSEEN and observed is not None:
-        before = ctx.ledger.last(job.subject, ProcessGone)
-        if before is None or before.data.attempt != job.attempt:
-            ctx.ledger.add(job.subject, ProcessGone(attempt=job.attempt))
-        elif ctx.clock.now() - before.at >= INTERRUPTION_S:
-            claimed = observed.reason is Code.TERMINATED
-            state, reason = Job.FAILED, because(Code.NOT_INTERRUPTED if claimed else Code.VANISHED)
+    if reason.code is Code.INTERRUPTION_UNSEEN and observed is not None and _waited_long(ctx, job):
+        claimed = observed.reason is Code.TERMINATED
+        state, reason = Job.FAILED, because(Code.NOT_INTERRUPTED if claimed else Code.VANISHED)
     if state is Job.UNKNOWN and observed is not None and observed.lost:
         state, reason = _without_folder(ctx, job, observed)
     elif observed is not None and observed.state is Job.RUNNING and observed.machine:
@@ -147,12 +154,24 @@ async def running(ctx: Context, job: JobRecord) -> bool:
         reason = because(Code.NO_ANSWER, ctx.blind[job.id].message)
     if state is job.state:
         return False
-    if state is Job.FAILED and _gone(machine) and not _lease_ended(ctx, job):
-        return False  # gone is believed on the second look
+    if state is Job.FAILED and _gone(machine):
+        if not _lease_ended(ctx, job):
+            return False  # gone is believed on the second look
+        lost = reason.code is Code.GONE and may_relaunch(ctx, job.id) and taken(ctx, job)
+        state = Job.PREEMPTED if lost else state  # the next step rents another machine, or says why not
     seen: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
     body = {"why": reason.text, **seen}
     kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # a job can put its secrets into its status file
     return move(ctx, job, OBSERVED[state].model_validate({**kept, "reason": reason.as_dict()}))
+
+
+def _waited_long(ctx: Context, job: JobRecord) -> bool:
+    """Return whether an attempt's process was seen gone so long ago that an interruption would have been seen."""
+    before = ctx.ledger.last(job.subject, ProcessGone)
+    if before is None or before.data.attempt != job.attempt:
+        ctx.ledger.add(job.subject, ProcessGone(attempt=job.attempt))
+        return False
+    return ctx.clock.now() - before.at >= INTERRUPTION_S
 
 
 def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> bool:
@@ -284,7 +303,7 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
         if isinstance(answer, Unknown):
             return False
         if answer.value is None:
-            return _lease_ended(ctx, job) and move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
+            return _lease_ended(ctx, job) and await _relaunch(ctx, job)
         if answer.value.state is InstanceState.INTERRUPTED:
             await restart(ctx, read_lease(ctx.ledger, job.lease), answer.value)
         if answer.value.state is not InstanceState.RUNNING or answer.value.place is None:
@@ -292,3 +311,21 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
         place = pinned(ctx, job.lease, answer.value.place)
     assert place is not None
     return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place), because(Code.RELAUNCH))
+
+
+async def _relaunch(ctx: Context, job: JobRecord) -> bool:
+    """Rent another machine for a job whose machine was taken for good, where a person allowed that; else fail it."""
+    if not may_relaunch(ctx, job.id):
+        return move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
+    found = next_machine(ctx, job)
+    if isinstance(found, str):
+        return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=found))
+    intent = RelaunchIntent(
+        pull=found.copy.digest,
+        record=found.record,
+        worst_cost=found.worst_cost,
+        left=found.left,
+        generation=job.generation,
+    )
+    ctx.ledger.add(job.subject, intent.because(because(Code.ANOTHER_MACHINE)))
+    return await rent(ctx, job)

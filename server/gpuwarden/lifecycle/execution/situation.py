@@ -12,6 +12,7 @@ from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Jo
 from gpuwarden.ledger.events import CreateAbsent, EndingAnnounced, EndingObjected, EndingOrdered
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.parking import parked
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, lease_now
@@ -66,6 +67,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         now,
         machine=_machine(ctx, lease),
         launched=job.handle is not None and lease.id == job.lease,
+        parked=lease.id == job.lease and parked(ctx, job),
         copy=copy_state(ctx, job.id),
         given_back=given_back(ctx, lease) and lease.state in LIVE_LEASES,
         ticket=ticket.id if ticket else "",

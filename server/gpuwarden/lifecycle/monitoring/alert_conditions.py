@@ -12,14 +12,18 @@ from anyio.lowlevel import checkpoint
 from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import (
     EndingAnnounced,
     JobPreempted,
     LeaseCameBack,
+    RelaunchIntent,
+    ResumeIntent,
 )
 from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
+from gpuwarden.lifecycle.ending.parking import parked
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.situation import following, standing_order
@@ -99,7 +103,13 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
     for name in ctx.ledger.resting():
         await checkpoint()
         lease = lease_now(ctx, name.removeprefix("lease/"))
-        found += _clocks(ctx, read_job(ctx.ledger, lease.job_id), lease)
+        job = read_job(ctx.ledger, lease.job_id)
+        found += _clocks(ctx, job, lease)
+        if lease.id == job.lease and parked(ctx, job):
+            rate = lease.instance.stopped_usd_per_hour if lease.instance else None
+            disk = f" ({usd_per_hour(rate)})" if rate else ""
+            text = f"the machine of {job.id} on {lease.platform} stopped itself: nobody came. Its disk may bill{disk}."
+            found.append(Condition(lease.subject, "parked", text, next_steps=following(ctx, job)))
     return found
 
 
@@ -136,6 +146,15 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, s
     if taken is not None and _recent(ctx, taken.at):
         text, following = f"{job.id} was interrupted.", recovery_steps(ctx, job)
         yield Condition(job.subject, "preempted", text, mark=str(taken.seq), next_steps=following)
+    again = ctx.ledger.last(job.subject, RelaunchIntent)
+    if again is not None and _recent(ctx, again.at):
+        text = (
+            f"{job.id} lost its machine. Another one is rented, for at most {usd(again.data.worst_cost)}, and the job "
+            f"resumes from the proven copy; {usd(again.data.left)} of the relaunch budget are left after that."
+        )
+        yield Condition(
+            job.subject, "relaunched", text, mark=str(again.seq), next_steps=(do(Action.CHECK, job_id=job.id),)
+        )
     said = ctx.ledger.last(job.subject, EndingAnnounced)
     if said is not None and job.state is Job.SUCCEEDED and (order := standing_order(ctx, job.id)):
         origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
@@ -145,6 +164,10 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, s
         )
         objection = (do(Action.KEEP, "to object", job_id=job.id),)
         yield Condition(job.subject, "ending_soon", text, mark=str(said.seq), next_steps=objection)
+    seen = ctx.observed.get(job.id)
+    if seen is not None and (failed := next((a for a in seen.alerts if a.kind == "self_park"), None)):
+        text = f"{job.id}: {line(failed.text, 240)}. It bills."
+        yield Condition(job.subject, "self_park", text, next_steps=(do(Action.CHECK, job_id=job.id),))
     if job.state in TERMINAL_JOBS:
         return
     if question := price_question(ctx, job):
@@ -152,10 +175,9 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, s
     if isinstance(ctx.blind.get(job.id), HostKeyChanged):
         text = f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
         yield Condition(job.subject, "host_key", text)
-    if job.state is Job.UNKNOWN:
+    if job.state is Job.UNKNOWN and job.reason is not Code.PARKED:
         text = f"nothing is known of {job.id}: {why}. Its machine counts as billing."
         yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
-    seen = ctx.observed.get(job.id)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
         yield from _observed_conditions(ctx, job, seen, raised)
 
@@ -225,7 +247,9 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         )
         yield Condition(lease.subject, "cost_cap", text, next_steps=following(ctx, job))
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
-    if back is not None and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
+    woken = ctx.ledger.last(lease.subject, ResumeIntent)
+    asked = woken is not None and back is not None and woken.seq < back.seq and back.at - woken.at < DAY_S
+    if back is not None and not asked and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
         text = f"{machine} was believed ended and runs again; it bills."
         end = (do(Action.TEARDOWN, job_id=job.id),)
         yield Condition(lease.subject, "came_back", text, mark=str(back.seq), next_steps=end)

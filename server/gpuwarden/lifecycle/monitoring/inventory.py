@@ -20,6 +20,7 @@ from gpuwarden.ledger.events import LeaseAdopted, LeaseUnverified
 from gpuwarden.ledger.trouble import Trouble
 from gpuwarden.lifecycle import timeouts
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.parking import may_park, parked
 from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -72,7 +73,8 @@ class Row:
         if job.state in TERMINAL_JOBS:
             notes.append(f"the job {job.state.told}")
         if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
-            notes.append(f"{seen.state}; its disk may bill")
+            own = lease.id == job.lease and parked(ctx, job)
+            notes.append(f"{'it stopped itself' if own else seen.state}; its disk may bill")
         return cls(
             platform=lease.platform,
             instance_id=lease.instance_id,
@@ -140,6 +142,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
     from gpuwarden.lifecycle.ending.teardown import proceed
     from gpuwarden.lifecycle.execution.advance import advance_locked
     from gpuwarden.lifecycle.execution.provisioning import tend
+    from gpuwarden.lifecycle.execution.running import observe
 
     for job_id in open_jobs:
         await checkpoint()  # a look that needs no network would let nobody else run
@@ -155,6 +158,8 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
                 job = await advance_locked(ctx, job_id)
                 for lease_id in leases_of(ctx, job):
                     await tend(ctx, lease_id)
+                if job.state in TERMINAL_JOBS and may_park(ctx, job):
+                    await observe(ctx, job)  # a machine that can't stop itself says so in the job's status
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:

@@ -7,7 +7,7 @@ from typing import Final
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
-from gpuwarden.ledger.events import ApprovalGranted
+from gpuwarden.ledger.events import ApprovalGranted, ReceiptIssued
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
@@ -82,8 +82,9 @@ def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
 
 def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
     """Return what a job of the last day has cost and may still cost, in US dollars."""
-    cost = sum(max(spent(ctx, lease.id) or 0.0, _billed(ctx, job, lease, lease.opened_at)) for lease in leases)
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
+    costs = {lease.id: max(spent(ctx, lease.id) or 0.0, _billed(ctx, job, lease, lease.opened_at)) for lease in leases}
+    cost, before = sum(costs.values()), sum(costs[lease.id] for lease in leases if lease not in live)
     if job.state in TERMINAL_JOBS:
         if not live:
             return cost
@@ -92,7 +93,8 @@ def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
     dearest = max((price_of(ctx, lease) or 0.0 for lease in leases), default=0.0)
     times = max(1.0, dearest / job.price) if job.price else 1.0
-    return max((expected or 0.0) * times, cost)
+    # a relaunch may cost as much again as the job was to cost on the machine that was taken
+    return (before if live else 0.0) + max((expected or 0.0) * times, cost - (before if live else 0.0))
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
@@ -104,6 +106,20 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
     if lease.state not in LIVE_LEASES or price is None:
         return 0.0
     return price * (ctx.clock.now() - max(since, lease.opened_at)) / 3600
+
+
+TRUSTED: Final = frozenset({"terminal"})
+"""Channels of a spending approval that may carry a person's further decisions about the job."""
+
+
+def carried(ctx: Context, receipt: str) -> ApprovalGranted | None:
+    """Return the approval of a receipt's spending where what a person decided with it is good now."""
+    granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
+    issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+    if granted is None or issued is None or granted.data.channel not in TRUSTED:
+        return None
+    same = granted.data.digest == issued.data.facts_digest
+    return granted.data if same and granted.data.holds_at(ctx.clock.now()) else None
 
 
 def spending_approved(ctx: Context, receipt: str) -> bool:

@@ -21,7 +21,9 @@ from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.ledger.events import JobAccepted, JobRefused, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import order_for
+from gpuwarden.lifecycle.ending.parking import parking_for
 from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.relaunch import relaunch_for
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
 from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
@@ -217,8 +219,11 @@ async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
                 await to_thread.run_sync(stage, ctx.input_store, ctx.cwd or Path.cwd(), inputs)
             with ctx.ledger.transaction():
                 ctx.ledger.add(f"job/{job_id}", accepted, token=receipt)
-                if checked.facts.metered and (order := order_for(ctx, receipt)) is not None:
-                    ctx.ledger.add(f"job/{job_id}", order)
+                order = order_for(ctx, receipt) if checked.facts.metered else None
+                parking = parking_for(ctx, order) if checked.facts.metered else None
+                relaunch = relaunch_for(ctx, receipt) if checked.facts.metered else None
+                for decided in filter(None, (order, parking, relaunch)):
+                    ctx.ledger.add(f"job/{job_id}", decided)
     job = await advance(ctx, live or job_id)
     cost, rest = checked.facts.worst_cost, following(ctx, job)
     return Submission(

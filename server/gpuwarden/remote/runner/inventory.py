@@ -67,6 +67,8 @@ def describe(pid: int, marker: str | None) -> str:
         return ""
     if any(ARCHIVE.fullmatch(os.path.basename(w)) and os.path.isfile(os.path.dirname(w) + "/lock") for w in words):
         return ""  # the sealer, which ends by itself
+    if "parker" in words[:-1] and os.path.isfile(words[words.index("parker") + 1] + "/park.lock"):
+        return ""  # it waits to stop this machine
     if is_keeper(words):
         return ""  # so does the upload to the kept store, which the gate looks at
     ours = runs_for(words, environ)

@@ -74,16 +74,17 @@ def start(folder: str, order: Json) -> Json:
     return reply if isinstance(reply, dict) else {"ok": False, "code": "bad_reply", "error": "no object"}
 
 
-def detached(folder: str) -> Any:
-    """Start a supervisor in a new session. It reads its request from stdin and answers with a line."""
+def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
+    """Start a process of the runner in a new session. It reads its request from stdin; a supervisor answers a line."""
     import subprocess
 
     errors = os.open(
         folder + "/runner.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
-    argv = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "supervise", folder]
+    argv = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), verb, folder]
+    out = subprocess.PIPE if answers else subprocess.DEVNULL
     process = subprocess.Popen(
-        argv, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, bufsize=0
+        argv, cwd="/", stdin=subprocess.PIPE, stdout=out, stderr=errors, start_new_session=True, bufsize=0
     )
     os.close(errors)
     return process

@@ -15,6 +15,7 @@ from gpuwarden.remote.runner.log import logs
 from gpuwarden.remote.runner.manifest import fetch, roster
 from gpuwarden.remote.runner.observe import poll
 from gpuwarden.remote.runner.output_json import reply
+from gpuwarden.remote.runner.park import hear, hold, park, parker
 from gpuwarden.remote.runner.path_mapping import printable
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.start import start, supervise
@@ -33,8 +34,16 @@ def serve() -> None:
             reply({"ok": False, "code": "bad_request", "error": f"{type(error).__name__}: {error}"})
 
 
+def start_and_park(folder: str, order: Json) -> Json:
+    """Launch an attempt, once, and let its machine park itself where that is ordered, whoever launched it."""
+    reply = start(folder, order)
+    if reply.get("ok"):
+        park(folder, {"park": order["spec"].get("park"), "attempt": order["attempt"]})
+    return reply
+
+
 VERBS: dict[str, Callable[[str, Json], Json | None]] = {
-    "start": start,
+    "start": start_and_park,
     "supervise": supervise,
     "poll": poll,
     "logs": logs,
@@ -46,7 +55,12 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "bundle": bundle,
     "disclose": disclose,
     "examine": examine,
+    "park": park,
+    "parker": parker,
+    "hold": hold,
 }
+FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "park", "hold")
+"""Verbs that read or decide something for somebody, and so keep a machine from parking itself."""
 
 
 def answer(argv: list[str]) -> Json | None:
@@ -67,6 +81,8 @@ def answer(argv: list[str]) -> Json | None:
         raise Problem("bad_request", "stdin contains no JSON object") from None
     if not isinstance(request, dict):
         raise Problem("bad_request", "stdin contains no JSON object")
+    if argv[0] in FOR_SOMEBODY and os.path.isdir(folder):
+        hear(folder)
     return verb(folder, request)
 
 

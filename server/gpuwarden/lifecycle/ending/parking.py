@@ -1,0 +1,196 @@
+"""Machines that park themselves: a job has ended, nobody comes for what it saved, and a stop loses nothing of it.
+
+A person allows it in the policy file, and the job keeps what was allowed when it was accepted. Its runner is told at
+the launch, only where the profile says that the machine can stop itself with a key of its own and that every declared
+output outlives a stop. A machine that parked itself is started again for a pull, inside the caps.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuwarden.backends.base import Parking
+from gpuwarden.core.errors import NotSupported, Refused, Unreachable, WardenError
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import Instance, InstanceState, JobSpec, Known, Park, Place, SelfStop, Unknown
+from gpuwarden.core.states import Lease
+from gpuwarden.ledger.events import (
+    EndingObjected,
+    EndingOrdered,
+    JobSubmitted,
+    LeaseCameBack,
+    ParkingArmed,
+    ParkingOrdered,
+    ResumeIntent,
+    StartRefused,
+    VerbSent,
+)
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.accounts import Bound
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, look, price_of, spent
+from gpuwarden.lifecycle.records import JobRecord, read_job
+
+MARGIN_S: Final = 300.0
+"""Seconds after the grace of a standing order in which the watch may end the machine itself."""
+OVERRUN_S: Final = 600.0
+"""Seconds after its timeout in which a job's supervisor ends it, before the machine counts as left alone."""
+STATUS: Final = "status.json"
+"""Below the run root like every relative output: without it nobody learns how the job ended."""
+WAKE_S: Final = 50.0
+LOOK_S: Final = 2.0
+FETCH_H: Final = 1.0
+"""Hours that a machine which is started again is taken to bill until its outputs are here."""
+
+
+def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | None:
+    """Return what a job gets with its acceptance; None where no machine may park itself.
+
+    A standing order comes first: its grace passes before any machine parks.
+    """
+    after_s = ctx.policy.ending.self_park_minutes * 60.0
+    if after_s <= 0 or any(notice.question for notice in ctx.notices):
+        return None
+    return ParkingOrdered(after_s=max(after_s, order.grace_s + MARGIN_S if order else 0.0), policy=ctx.policy_digest)
+
+
+def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
+    """Return the order under which a job's machine may park itself; None after an objection."""
+    ordered, objected = (
+        ctx.ledger.last(f"job/{job_id}", ParkingOrdered),
+        ctx.ledger.last(f"job/{job_id}", EndingObjected),
+    )
+    return ordered.data if ordered is not None and objected is None else None
+
+
+def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
+    """Return what the runner of a job is told about its own machine; None where a stop could lose anything.
+
+    An interruptible machine that was outbid looks like one that stopped itself, so none of these parks.
+    """
+    ordered, profile = allowed_to_park(ctx, job.id), ctx.profile(job.spec.platform)
+    facts = profile.unattended
+    if ordered is None or facts is None or facts.self_stop is not True or facts.by is None or job.spec.interruptible:
+        return None
+    if not all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs)):
+        return None
+    by = SelfStop(command=place.self_stop) if place.root else facts.by
+    if place.root and not place.self_stop:
+        return None  # what stops a real machine must never run on this one
+    url = by.url.replace("{instance}", place.instance_id or "")
+    late_s = None if job.spec.timeout_s is None else job.spec.timeout_s + OVERRUN_S
+    return Park(after_s=ordered.after_s, deadline_s=late_s, by=by.model_copy(update={"url": url}))
+
+
+def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
+    """Return whether a file on a job's machine outlives a stop."""
+    profile = ctx.profile(spec.platform)
+    return profile.survives(profile.place_of(path), "stop", requested=spec.durable_storage)
+
+
+def parked(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a job's machine is off, was told that it may stop itself, and gpuwarden did not stop it.
+
+    Whoever stopped it, everything declared is on its disk.
+    """
+    if job.lease is None or job.handle is None or job.handle.place.park is None:
+        return False
+    lease = lease_now(ctx, job.lease)
+    if lease.instance is None or lease.instance.state is not InstanceState.STOPPED or lease.state is Lease.STOPPING:
+        return False
+    sent, began = ctx.ledger.last(lease.subject, VerbSent), ctx.ledger.last(job.subject, JobSubmitted)
+    back = ctx.ledger.last(lease.subject, LeaseCameBack)
+    since = max(event.seq for event in (began, back) if event is not None) if began or back else 0
+    return believed(ctx, lease.id) != "gone" and (sent is None or sent.seq < since)
+
+
+def may_park(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a job's own machine runs and may stop itself."""
+    if job.lease is None or job.handle is None or job.handle.place.park is None:
+        return False
+    instance = lease_now(ctx, job.lease).instance
+    return instance is not None and instance.state is InstanceState.RUNNING
+
+
+async def wake(ctx: Context, job_id: str) -> None:
+    """Start a job's machine where it parked itself, wait until it runs, and let it park itself again.
+
+    However many processes ask, it is started once. Raises Refused where its price is above what a person allowed,
+    Unreachable while it starts or can't be started.
+    """
+    job = read_job(ctx.ledger, job_id)
+    if job.lease is None or job.handle is None or job.handle.place.park is None:
+        return
+    async with ctx.lock(job_id):
+        answer = await look(ctx, job.lease)  # it may have parked, or have been started, since anybody here looked
+        machine, subject = answer.value if isinstance(answer, Known) else None, f"lease/{job.lease}"
+        woken, armed = ctx.ledger.last(subject, ResumeIntent), ctx.ledger.last(subject, ParkingArmed)
+        starts = woken is not None and (armed is None or armed.seq < woken.seq)
+        up = machine is not None and machine.state is InstanceState.RUNNING
+        if machine is not None and (parked(ctx, job) or (starts and not up)):
+            await _start(ctx, job, machine)
+            starts = True
+        if not starts:
+            return
+        handle = read_job(ctx.ledger, job_id).handle  # it may have another address now
+        backend = ctx.backend(job.handle.backend)
+        if handle is not None and isinstance(backend, Parking) and allowed_to_park(ctx, job_id) is not None:
+            await backend.arm(handle, job.attempt)
+        ctx.ledger.add(subject, ParkingArmed())
+
+
+async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
+    """Ask for the start unless the machine is on its way already, and wait for a while."""
+    assert job.lease is not None
+    lease = lease_now(ctx, job.lease)
+    if machine.state is InstanceState.STOPPED:
+        if why := _too_dear(ctx, job):
+            console = "Start it in the platform's console, or allow more in the policy."
+            raise Refused(f"the machine of job {job.id} parked itself and is not started again: {why}", console)
+        ctx.ledger.add(lease.subject, ResumeIntent(why="its outputs are asked for"))
+        try:
+            started = await Bound(ctx, lease).start(machine.id)
+        except WardenError as refusal:
+            ctx.ledger.add(lease.subject, StartRefused(why=refusal.message))
+            raise Unreachable(
+                f"{lease.platform} does not start the machine of job {job.id}: {refusal.message}",
+                ("Its disk keeps what was saved.", do(Action.RETRY, "later")),
+            ) from refusal
+        if isinstance(started, Unknown):
+            ctx.ledger.add(lease.subject, StartRefused(why=started.why))
+    until = ctx.clock.now() + WAKE_S
+    while True:
+        answer = await look(ctx, job.lease)
+        instance = answer.value if isinstance(answer, Known) else None
+        if instance is not None and instance.state is InstanceState.RUNNING and instance.place is not None:
+            return
+        if ctx.clock.now() >= until:
+            state = instance.state if instance else "not seen"
+            again = do(Action.PULL, "again in a few minutes", job_id=job.id)
+            raise Unreachable(f"the machine of job {job.id} was started and is {state} yet", again)
+        await ctx.clock.sleep(LOOK_S)
+
+
+def _too_dear(ctx: Context, job: JobRecord) -> str:
+    """Return why a start needs a person's yes; empty inside what was approved for the job, or inside the caps."""
+    from gpuwarden.lifecycle.submission.budgets import over_caps
+
+    assert job.lease is not None
+    price, cost = price_of(ctx, lease_now(ctx, job.lease)), spent(ctx, job.lease)
+    if price is None or cost is None:
+        return "its price is unknown"
+    total = cost + price * FETCH_H
+    if job.worst_cost is not None and total <= job.worst_cost:
+        return ""
+    return over_caps(ctx, job.spec.platform, total, of=job.id)
+
+
+async def hold(ctx: Context, job_id: str) -> bool:
+    """Tell a job's machine to stay on. Return whether there was anything to tell it. Raises what keeps us out."""
+    job = read_job(ctx.ledger, job_id)
+    if job.handle is None or job.handle.place.park is None or job.lease is None or parked(ctx, job):
+        return False
+    backend = ctx.backend(job.handle.backend)
+    if not isinstance(backend, Parking):
+        raise NotSupported("this backend can't tell a machine to stay on")
+    await backend.hold(job.handle)
+    return True

@@ -1,0 +1,123 @@
+"""Rent another machine for a job whose machine was taken for good, and resume there from its proven copy.
+
+Only a person at a terminal allows that, for one job and up to a budget, together with the approval of its spending. The
+next machine costs at most the price that was checked; a cap that is set holds as well. Nothing is relaunched without a
+proven copy: the work would be paid for twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import Verdict
+from gpuwarden.core.money import usd
+from gpuwarden.core.states import LIVE_LEASES, Lease
+from gpuwarden.ledger.events import (
+    ArtifactsPulled,
+    JobSubmitted,
+    RelaunchAllowed,
+    RelaunchIntent,
+    VerbSent,
+)
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, read_pull, verified_now
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.monitoring.meter import spent
+from gpuwarden.lifecycle.records import JobRecord, lease_ids_of
+from gpuwarden.lifecycle.submission.budgets import carried, spent_today
+
+
+@dataclass(frozen=True)
+class Relaunch:
+    """A relaunch that a person allowed: the copy to resume from, what it may cost, and what is left then, in USD."""
+
+    copy: Pulled
+    record: str
+    worst_cost: float
+    left: float
+
+
+def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
+    """Return what a job gets with its acceptance: the budget that a person gave at a terminal; None without one."""
+    said = carried(ctx, receipt)
+    if said is None or said.relaunch_budget_usd is None:
+        return None
+    return RelaunchAllowed(budget_usd=said.relaunch_budget_usd, receipt=receipt, by=said.by, policy=said.policy)
+
+
+def may_relaunch(ctx: Context, job_id: str) -> bool:
+    """Return whether a person gave a job a budget for further machines."""
+    return ctx.ledger.last(f"job/{job_id}", RelaunchAllowed) is not None
+
+
+def taken(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a job ran on its machine and nobody here asked for that machine's end."""
+    if job.lease is None or job.handle is None or ctx.ledger.last(job.subject, JobSubmitted) is None:
+        return False
+    return ctx.ledger.last(f"lease/{job.lease}", VerbSent) is None
+
+
+def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
+    """Return the relaunch of a job whose machine was taken, or why there is none."""
+    allowed = ctx.ledger.last(job.subject, RelaunchAllowed)
+    if allowed is None:
+        return "nobody allowed that"
+    if not taken(ctx, job):
+        return "its end was asked for"
+    worst, leases = job.worst_cost, lease_ids_of(ctx.ledger, job.id, *(set(Lease) - {Lease.NONE}))
+    if worst is None or job.price is None:
+        return "what it may cost is unknown"
+    if lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES):
+        return "another machine of the job may bill"
+    costs = [spent(ctx, name) for name in leases]
+    if None in costs:
+        return "what it has cost so far is unknown"
+    total = sum(cost or 0.0 for cost in costs)
+    first = next((event for event in ctx.ledger.events(job.subject, kind=RelaunchIntent)), None)
+    before = job.generation if first is None else first.data.generation  # machines from before the first relaunch
+    used = sum(cost or 0.0 for name, cost in zip(leases, costs, strict=True) if generation_of(name) > before)
+    left = allowed.data.budget_usd - used
+    if worst > left:
+        return f"the budget has {usd(max(0.0, left))} left, and another run may cost {usd(worst)}"
+    if over := _over_a_cap(ctx, job, total + worst, worst):
+        return over
+    copy, pulled = last_pull(ctx, job.id), ctx.ledger.last(job.subject, ArtifactsPulled)
+    if copy is None or pulled is None or verified_now(ctx, job.id, copy).verdict is not Verdict.PROVEN:
+        return "there is no proven copy to resume from"
+    if outside := [path for path in copy.places if path.startswith("/")]:
+        return f"{outside[0]} is outside of the working folder and can't be put back"
+    return Relaunch(copy, pulled.data.record, worst, left - worst)
+
+
+def generation_of(lease: str) -> int:
+    """Return which of its job's machines a lease is of, from 1."""
+    return int("".join(filter(str.isdigit, lease.rpartition("-i")[2].partition("-")[0])) or 0)
+
+
+def _over_a_cap(ctx: Context, job: JobRecord, total: float, worst: float) -> str:
+    """Return the first cap that a relaunch would break. A cap of zero asks a person, and one has answered."""
+    caps = ctx.policy.caps_for(job.spec.platform)
+    today = spent_today(ctx, pretend=job.spec.platform.startswith(REHEARSAL), without=job.id)
+    for name, cost, cap in (
+        ("per_job_usd", total, caps.per_job_usd),
+        ("per_instance_usd", worst, caps.per_instance_usd),
+        ("per_day_usd", today + total, caps.per_day_usd),
+    ):
+        if 0 < cap < cost:
+            return f"it may come to {usd(cost)}, above {name} of {usd(cap)}"
+    return ""
+
+
+def resumed_from(ctx: Context, job: JobRecord) -> dict[str, Path]:
+    """Return the files of the proven copy that a relaunched job resumes from, by their path in the working folder."""
+    intent = ctx.ledger.last(job.subject, RelaunchIntent)
+    if intent is None or intent.data.generation >= job.generation:
+        return {}
+    copy = read_pull(ctx, intent.data.record, intent.data.pull)
+    if copy is None or verified_now(ctx, job.id, copy).verdict is not Verdict.PROVEN:
+        raise BadRequest(
+            f"the copy of job {job.id} is not the one that was proven any more", do(Action.VERIFY, job_id=job.id)
+        )
+    return {path: Path(place) for path, place in copy.places.items()}

@@ -1,0 +1,263 @@
+"""Stop this machine from inside, once its job has ended and nobody came for what it saved.
+
+A process of its own beside the supervisor, which it outlives. Whatever gpuwarden reads here for somebody touches the
+file `heard` and keeps it locked meanwhile; a look that only asks how the job is does not. Silence is measured on the
+monotonic clock from the last change of that file, so a clock that leaps parks nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from gpuwarden.remote.runner.files import write_all, write_atomic
+from gpuwarden.remote.runner.observe import child_alive
+from gpuwarden.remote.runner.process import environ_of, is_alive
+from gpuwarden.remote.runner.protocol import Json, Problem
+from gpuwarden.remote.runner.start import detached, let_go, take_lock
+from gpuwarden.remote.runner.status import FINAL, read_status, write_status
+
+HEARD, HOLD, PARKED = "/heard", "/park.hold", "/parked.json"
+QUIET_LOOK_S = 5.0
+ASK_S = 60.0
+DOWN_S = 120.0  # how long a platform that took the request may need
+FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
+
+
+def hear(folder: str) -> int:
+    """Note that somebody came. Return the descriptor whose lock says so until this process ends, -1 without one."""
+    import fcntl
+
+    try:
+        fd = os.open(folder + HEARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+    try:
+        os.utime(fd)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        pass
+    return fd
+
+
+def hold(folder: str, _: Json) -> Json:
+    """Keep this machine on until somebody else ends it."""
+    write_atomic(folder + HOLD, b"held\n")
+    return {"ok": True}
+
+
+def park(folder: str, order: Json) -> Json:
+    """Begin to wait for silence, where a park is ordered. Beginning twice changes nothing."""
+    if order.get("park"):
+        process = detached(folder, "parker", answers=False)
+        try:
+            write_all(process.stdin.fileno(), json.dumps(order).encode("ascii"))
+        finally:
+            process.stdin.close()
+    return {"ok": True}
+
+
+def parker(folder: str, order: Json) -> None:
+    """Wait for silence and stop the machine; leave when the run folder is another attempt's or somebody holds it."""
+    import fcntl
+
+    fd = os.open(folder + "/park.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    os.chdir("/")
+    let_go()
+    Parker(folder, order).run()
+
+
+class Parker:
+    """Waits beside one job. Times are seconds on the monotonic clock."""
+
+    def __init__(self, folder: str, order: Json) -> None:
+        spec = order["park"]
+        self.folder, self.spec, self.order = folder, spec, order
+        self.after, self.deadline = float(spec["after_s"]), spec.get("deadline_s")
+        self.every = min(QUIET_LOOK_S, max(self.after / 8, 0.02))
+        self.down = min(DOWN_S, float(spec.get("down_s") or DOWN_S))
+        self.retry = float(spec.get("retry_s") or FIRST_RETRY_S)
+        self.inode = os.stat(folder).st_ino
+        self.begun = self.heard_at = self.now()
+        self.ended_at = -1.0
+        self.not_before = 0.0
+        self.tries = 0
+        self.mark = self.stamp()
+
+    def now(self) -> float:
+        """Return the time that no clock setting changes."""
+        return time.monotonic()
+
+    def run(self) -> None:
+        """Look until the machine is off or this process is not needed any more."""
+        while self.wanted():
+            if self.due():
+                self.stop_machine()
+            time.sleep(self.every)
+
+    def wanted(self) -> bool:
+        """Return whether the run folder is still that of this attempt, and nobody holds the machine."""
+        try:
+            if os.stat(self.folder).st_ino != self.inode or os.path.lexists(self.folder + HOLD):
+                return False
+            status = read_status(self.folder)
+        except Problem:
+            return True  # a sick disk proves nothing
+        except OSError:
+            return False
+        self.look(status)
+        return status is None or status.get("attempt") == self.order["attempt"]
+
+    def stamp(self) -> Any:
+        """Return what differs after each touch of `heard`."""
+        try:
+            info = os.stat(self.folder + HEARD, follow_symlinks=False)
+        except OSError:
+            return None
+        return info.st_ino, info.st_mtime_ns, info.st_ctime_ns
+
+    def look(self, status: Json | None) -> None:
+        """Take in whether the job has ended and whether somebody came since the last look."""
+        mark = self.stamp()
+        if mark != self.mark:
+            self.mark, self.heard_at = mark, self.now()
+        if self.ended_at < 0 and status is not None and over(status):
+            self.ended_at = self.now()
+
+    def due(self) -> bool:
+        """Return whether it has been silent for long enough since the end, or since the deadline."""
+        now = self.now()
+        late = self.deadline is not None and now - self.begun >= self.deadline
+        quiet = now - max(self.heard_at, self.ended_at) >= self.after
+        return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder)
+
+    def stop_machine(self) -> None:
+        """Ask for the stop, unless somebody reads here at this moment. A failure is reported, and it is tried again."""
+        import fcntl
+
+        try:
+            fd = os.open(self.folder + HEARD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            fd = -1  # nobody ever came
+        try:
+            if fd >= 0:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.heard_at = self.now()
+            return
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        self.tries += 1
+        quiet = self.now() - max(self.heard_at, self.ended_at)
+        self.note({"at": time.time(), "tries": self.tries, "silent_s": round(quiet)})
+        problem = ask(self.spec)
+        if not problem:
+            end = self.now() + self.down
+            while self.now() < end:
+                time.sleep(self.every)
+            problem = "the platform took the request, and the machine still runs"
+        wait = min(self.retry * 2.0 ** min(self.tries - 1, 16), MOST_RETRY_S)
+        self.not_before = self.now() + wait
+        self.alert(f"this machine could not stop itself: {problem}; try {self.tries}, the next one in {wait:.0f} s")
+
+    def note(self, body: Json) -> None:
+        """Leave a record of the request for whoever starts the machine again."""
+        try:
+            write_atomic(self.folder + PARKED, json.dumps(body).encode("ascii"))
+        except OSError:
+            pass  # a full disk keeps no machine on
+
+    def alert(self, text: str) -> None:
+        """Report a failure in alerts.jsonl and, where no supervisor writes it, in the status."""
+        line = {"at": time.time(), "kind": "self_park", "subject": "", "step": None, "text": text[:300]}
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(self.folder + "/alerts.jsonl", flags, 0o600)
+            write_all(fd, json.dumps(line).encode("ascii") + b"\n")
+            os.close(fd)
+            lock = take_lock(self.folder)
+            if lock < 0:
+                return
+            status = read_status(self.folder)
+            if status is not None:
+                others = [row for row in status.get("last_alerts") or [] if row.get("kind") != "self_park"]
+                write_status(self.folder, {**status, "last_alerts": [*others, line][-8:]})
+            os.close(lock)
+        except (OSError, Problem, AttributeError):
+            return
+
+
+def over(status: Json) -> bool:
+    """Return whether a job has ended, properly or with its supervisor."""
+    if status["state"] in FINAL:
+        return True
+    supervised = is_alive(status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
+    return supervised is False and child_alive(status) is False
+
+
+def busy(folder: str) -> bool:
+    """Return whether something of gpuwarden works on this machine: an upload to a kept store, or another job beside."""
+    top = os.path.dirname(folder)
+    try:
+        others = [f"{top}/{name}" for name in os.listdir(top)]
+    except OSError:
+        others = []
+    locks = [(folder, "keep.lock"), *((other, "lock") for other in others if other != folder)]
+    return any(os.path.isfile(f"{path}/{name}") and is_locked(path, name) for path, name in locks)
+
+
+def is_locked(folder: str, name: str) -> bool:
+    """Return whether a living process has a lock."""
+    try:
+        lock = take_lock(folder, name)
+    except (OSError, Problem):
+        return True
+    if lock >= 0:
+        os.close(lock)
+    return lock < 0
+
+
+def ask(spec: Json) -> str:
+    """Ask for this machine's stop. Return why that failed, nothing when the request was taken."""
+    import subprocess
+
+    if not spec.get("command"):
+        return ask_platform(spec["request"])
+    try:
+        done = subprocess.run(spec["command"], stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_S)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"{type(error).__name__}: {error}"
+    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"exit code {done.returncode}: {said[:160]}" if done.returncode else ""
+
+
+def ask_platform(request: Json) -> str:
+    """Send the platform's own request with the key that this machine has for itself."""
+    import urllib.request
+
+    class Straight(urllib.request.HTTPRedirectHandler):
+        """Follows nothing: the key is for one host."""
+
+        def redirect_request(self, *_: Any) -> None:
+            """Refuse."""
+
+    name = request["key"]
+    key = os.environ.get(name) or environ_of(1).get(name)  # a shell over SSH lacks the container's variables
+    if not key:
+        return f"the variable {name} is not set on this machine"
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
+    try:
+        body = json.dumps(request.get("body") or {}).encode("ascii")
+        asked = urllib.request.Request(request["url"], body, headers, method=request["method"])  # noqa: S310 (profile)
+        with urllib.request.build_opener(Straight).open(asked, timeout=ASK_S) as reply:
+            reply.read(4096)
+        return ""
+    except (OSError, ValueError) as error:  # HTTPError is an OSError
+        return f"{type(error).__name__}: {error}"[:200].replace(key, "***")

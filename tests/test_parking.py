@@ -1,0 +1,441 @@
+"""Machines that park themselves: allowed by the policy file alone, only where a stop keeps everything, read rightly."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import anyio
+import pytest
+
+from gpuwarden.config import load_config
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import Conflict, NotSupported, Refused, Unreachable, WardenError
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.policy import Caps, Ending, policy_fields
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.states import Job, Lease
+from gpuwarden.interfaces import results
+from gpuwarden.ledger.events import ArtifactsPulled, EndingOrdered, LeaseCameBack, ParkingOrdered, ResumeIntent
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.ending.orders import object_to
+from gpuwarden.lifecycle.ending.parking import hold, park_at, parked, wake
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.overview import overview
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.policy_record import Notice
+from gpuwarden.rehearsal.model import Fault, Faults
+from lifecycle_kit import TRAIN, WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
+from pretend_machines import Processes
+from test_lifecycle_teardown import House
+from test_standing_orders import processes as processes
+
+pytestmark = pytest.mark.anyio
+HOUR = 3600.0
+
+
+class Parked(House):
+    """A house whose policy lets machines park themselves after half an hour."""
+
+    def __init__(self, home: Path, processes: Processes, order: str = "ask", minutes: float = 30) -> None:
+        super().__init__(home, processes)
+        self.ctx.policy = self.ctx.policy.model_copy(
+            update={"ending": Ending.model_validate({"when_proven": order, "self_park_minutes": minutes})}
+        )
+        self.watcher = Watcher(self.ctx)
+
+    async def asleep(self, hours: float = 9.0, **changes: object) -> str:
+        """Start a job, shut the laptop; the job ends, the machine parks itself, and the laptop comes house."""
+        job = await self.started(**changes)
+        self.backend.write(self.handle(job), "model", b"weights")
+        self.backend.end(self.handle(job))
+        self.parks()
+        self.clock.advance(hours * HOUR)
+        return job
+
+    def parks(self) -> None:
+        for record in records(self.cloud):
+            self.cloud.self_stop(record.id)
+
+    async def round(self, seconds: float = 31.0) -> list[str]:
+        self.clock.advance(seconds)
+        return [alert.kind for alert in (await self.watcher.round()).news if alert.raised]
+
+    def state(self) -> str:
+        return str(next(iter(self.cloud.truths().values())).state)
+
+    def starts(self) -> int:
+        return self.cloud.store.state().calls.get("start", 0)
+
+    def stops(self) -> int:
+        return self.cloud.store.state().calls.get("stop", 0)
+
+
+@pytest.fixture
+def house(tmp_path: Path, processes: Processes) -> Parked:
+    return Parked(tmp_path / "home", processes)
+
+
+@pytest.fixture
+def ordered(tmp_path: Path, processes: Processes) -> Parked:
+    return Parked(tmp_path / "home", processes, "terminate")
+
+
+# --------------------------------------------------------------------------------------------------- who may decide
+
+
+def test_only_the_policy_file_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    field = next(f for f in policy_fields() if f.path == "ending.self_park_minutes")
+    assert field.by_variable is None and Ending().self_park_minutes == 0
+    monkeypatch.setenv("GPUWARDEN_ENDING_SELF_PARK_MINUTES", "5")
+    assert load_config().policy.ending.self_park_minutes == 0
+
+
+async def test_it_is_off_by_default(house: Parked) -> None:
+    house.ctx.policy = WEALTHY
+    job = await house.started()
+    assert house.handle(job).place.park is None and house.ctx.ledger.last(f"job/{job}", ParkingOrdered) is None
+
+
+async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: Parked) -> None:
+    job = await house.started()
+    house.ctx.policy = WEALTHY
+    assert house.handle(job).place.park is not None
+    said = house.ctx.ledger.last(f"job/{job}", ParkingOrdered)
+    assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, house.ctx.policy_digest)
+
+
+async def test_a_standing_orders_grace_passes_before(tmp_path: Path, processes: Processes) -> None:
+    house = Parked(tmp_path / "home", processes, "terminate", minutes=1)
+    park = house.handle(await house.started()).place.park
+    assert park is not None and park.after_s == 10 * 60 + 300
+
+
+async def test_another_policy_than_the_recorded_one_allows_nothing(house: Parked) -> None:
+    house.ctx.notices = (Notice("other_policy", "other.toml", "policy.toml"),)
+    from gpuwarden.lifecycle.ending.parking import parking_for
+
+    assert parking_for(house.ctx, None) is None
+
+
+# ------------------------------------------------------------------------------------------ what the profile says
+
+
+@pytest.mark.parametrize(
+    ("platform", "allowed"),
+    [("vastai", True), ("autodl", True), ("runpod", False), ("lambda", False), ("paperspace", False),
+     ("prime-intellect", False)],
+)  # fmt: skip
+async def test_only_where_the_facts_say_so(house: Parked, platform: str, allowed: bool) -> None:
+    house.opens(platform=f"rehearsal/{platform}")
+    park = house.handle(await house.started()).place.park
+    assert (park is not None) == allowed
+    if park is not None:
+        assert park.by.command and not park.by.url, "what stops a real machine is never run on this one"
+        assert park.deadline_s == 3600 + 600
+    machine = records(house.cloud)[0].id
+    with contextlib.nullcontext() if allowed else pytest.raises(NotSupported):  # the rehearsal obeys the same fact
+        house.cloud.self_stop(machine)
+
+
+async def test_the_real_platforms_own_way_is_for_real_machines(house: Parked) -> None:
+    job = read_job(house.ctx.ledger, await house.started())
+    assert job.place is not None
+    real = job.place.model_copy(update={"root": "", "instance_id": "77"})
+    park = park_at(house.ctx, job, real)
+    assert park is not None and not park.by.command
+    assert park.by.url.endswith("/instances/77/") and park.by.key == "CONTAINER_API_KEY"
+    nowhere = job.place.model_copy(update={"self_stop": ()})
+    assert park_at(house.ctx, job, nowhere) is None
+
+
+async def test_an_output_that_a_stop_loses_keeps_it_on(house: Parked) -> None:
+    profile = house.ctx.profile(house.platform)
+    dies = profile.storage[0].model_copy(
+        update={
+            "tier": "scratch",
+            "path": "/scratch",
+            "survives": profile.storage[0].survives.model_copy(update={"stop": False}),
+        }
+    )
+    lossy = profile.model_copy(update={"storage": (*profile.storage, dies)})
+    with patch.object(house.ctx, "profile", lambda _: lossy):
+        assert house.handle(await house.started(outputs=("out", "/scratch/x"))).place.park is None
+
+
+async def test_an_interruptible_machine_never_parks(house: Parked) -> None:
+    assert house.handle(await house.started(interruptible=True)).place.park is None
+
+
+# ------------------------------------------------------------------------------------------- back after nine hours
+
+
+async def test_a_parked_machine_is_read_as_stopped_and_the_job_is_not_launched_again(house: Parked) -> None:
+    job = await house.asleep()
+    kinds = [*await house.round(), *await house.round(), *await house.round()]
+    record = read_job(house.ctx.ledger, job)
+    assert (record.state, record.reason) == (Job.UNKNOWN, Code.PARKED) and parked(house.ctx, record)
+    assert record.lease is not None and read_lease(house.ctx.ledger, record.lease).state is Lease.STOPPED
+    assert kinds.count("parked") == 1 and not {"unknown", "preempted"} & set(kinds)
+    assert house.starts() == 0, "without an order nobody starts it"
+    assert house.backend.launched == [(job, 1)]
+    rest = (await check(house.ctx, job)).next_steps
+    assert [str(s.action) for s in rest if s.action != "manual"] == ["pull", "cancel"]
+    house.holds()
+
+
+async def test_status_shows_it(house: Parked) -> None:
+    await house.asleep()
+    await house.round()
+    await house.round()
+    seen = results.status_of(await overview(house.ctx))
+    assert any("stopped itself" in text for text in seen.alerts)
+    row = next(r for r in (await list_instances(house.ctx)).rows)
+    assert row.billing is False and "stopped itself" in row.note
+
+
+async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: Parked) -> None:
+    job = await house.asleep()
+    await house.round()
+    await pull(house.ctx, job)
+    assert read_job(house.ctx.ledger, job).state is Job.SUCCEEDED and house.starts() == 1
+    assert house.backend.armed == [job], "it may park itself again"
+    await prove(house.ctx, job)
+    kinds = [*await house.round(), *await house.round()]
+    assert "came_back" not in kinds, "its start was asked for"
+    view = await house.until_off(await house.yes(await house.asks(job)))
+    assert view.record.state == "verified_stopped"
+    house.holds()
+
+
+async def test_a_standing_order_is_carried_out_in_the_morning(ordered: Parked) -> None:
+    job = await ordered.asleep()
+    for _ in range(24):
+        await ordered.round(60)
+        await ordered.watcher.keeper.round()
+        await prove(ordered.ctx, job)
+    assert ordered.state() == "gone" and ordered.starts() == 1 and ordered.stops() == 0, "and it is stopped once only"
+    assert ordered.backend.launched == [(job, 1)]
+    assert read_job(ordered.ctx.ledger, job).state is Job.SUCCEEDED
+    assert next((ordered.ctx.home / "artifacts" / job).rglob("model")).read_bytes() == b"weights"
+    ordered.holds()
+
+
+async def test_an_order_that_is_edited_meanwhile_changes_nothing(ordered: Parked) -> None:
+    job = await ordered.asleep()
+    ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": Ending()})
+    assert ordered.ctx.ledger.last(f"job/{job}", EndingOrdered) is not None
+    for _ in range(24):
+        await ordered.round(60)
+        await ordered.watcher.keeper.round()
+        await prove(ordered.ctx, job)
+    assert ordered.state() == "gone"
+    ordered.holds()
+
+
+async def test_two_watches_start_it_once(ordered: Parked) -> None:
+    job = await ordered.asleep()
+    other = open_house(ordered.ctx.home, ordered.clock, policy=ordered.ctx.policy)
+    other._backends, other._providers = ordered.ctx._backends, ordered.ctx._providers
+    await ordered.round()
+    async with anyio.create_task_group() as both:
+        for ctx in (ordered.ctx, other):
+            both.start_soon(wake, ctx, job)
+    assert ordered.starts() == 1 and len(ordered.ctx.ledger.events(kind=ResumeIntent)) == 1
+
+
+async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Parked) -> None:
+    ordered.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=2),)))
+    job = await ordered.asleep()
+    for _ in range(32):
+        await ordered.round(60)
+        await ordered.watcher.keeper.round()
+        await prove(ordered.ctx, job)
+    assert ordered.state() == "gone" and ordered.starts() == 3
+    ordered.holds()
+
+
+async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordered: Parked) -> None:
+    ending = ordered.ctx.policy.ending.model_copy(update={"background_gb": 1e-9})
+    ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": ending})
+    await ordered.asleep()
+    for _ in range(24):
+        await ordered.round(1800)
+        await ordered.watcher.keeper.round()
+        ordered.parks()
+    assert ordered.starts() == 2 and ordered.state() == "stopped"
+
+
+async def test_a_refused_start_is_an_error_with_what_to_do(house: Parked) -> None:
+    job = await house.asleep()
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=99),)))
+    with pytest.raises(Unreachable, match="stopped yet"):
+        await pull(house.ctx, job)
+    assert house.state() == "stopped"
+
+
+async def test_a_start_above_what_a_person_allowed_is_refused(house: Parked) -> None:
+    job = await house.asleep(timeout_s=7200)
+    await house.round()
+    house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps()})
+    accepted = read_job(house.ctx.ledger, job)
+    assert accepted.worst_cost is not None
+    with (
+        patch("gpuwarden.lifecycle.ending.parking.spent", lambda *_: accepted.worst_cost),
+        pytest.raises(Refused, match="per_job_usd"),
+    ):
+        await pull(house.ctx, job)
+    assert house.starts() == 0
+    await pull(house.ctx, job)
+    assert house.starts() == 1, "inside what was approved for the job nobody is asked again"
+
+
+@pytest.mark.parametrize("leap", [-30 * 86_400.0, 30 * 86_400.0])
+async def test_a_clock_that_leaps_here_starts_and_ends_nothing(ordered: Parked, leap: float) -> None:
+    job = await ordered.started()
+    ordered.clock.advance(leap)
+    for _ in range(5):
+        await ordered.round(60)
+        await ordered.watcher.keeper.round()
+    assert ordered.state() == "running" and ordered.starts() == ordered.stops() == 0
+    assert ordered.backend.launched == [(job, 1)]
+
+
+async def test_a_machine_that_somebody_stopped_in_the_middle_goes_on(house: Parked) -> None:
+    """Nobody can tell it from one that parked, so it is started for a look, and then the job resumes as ever."""
+    job = await house.started()
+    house.parks()
+    house.clock.advance(HOUR)
+    await house.round()
+    with pytest.raises((Unreachable, Conflict)):
+        await pull(house.ctx, job)
+        raise Conflict("it was copied while it goes on")
+    for _ in range(4):
+        await house.round()
+    assert house.backend.launched == [(job, 1), (job, 2)]
+    assert read_job(house.ctx.ledger, job).state is Job.RUNNING
+
+
+async def test_giving_up_a_parked_job_leaves_its_disk(house: Parked) -> None:
+    job = await house.asleep()
+    await house.round()
+    rest = (await cancel(house.ctx, job)).next_steps
+    assert read_job(house.ctx.ledger, job).state is Job.CANCELED and house.state() == "stopped"
+    assert next(str(s.action) for s in rest if s.action != "manual") == "pull"
+    await pull(house.ctx, job)
+    assert house.starts() == 1
+
+
+async def test_the_users_own_stop_is_not_a_park(house: Parked) -> None:
+    job = await house.proven()
+    await house.until_off(await house.yes(await house.asks(job, "stop")))
+    assert house.state() == "stopped" and not parked(house.ctx, read_job(house.ctx.ledger, job))
+    with pytest.raises(Unreachable):
+        await pull(house.ctx, job)
+    assert house.starts() == 0
+
+
+async def test_a_person_who_objects_keeps_it_on(house: Parked) -> None:
+    job = await house.started()
+    assert object_to(house.ctx, job, "command line", "test") and await hold(house.ctx, job)
+    assert house.backend.held == [job]
+    assert park_at(house.ctx, read_job(house.ctx.ledger, job), house.handle(job).place) is None, "a relaunch too"
+
+
+async def test_a_failure_to_park_is_an_alert(house: Parked) -> None:
+    job = await house.ended()
+    real = house.backend._observe
+
+    def failing(handle: object) -> object:
+        from gpuwarden.core.models import RunnerAlert
+
+        told = RunnerAlert(kind="self_park", text="this machine could not stop itself: exit code 1")
+        return real(handle).model_copy(update={"alerts": (told,)})  # type: ignore[arg-type]
+
+    house.backend._observe = failing  # type: ignore[method-assign, assignment]
+    kinds = await house.round()
+    assert "self_park" in kinds and house.state() == "running"
+    assert read_job(house.ctx.ledger, job).state is Job.SUCCEEDED
+
+
+# -------------------------------------------------------------------------------------- the platform's own end date
+
+
+@pytest.mark.parametrize("platform", ["runpod", "paperspace"])
+async def test_the_platforms_end_date_is_later_than_every_grace(
+    tmp_path: Path,
+    processes: Processes,
+    platform: str,
+) -> None:
+    house = Parked(tmp_path / "home", processes, "terminate", minutes=600)
+    house.ctx.policy = house.ctx.policy.model_copy(
+        update={"ending": house.ctx.policy.ending.model_copy(update={"grace_minutes": 1440})}
+    )
+    house.opens(platform=f"rehearsal/{platform}")
+    began = house.clock.now()
+    await house.started()
+    record = records(house.cloud)[0]
+    boot = house.ctx.profile(house.platform).limits.boot_timeout_s
+    assert record.ends_at is not None and record.ends_at >= began + boot + 3600 + 1440 * 60 + HOUR
+    house.clock.advance(record.ends_at - house.clock.now() + 60)
+    house.cloud.tick()
+    house.clock.advance(60)
+    assert house.state() == "stopped", "the platform keeps it, with its disk"
+
+
+async def test_a_machine_without_an_end_date_has_none(house: Parked) -> None:
+    await house.started()
+    assert records(house.cloud)[0].ends_at is None
+
+
+async def test_came_back_is_still_an_alert_when_nobody_started_it(house: Parked) -> None:
+    job = await house.proven()
+    await house.until_off(await house.yes(await house.asks(job, "stop")))
+    house.cloud.start(records(house.cloud)[0].id)
+    kinds = [*await house.round(700), *await house.round(), *await house.round()]
+    assert house.ctx.ledger.events(kind=LeaseCameBack) and "came_back" in kinds
+    assert records(house.cloud)[0].state is InstanceState.RUNNING
+
+
+# ------------------------------------------------------------------------------------------------------- for real
+
+
+@pytest.mark.slow
+async def test_a_real_machine_parks_itself_and_a_pull_starts_it(tmp_path: Path) -> None:
+    """The shipped runner, its own process, the rehearsal's real processes: no part of it is pretended."""
+    clock = SystemClock()
+    ending = Ending(self_park_minutes=0.8 / 60)
+    ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"ending": ending}))
+    cloud = rent_cloud(ctx, Fault(kind="false_refusal", call="self_stop", at=1))
+    said, go = tmp_path / "said", tmp_path / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+    command = (sys.executable, "-I", "-S", "-c", waits + TRAIN, str(said), "0")
+    job = await launch(ctx, training(said, command=command))
+    with anyio.fail_after(60):
+        while read_job(ctx.ledger, job).handle is None:
+            await advance(ctx, job)
+            await clock.sleep(0.05)
+        go.touch()
+        while next(iter(cloud.truths().values())).state is not InstanceState.STOPPED:  # nobody looks at the job
+            await clock.sleep(0.05)
+        await list_instances(ctx)
+        record = read_job(ctx.ledger, job)
+        assert (record.state, record.reason) == (Job.UNKNOWN, Code.PARKED)
+        assert not next(iter(cloud.truths().values())).processes
+        while not ctx.ledger.events(kind=ArtifactsPulled):  # a busy machine may park again before the copy begins
+            with contextlib.suppress(WardenError):
+                await pull(ctx, job)
+    assert read_job(ctx.ledger, job).state is Job.SUCCEEDED
+    assert launches(said) == [(job, 1)]
+    assert list((ctx.home / "artifacts" / job).rglob("model.safetensors"))
+    handle = read_job(ctx.ledger, job).handle
+    assert handle is not None and cloud.store.state().calls["self_stop"] >= 1
+    with anyio.fail_after(60):  # and again, since nobody comes for it any more
+        while next(iter(cloud.truths().values())).state is not InstanceState.STOPPED:
+            await clock.sleep(0.05)
+    assert not promises(ctx.ledger, cloud)

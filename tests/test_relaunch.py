@@ -1,0 +1,409 @@
+"""A machine that is taken for good: with a person's budget another one is rented, once, and the proven copy resumes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.core.errors import BadRequest, Conflict, Refused
+from gpuwarden.core.policy import Caps, Ending, policy_fields
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces.cli import approval
+from gpuwarden.interfaces.cli.approval import Decided, grant_spending
+from gpuwarden.ledger.events import CreateIntent, ReceiptIssued, RelaunchAllowed, RelaunchIntent
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.rehearsal.model import Fault, Faults
+from lifecycle_kit import open_house, prove, records
+from pretend_machines import PretendBackend, Processes
+from test_cli_approve import Typed
+from test_lifecycle_teardown import House
+from test_standing_orders import processes as processes
+
+pytestmark = pytest.mark.anyio
+BUDGET = 10.0
+
+
+class Resuming(PretendBackend):
+    """Remembers which inputs each launch got, and puts them into the working folder as a machine does."""
+
+    def __init__(self, processes: Processes) -> None:
+        super().__init__(processes)
+        self.given: list[dict[str, bytes]] = []
+
+    async def submit(self, spec, place, token, *, secrets, attempt=1, inputs=None):  # type: ignore[no-untyped-def]
+        handle = await super().submit(spec, place, token, secrets=secrets, attempt=attempt, inputs=inputs)
+        self.given.append({name: path.read_bytes() for name, path in (inputs or {}).items()})
+        for name, content in self.given[-1].items():
+            path = Path(handle.run_dir) / "work" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return handle
+
+
+class Allowed(House):
+    """A house in which a person gives each job a budget with the approval of its spending."""
+
+    def __init__(self, home: Path, processes: Processes, budget: float | None = BUDGET, **opens: object) -> None:
+        super().__init__(home, processes)
+        self.backend = Resuming(processes)
+        self.ctx._backends["local"] = self.backend
+        self.budget = budget
+        self.watcher = Watcher(self.ctx)
+
+    async def running(self, **changes: object) -> str:
+        """Launch a job with the budget, and let it save something."""
+        spec = self.spec(**changes)
+        receipt = (await submit(self.ctx, spec)).receipt
+        issued = self.ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+        assert issued is not None and receipt is not None
+        grant_spending(self.ctx, issued, "terminal", "test", relaunch_usd=self.budget)
+        done = await submit(self.ctx, spec, receipt=receipt)
+        assert done.job is not None
+        await self.after(11, done.job.id)
+        self.backend.write(self.handle(done.job.id), "model", b"weights at step 100")
+        return done.job.id
+
+    async def copied(self, **changes: object) -> str:
+        job = await self.running(**changes)
+        await pull(self.ctx, job)
+        await prove(self.ctx, job)
+        return job
+
+    def takes(self) -> None:
+        """Let the platform take the newest machine for good."""
+        newest = records(self.cloud)[-1]
+        self.cloud.inject(newest.id, Fault(kind="vanish"))
+        self.cloud.tick()
+
+    async def rounds(self, times: int = 8, seconds: float = 31.0) -> list[str]:
+        kinds: list[str] = []
+        for _ in range(times):
+            self.clock.advance(seconds)
+            kinds += [alert.kind for alert in (await self.watcher.round()).news if alert.raised]
+        return kinds
+
+    def rented(self) -> int:
+        return len(records(self.cloud))
+
+
+@pytest.fixture
+def house(tmp_path: Path, processes: Processes) -> Allowed:
+    return Allowed(tmp_path / "home", processes)
+
+
+# ------------------------------------------------------------------------------------------------- who may decide
+
+
+async def test_a_budget_is_asked_at_the_terminal_and_recorded_with_the_job(house: Allowed) -> None:
+    checked = await submit(house.ctx, house.spec())
+    assert checked.receipt is not None
+    person = Typed("yes")
+    assert (await approval.ask(house.ctx, checked.receipt, person, decided=Decided(None, BUDGET))).code == "approved"
+    assert "rent another one" in person.shown and "$10.00 in all" in person.shown
+    done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
+    assert done.job is not None
+    allowed = house.ctx.ledger.last(f"job/{done.job.id}", RelaunchAllowed)
+    assert allowed is not None and allowed.data.budget_usd == BUDGET
+    with pytest.raises(Conflict, match="under way"):
+        await approval.ask(house.ctx, checked.receipt, Typed("yes"), decided=Decided(None, 50.0))
+
+
+async def test_a_no_and_a_budget_that_pays_for_nothing_allow_nothing(house: Allowed) -> None:
+    checked = await submit(house.ctx, house.spec())
+    with pytest.raises(Refused):
+        await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=Decided(None, BUDGET))
+    with pytest.raises(BadRequest, match="allows none"):
+        await approval.ask(house.ctx, str(checked.receipt), Typed("yes"), decided=Decided(None, 0.01))
+
+
+@pytest.mark.parametrize("channel", ["elicitation", "rehearsal", "standing_order"])
+async def test_no_other_channel_carries_a_budget(house: Allowed, channel: str) -> None:
+    spec = house.spec()
+    receipt = str((await submit(house.ctx, spec)).receipt)
+    issued = house.ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+    assert issued is not None
+    grant_spending(house.ctx, issued, channel, "somebody", relaunch_usd=BUDGET)
+    done = await submit(house.ctx, spec, receipt=receipt)
+    assert done.job is not None and house.ctx.ledger.last(f"job/{done.job.id}", RelaunchAllowed) is None
+
+
+def test_no_policy_and_no_variable_sets_it() -> None:
+    assert not [f.path for f in policy_fields() if "relaunch" in f.path]
+
+
+# --------------------------------------------------------------------------------------------------- the relaunch
+
+
+async def test_another_machine_resumes_from_the_proven_copy(house: Allowed) -> None:
+    job = await house.copied()
+    house.takes()
+    kinds = await house.rounds()
+    record = read_job(house.ctx.ledger, job)
+    assert record.state is Job.RUNNING and house.rented() == 2 and record.generation == 2
+    assert house.backend.launched == [(job, 1), (job, 2)]
+    assert house.backend.given == [{}, {"out/model": b"weights at step 100"}]
+    assert "relaunched" in kinds and "failed" not in kinds
+    house.backend.end(house.handle(job))
+    assert (await house.after(31, job)).job.state is Job.SUCCEEDED
+    await pull(house.ctx, job)
+    await prove(house.ctx, job)
+    view = await house.until_off(await house.yes(await house.asks(job)))
+    assert view.record.state == "verified_stopped"
+    house.holds()
+
+
+async def test_without_a_budget_the_next_step_names_the_command(tmp_path: Path, processes: Processes) -> None:
+    house = Allowed(tmp_path / "home", processes, budget=None)
+    job = await house.copied()
+    house.takes()
+    await house.rounds()
+    found = await check(house.ctx, job)
+    assert found.job.state is Job.FAILED and house.rented() == 1
+    assert any(step.action == "submit" and "inputs" in step.parameters for step in found.next_steps)
+
+
+async def test_without_a_proven_copy_nothing_is_rented(house: Allowed) -> None:
+    job = await house.running()
+    house.takes()
+    await house.rounds()
+    record = read_job(house.ctx.ledger, job)
+    assert (record.state, record.reason) == (Job.FAILED, Code.NOT_RELAUNCHED) and "no proven copy" in record.why
+    assert house.rented() == 1
+
+
+async def test_a_copy_that_changed_here_is_not_resumed_from(house: Allowed) -> None:
+    job = await house.copied()
+    next((house.ctx.home / "artifacts" / job).rglob("model")).write_bytes(b"garbage")
+    house.takes()
+    await house.rounds()
+    assert read_job(house.ctx.ledger, job).state is Job.FAILED and house.rented() == 1
+
+
+async def test_a_budget_runs_out(house: Allowed) -> None:
+    """Each run may cost about 3.60 $, so 10 $ pay for two relaunches, whatever the first machines cost."""
+    job = await house.copied(max_restarts=50)
+    for _ in range(5):
+        house.takes()
+        await house.rounds()
+        if read_job(house.ctx.ledger, job).state is Job.FAILED:
+            break
+        house.clock.advance(3000)
+        await house.rounds(1)
+    record = read_job(house.ctx.ledger, job)
+    assert (record.state, record.reason) == (Job.FAILED, Code.NOT_RELAUNCHED) and "the budget has" in record.why
+    first, *later = [truth.cost_usd for truth in house.cloud.truths().values()]
+    assert 1 <= len(later) <= 3 and sum(later) <= BUDGET, (first, later)
+    house.holds()
+
+
+async def test_a_cap_that_is_set_holds(house: Allowed) -> None:
+    job = await house.copied()
+    house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps(per_day_usd=3.0)})
+    house.takes()
+    await house.rounds()
+    record = read_job(house.ctx.ledger, job)
+    assert record.state is Job.FAILED and "per_day_usd" in record.why and house.rented() == 1
+
+
+async def test_two_watches_rent_exactly_one_machine(house: Allowed) -> None:
+    job = await house.copied()
+    house.takes()
+    others = [open_house(house.ctx.home, house.clock, policy=house.ctx.policy) for _ in range(3)]
+    for other in others:
+        other._backends, other._providers = house.ctx._backends, house.ctx._providers
+    for _ in range(8):
+        house.clock.advance(31)
+        async with anyio.create_task_group() as together:
+            for ctx in (house.ctx, *others):
+                together.start_soon(advance, ctx, job)
+    assert house.rented() == 2 and read_job(house.ctx.ledger, job).state is Job.RUNNING
+    assert len(house.ctx.ledger.events(kind=CreateIntent)) == 2
+    assert house.backend.launched == [(job, 1), (job, 2)]
+
+
+async def test_a_lost_reply_to_the_rent_makes_no_second_machine(house: Allowed) -> None:
+    job = await house.copied()
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_reply", call="create", at=1),)))
+    house.takes()
+    await house.rounds(12)
+    assert house.rented() == 2 and read_job(house.ctx.ledger, job).state is Job.RUNNING
+    house.holds()
+
+
+async def test_a_platform_without_a_free_machine_is_asked_again_later(house: Allowed) -> None:
+    job = await house.copied()
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="no_capacity", call="create", at=1, count=2),)))
+    house.takes()
+    await house.rounds(5)
+    assert read_job(house.ctx.ledger, job).state is Job.PROVISIONING and house.rented() == 1
+    await house.rounds(40, 60)
+    assert read_job(house.ctx.ledger, job).state is Job.RUNNING and house.rented() == 2
+    assert house.cloud.store.state().calls["create"] == 3
+
+
+async def test_a_platform_that_never_has_one_ends_the_job_with_what_to_do(house: Allowed) -> None:
+    job = await house.copied()
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="no_capacity", call="create", at=1, count=99),)))
+    house.takes()
+    await house.rounds(120, 120)
+    found = await check(house.ctx, job)
+    assert found.job.state is Job.FAILED and house.rented() == 1
+    assert any(step.action == "submit" for step in found.next_steps)
+
+
+async def test_a_machine_whose_end_was_asked_for_is_not_replaced(house: Allowed) -> None:
+    job = await house.copied()
+    view = await house.asks(job)
+    await house.yes(view, loss="train")
+    await house.rounds()
+    assert house.rented() == 1 and read_job(house.ctx.ledger, job).state is not Job.RUNNING
+
+
+async def test_a_job_that_fails_by_itself_is_not_relaunched(house: Allowed) -> None:
+    job = await house.copied()
+    house.backend.end(house.handle(job), "failed")
+    await house.rounds()
+    house.takes()
+    await house.rounds()
+    assert house.rented() == 1 and house.backend.launched == [(job, 1)]
+
+
+async def test_a_canceled_job_is_not_relaunched(house: Allowed) -> None:
+    from gpuwarden.lifecycle.monitoring.check import cancel
+
+    job = await house.copied()
+    house.takes()
+    house.backend.silent = True
+    await cancel(house.ctx, job)
+    house.backend.silent = False
+    await house.rounds()
+    assert house.rented() == 1 and read_job(house.ctx.ledger, job).state is Job.CANCELED
+
+
+async def test_the_watch_makes_the_copy_while_the_job_runs(house: Allowed) -> None:
+    job = await house.running()
+    await house.watcher.keeper.round()
+    assert house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled")
+    await prove(house.ctx, job)
+    house.takes()
+    await house.rounds()
+    assert read_job(house.ctx.ledger, job).state is Job.RUNNING and house.rented() == 2
+
+
+async def test_a_checkpoint_that_is_being_written_is_copied_later(house: Allowed) -> None:
+    job = await house.running()
+    listing = house.backend._roster
+
+    def busy(*args: object, **how: object) -> object:
+        found = listing(*args, **how)  # type: ignore[arg-type]
+        large = tuple(file.model_copy(update={"size": 1 << 30, "mtime_ns": 99 * 10**9}) for file in found.files)
+        return found.model_copy(update={"taken_at": 100.0, "files": large})
+
+    with patch.object(house.backend, "_roster", busy):
+        await house.watcher.keeper.round()
+    assert not house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled") and not house.watcher.keeper.trouble
+    house.clock.advance(61)
+    await house.watcher.keeper.round()
+    assert house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled")
+
+
+async def test_without_a_budget_a_running_job_is_not_copied(tmp_path: Path, processes: Processes) -> None:
+    house = Allowed(tmp_path / "home", processes, budget=None)
+    job = await house.running()
+    await house.watcher.keeper.round()
+    assert not house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled")
+
+
+@pytest.mark.parametrize("leap", [-10 * 86_400.0, 10 * 86_400.0])
+async def test_a_clock_that_leaps_rents_nothing_more(house: Allowed, leap: float) -> None:
+    job = await house.copied()
+    house.takes()
+    await house.rounds(2)
+    house.clock.advance(leap)
+    await house.rounds(12)
+    assert house.rented() <= 2 and house.backend.launched.count((job, 2)) <= 1
+    house.holds()
+
+
+# -------------------------------------------------------------------------------------------------------- any story
+
+STORIES = int(os.environ.get("GPUWARDEN_STORIES", "12"))
+ACTS = st.lists(
+    st.sampled_from(["take", "round", "round", "copy", "prove", "keeper", "sleep", "preempt", "lost", "none", "park"]),
+    max_size=25,
+)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=int(os.environ.get("GPUWARDEN_STORIES", "20")),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(acts=ACTS, interruptible=st.booleans())
+def test_whatever_happens_the_budget_and_the_promises_hold(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[str], interruptible: bool
+) -> None:
+    """No attempt is launched twice, no machine bills unseen, and the relaunches together cost at most the budget."""
+    made = Processes()
+    names = ("of", "terminate", "kill", "held")
+    patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(made, name)) for name in names]
+    for each in patches:
+        each.start()
+    try:
+        anyio.run(_story, tmp_path_factory.mktemp("story") / "home", made, acts, interruptible)
+    finally:
+        for each in patches:
+            each.stop()
+
+
+async def _story(home: Path, processes: Processes, acts: list[str], interruptible: bool) -> None:
+    house = Allowed(home, processes)
+    ending = Ending(self_park_minutes=30)
+    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": ending})
+    job = await house.running(max_restarts=20, interruptible=interruptible)
+    for act in acts:
+        with _quietly():
+            if act == "take":
+                house.takes()
+            elif act == "copy":
+                await pull(house.ctx, job)
+            elif act == "prove":
+                await prove(house.ctx, job)
+            elif act == "keeper":
+                await house.watcher.keeper.round()
+            elif act == "preempt":
+                house.cloud.preempt(records(house.cloud)[-1].id)
+            elif act == "park":
+                house.cloud.self_stop(records(house.cloud)[-1].id)
+            elif act in {"lost", "none"}:
+                kind = "lost_reply" if act == "lost" else "no_capacity"
+                house.cloud.configure(faults=Faults(faults=(Fault(kind=kind, call="create", at=1),)))  # type: ignore[arg-type]
+        await house.rounds(1, 600 if act == "sleep" else 31)
+    await house.rounds(6)
+    launched = house.backend.launched
+    assert len(set(launched)) == len(launched)
+    intents = house.ctx.ledger.events(kind=RelaunchIntent)
+    after = [truth.cost_usd for truth in list(house.cloud.truths().values())[1:]]
+    assert not after or intents, "no second machine without an intent"
+    assert sum(after) <= BUDGET
+    house.holds()
+
+
+def _quietly() -> object:
+    import contextlib
+
+    from gpuwarden.core.errors import WardenError
+
+    return contextlib.suppress(WardenError)

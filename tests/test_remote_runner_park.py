@@ -1,0 +1,291 @@
+"""A machine that parks itself: the runner asks for the stop once its job has ended and nobody came, and only then."""
+
+from __future__ import annotations
+
+import fcntl
+import http.server
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.remote.runner import park
+from gpuwarden.remote.runner.park import Parker, ask
+from runner_kit import call, ended, folder, linux, look, order, sh, until  # noqa: F401
+
+pytestmark = linux
+
+
+def says(folder: Path, *, code: int = 0) -> list[str]:
+    """A command that writes down that it was called, in place of the machine's own stop."""
+    text = f"import sys; open({str(folder)!r} + '/asked', 'a').write('x'); sys.exit({code} and 'refused: quota')"
+    return [sys.executable, "-I", "-S", "-c", text]
+
+
+def parking(folder: Path, argv: list[str], after_s: float = 0.4, **more: Any) -> dict[str, Any]:
+    code = more.pop("code", 0)
+    how = {"after_s": after_s, "command": says(folder, code=code), "down_s": 0.05, "retry_s": 0.1, **more}
+    return order(argv, park=how, heartbeat_s=0.2)
+
+
+def asked(folder: Path) -> int:
+    path = folder / "asked"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def wait_for(folder: Path, times: int = 1) -> None:
+    until(folder, lambda _: asked(folder) >= times)
+
+
+def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> None:
+    call("start", folder, parking(folder, ["true"]))
+    ended(folder)
+    wait_for(folder)
+    note = json.loads((folder / "parked.json").read_text())
+    assert note["tries"] >= 1 and look(folder)["state"] == "succeeded"
+    (folder / "park.hold").touch()
+
+
+def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> None:
+    call("start", folder, parking(folder, ["true"], code=1))
+    wait_for(folder, 3)
+    seen = until(folder, lambda s: any(a["kind"] == "self_park" for a in s["last_alerts"]))
+    alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_park")
+    assert "exit code 1: refused: quota" in alert["text"] and seen["state"] == "succeeded"
+    assert len([a for a in seen["last_alerts"] if a["kind"] == "self_park"]) == 1, "one alert, the newest"
+    (folder / "park.hold").touch()
+
+
+def test_a_machine_that_is_held_stays_on(folder: Path) -> None:
+    call("start", folder, parking(folder, ["true"], after_s=0.6))
+    assert call("hold", folder)["ok"] is True
+    until(folder, lambda _: unlocked(folder / "park.lock"))
+    assert not asked(folder)
+
+
+def unlocked(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def test_it_is_not_disclosed_as_a_strangers_process(folder: Path) -> None:
+    call("start", folder, parking(folder, ["true"], after_s=60))
+    ended(folder)
+    until(folder, lambda _: (folder / "park.lock").exists())
+    assert not [text for text in call("disclose", folder)["processes"] if str(folder) in text]
+    (folder / "park.hold").touch()
+
+
+def test_a_launch_without_an_order_starts_no_parker(folder: Path) -> None:
+    call("start", folder, sh("true"))
+    ended(folder)
+    assert not (folder / "park.lock").exists()
+
+
+# ------------------------------------------------------------------------ the decision, with a clock in the hand
+
+
+class Hand(Parker):
+    """The same decision on a clock that a test moves. The machine's own wall clock may leap as it likes."""
+
+    def __init__(self, folder: Path, after_s: float = 100.0, deadline_s: float | None = None) -> None:
+        self.at = 1000.0
+        spec = {"after_s": after_s, "deadline_s": deadline_s, "command": ["true"]}
+        super().__init__(str(folder), {"park": spec, "attempt": 1})
+
+    def now(self) -> float:
+        return self.at
+
+    def sees(self, state: str) -> None:
+        self.look({"state": state, "pid": os.getpid(), "start_ticks": park_mark(), "boot_id": ""})
+
+    def comes(self) -> None:
+        os.close(park.hear(self.folder))
+
+
+def park_mark() -> str:
+    from gpuwarden.remote.runner.process import start_mark
+
+    return start_mark(os.getpid())
+
+
+@pytest.fixture
+def hand(tmp_path: Path) -> Hand:
+    return Hand(tmp_path)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("time"), st.floats(0.1, 90.0)),
+        st.tuples(st.just("comes"), st.just(0.0)),
+        st.tuples(st.just("ends"), st.just(0.0)),
+        st.tuples(st.just("clock"), st.floats(-1e9, 1e9)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS, st.one_of(st.none(), st.floats(50.0, 600.0)))
+def test_it_parks_only_after_that_much_silence(
+    tmp_path: Path, steps: list[tuple[str, float]], late: float | None
+) -> None:
+    """The end or the deadline, then `after_s` without anybody, whatever the wall clock says: nothing else parks it."""
+    hand = Hand(tmp_path, deadline_s=late)
+    over_at: float | None = None
+    last = begun = hand.at
+    state, wall = "running", time.time()
+    for what, value in steps:
+        if what == "time":
+            hand.at += value
+        elif what == "comes":
+            hand.comes()
+            last = hand.at
+        elif what == "ends":
+            state, over_at = "succeeded", over_at if over_at is not None else hand.at
+        else:
+            wall += value
+        with patch("time.time", lambda wall=wall: wall):
+            hand.sees(state)
+            due = hand.due()
+        ended = over_at is not None and hand.at - max(over_at, last) >= 100.0
+        overdue = late is not None and hand.at - begun >= late and hand.at - max(last, over_at or 0.0) >= 100.0
+        assert due == (ended or overdue), (what, value)
+
+
+def test_a_pull_that_takes_hours_keeps_it_on(hand: Hand) -> None:
+    hand.sees("succeeded")
+    reading = park.hear(hand.folder)
+    hand.sees("succeeded")
+    hand.at += 5000
+    hand.sees("succeeded")
+    assert hand.due()
+    hand.stop_machine()
+    assert hand.tries == 0 and not hand.due(), "somebody reads at this moment"
+    os.close(reading)
+    hand.at += 100
+    hand.sees("succeeded")
+    assert hand.due()
+
+
+def test_another_job_on_the_machine_keeps_it_on(tmp_path: Path) -> None:
+    mine, other = tmp_path / "gw-a", tmp_path / "gw-b"
+    mine.mkdir()
+    other.mkdir()
+    hand = Hand(mine)
+    hand.sees("succeeded")
+    hand.at += 101
+    assert hand.due()
+    lock = park.take_lock(str(other))
+    assert not hand.due()
+    os.close(lock)
+    assert hand.due()
+
+
+def test_an_upload_to_a_kept_store_keeps_it_on(hand: Hand) -> None:
+    hand.sees("succeeded")
+    lock = park.take_lock(hand.folder, "keep.lock")
+    hand.at += 101
+    assert not hand.due()
+    os.close(lock)
+    assert hand.due()
+
+
+def test_a_supervisor_that_died_is_an_end_and_a_living_one_is_not(hand: Hand) -> None:
+    hand.sees("running")
+    hand.at += 1000
+    assert not hand.due(), "no deadline, and the job runs"
+    hand.look({"state": "running", "pid": 2**22 + 1, "start_ticks": "1", "boot_id": "", "child_pid": 2**22 + 2})
+    hand.at += 101
+    assert hand.due()
+
+
+def test_a_later_attempt_and_a_hold_end_it(tmp_path: Path) -> None:
+    hand = Hand(tmp_path)
+    (tmp_path / "status.json").write_text(json.dumps({"state": "running", "attempt": 1}))
+    assert hand.wanted()
+    (tmp_path / "status.json").write_text(json.dumps({"state": "running", "attempt": 2}))
+    assert not hand.wanted()
+    (tmp_path / "status.json").write_text(json.dumps({"state": "running", "attempt": 1}))
+    (tmp_path / "park.hold").touch()
+    assert not hand.wanted()
+
+
+# ------------------------------------------------------------------------------------- the platform's own request
+
+
+class Platform(http.server.BaseHTTPRequestHandler):
+    """Takes the request, or answers what the test says."""
+
+    answer, seen = 200, list[tuple[str, str, str, bytes]]()
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        Platform.seen.append(("PUT", self.path, self.headers["Authorization"], body))
+        self.send_response(self.answer)
+        if self.answer == 302:
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), Platform)
+    Platform.seen, Platform.answer = [], 200
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/api/v0/instances/7/"
+    server.shutdown()
+    server.server_close()
+
+
+def request(url: str) -> dict[str, Any]:
+    return {"request": {"method": "PUT", "url": url, "body": {"state": "stopped"}, "key": "CONTAINER_API_KEY"}}
+
+
+def test_the_request_is_the_profiles_with_the_machines_own_key(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTAINER_API_KEY", "of-this-machine")
+    assert ask(request(url)) == ""
+    method, path, key, body = Platform.seen[0]
+    assert (method, path, key) == ("PUT", "/api/v0/instances/7/", "Bearer of-this-machine")
+    assert json.loads(body) == {"state": "stopped"}
+
+
+@pytest.mark.parametrize("answer", [302, 401, 403, 500])
+def test_a_refusal_is_told_without_the_key(url: str, monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
+    monkeypatch.setenv("CONTAINER_API_KEY", "of-this-machine")
+    Platform.answer = answer
+    problem = ask(request(url))
+    assert str(answer) in problem and "of-this-machine" not in problem
+    assert len(Platform.seen) == 1, "a key follows no redirect"
+
+
+def test_without_its_key_a_machine_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
+    monkeypatch.setattr(park, "environ_of", lambda _: {})
+    assert "CONTAINER_API_KEY is not set" in ask(request(url)) and not Platform.seen
+
+
+def test_the_key_of_the_containers_first_process_is_found(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
+    monkeypatch.setattr(park, "environ_of", lambda pid: {"CONTAINER_API_KEY": "first"} if pid == 1 else {})
+    assert ask(request(url)) == "" and Platform.seen[0][2] == "Bearer first"
