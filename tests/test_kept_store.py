@@ -234,6 +234,36 @@ def test_a_machine_without_the_client_says_what_is_needed(folder: Path, monkeypa
     assert "import boto3" in reported(folder)["error"] and "uv" in reported(folder)["error"]
 
 
+def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = folder / "work" / "out"
+    out.mkdir(parents=True)
+    (out / "a").write_text("1")
+    (out / "leads_out").symlink_to("/etc/hostname")
+    log: list[str] = []
+
+    class Recorder:
+        """A store that writes down what it is asked."""
+
+        def put(self, key: str, fd: int, row: dict[str, Any], pace: object) -> None:
+            log.append(f"{key} {os.pread(fd, 9, 0).decode()}")
+
+        def commit(self, key: str, manifest: bytes) -> None:
+            files = json.loads(manifest)["files"]
+            log.append(f"{key} {[row['path'] for row in files]}")
+
+    monkeypatch.setattr(keeper, "open_store", lambda *given: Recorder())
+    where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
+    order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
+    upload = keeper.Keeper(str(folder), order)
+    assert upload.turn() and not log  # nothing is sealed, and the job runs
+    upload.final = True
+    assert upload.turn() and upload.turn()
+    assert log == ["t/out/a 1", "t/gpuwarden-manifest.json ['out/a']"]
+    (out / "a").write_text("22")
+    assert upload.turn()
+    assert log[2:] == ["t/out/a 22", "t/gpuwarden-manifest.json ['out/a']"]
+
+
 def test_what_a_sandboxed_job_wrote_is_not_run_outside_of_its_sandbox(folder: Path) -> None:
     own = folder / "work" / ".venv" / "bin" / "python"
     own.parent.mkdir(parents=True)

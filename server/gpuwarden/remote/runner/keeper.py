@@ -143,7 +143,7 @@ class Keeper:
         self.every = float(order.get("keep_every_s") or KEEP_EVERY_S)
         self.rows: dict[str, Json] = {}
         self.uploads: dict[str, str] = {}
-        self.final = False
+        self.final = self.listed_all = False
         self.free_at = 0.0
         try:
             record = json.loads(read_small(folder + "/" + SENT, 256 << 20))
@@ -165,7 +165,7 @@ class Keeper:
                 report_keep(self.folder, "done" if self.final and done else "waiting")
                 if over and (done or not self.final):
                     return
-                pause = self.every
+                pause = min(pause * 2, LONGEST_PAUSE_S) if over else self.every
             except Exception as error:  # of three libraries: whatever it is, the next turn tries again
                 self.store = None
                 text = self.redactor.text(f"the upload to the kept store failed: {client_error(error)}")
@@ -183,30 +183,32 @@ class Keeper:
 
     def turn(self) -> bool:
         """Upload everything that is due now. Return whether everything that is declared is in the store."""
-        listed, complete = self.listed()
+        listed, complete = self.listed(), True
         groups = self.sealed(listed)
         if self.final:
             groups.append(listed)
-        for group in groups:
+        for number, group in enumerate(groups, 1):
             self.store = self.store or open_store(self.where, self.order["keys"], self.uploads, self.remember)
             due = [row for row in group if not self.has(row)]
             sent = [row for row in (self.sent(row) for row in due) if row]
             complete = complete and len(sent) == len(due)
             if len(sent) == len(due) or self.final:
                 self.rows.update({row["path"]: row for row in sent})
-                if sent or self.final:
+                last = self.final and number == len(groups)
+                if sent or (last and not self.listed_all):
                     self.write_manifest()
+                    self.listed_all = last
             else:
                 self.store = None  # what was sent of a checkpoint that is not whole any more is not listed
         return complete
 
-    def listed(self) -> tuple[list[Json], bool]:
-        """Return the declared files, and whether that is all: no link that leads out, nothing unreadable."""
+    def listed(self) -> list[Json]:
+        """Return the declared files. What the roster skips is never uploaded; the gate reports it by itself."""
         found: list[Json] = []
         roster = Roster(self.folder, self.mapping, found.append, False)
         for path in self.order.get("outputs") or []:
             roster.add(path)
-        return found, not roster.skipped
+        return found
 
     def sealed(self, listed: list[Json]) -> list[list[Json]]:
         """Return the checkpoints that were sealed and that are there as a whole, the oldest first."""

@@ -206,7 +206,7 @@ class Supervisor:
         if self.keeper is not None:
             self.keep()
             trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
-            if trouble and trouble != self.keep_told:
+            if trouble and not self.keep_told:  # once, until it goes on again; texts differ at every try
                 self.record.alert("keep", trouble)
             self.keep_told = trouble
         self.record.dirty = True
