@@ -8,8 +8,9 @@ import hashlib
 import os
 import random
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -172,15 +173,15 @@ async def test_a_file_that_changes_while_it_is_sent_gets_no_name(
     box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets shorter after the look at it: no byte of it is there under its name."""
-    plain = UploadStream._send
+    plain = UploadStream.run
 
-    def shorter(self: UploadStream, entry: Row, offset: int) -> None:
-        os.truncate(entry.path, entry.size - 5)
-        plain(self, entry, offset)
+    def shorter(self: UploadStream, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
+        os.truncate(rows[0].path, rows[0].size - 5)
+        plain(self, rows, check_room)
 
     for size in (SMALL_BYTES - 9, 900_000):
         files = some(tmp_path / f"here{size}", a=size)
-        monkeypatch.setattr(UploadStream, "_send", shorter)
+        monkeypatch.setattr(UploadStream, "run", shorter)
         with pytest.raises(BadReply, match="changed while it was sent"):
             await push(box, files, str(tmp_path / f"far{size}"), python=sys.executable)
         monkeypatch.undo()
