@@ -145,7 +145,7 @@ class Agent:
         Raises `ValueError` for a name or link that leaves.
         """
         folder, _, last = name.rpartition("/")
-        if last in ("", ".", "..") or "\0" in last:
+        if last in ("", ".", "..") or "\0" in last or name.startswith("/"):
             raise ValueError(f"the name {name!r} leaves the folder")
         if folder != self.folder or self.at < 0:
             at = self.open_folder(name.split("/")[:-1])
