@@ -32,16 +32,17 @@ class Link:
 
         The next call of `connection` waits for that and raises its error.
         """
-        if self._opening.acquire(blocking=False):
-            threading.Thread(target=self._begin, daemon=True).start()
 
-    def _begin(self) -> None:
-        try:
-            self._connect()
-        except Exception as error:
-            self._failed = error
-        finally:
-            self._opening.release()
+        def early() -> None:
+            try:
+                self._connect()
+            except Exception as error:
+                self._failed = error
+            finally:
+                self._opening.release()
+
+        if self._opening.acquire(blocking=False):
+            threading.Thread(target=early, daemon=True).start()
 
     def connection(self) -> Connection:
         """Return the connection, opened unless it is. Blocking."""
