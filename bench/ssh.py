@@ -11,14 +11,19 @@ left unwritten is on the disk. A ratio is the median over the rounds of our time
 Ours includes the search for a Python on the machine, for a pull the roster, a sha256 of every file on both sides, and
 that all is durable at the end; its peers do nothing of that. So a third line compares with `rsync --fsync`, which
 promises the last of these. Both ends share this machine's processors, so hashing on both sides costs here what it
-would hide between two machines. "Again" is the same over the connection that is there already. Needs sshd, ssh, scp
-and rsync; everything listens on loopback.
+would hide between two machines. "Again" is the same over the connection that is there already.
+
+A busy machine stretches all of these times, but hardly the time that the processors work, which is shown too on Linux,
+of both sides together. Needs sshd, ssh, scp and rsync; everything listens on loopback.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -26,8 +31,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 import anyio
 
@@ -43,6 +49,8 @@ from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd
+
+PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def timed(argv: list[str]) -> float:
@@ -72,6 +80,59 @@ def show(what: str, times: dict[str, list[float]], peers: list[str], aim: float,
         print(f"{what + name.removeprefix('ours'):<52} ratio {ends}   ours {mine:.2f}, {middles}", flush=True)
 
 
+class Processors:
+    """Seconds of processor time of this process, of the clients that it starts, and of the server's side."""
+
+    def __init__(self, server: int) -> None:
+        self.server = server
+        self.spent: dict[str, list[list[float]]] = {}
+        # A client in the background becomes a child of this process, and so is counted once it ended.
+        self.known = sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Count what a block spends, all connections of which end in it."""
+        before = self.read()
+        yield
+        if self.known:
+            self.wait(self.server)
+            self.wait(os.getpid())
+            spent = [after - was for was, after in zip(before, self.read(), strict=True)]
+            self.spent.setdefault(name, []).append(spent)
+
+    def read(self) -> list[float]:
+        """Return what was spent up to now, here, by clients and by the server's side."""
+        if not self.known:
+            return []
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        fields = Path(f"/proc/{self.server}/stat").read_text().rpartition(")")[2].split()
+        far = sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+        return [time.process_time(), ended.ru_utime + ended.ru_stime, far]
+
+    def wait(self, parent: int) -> None:
+        """Wait until a process has no children but the server."""
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            with suppress(ChildProcessError):
+                while parent == os.getpid() and os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            if not set(map(int, found)) - {self.server}:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"process {parent} still has children: {found}")
+
+    def show(self) -> None:
+        """One line: for each, the middle of what it spent on this side and on the other."""
+        words = []
+        for name, spent in self.spent.items():
+            own, clients, far = (statistics.median(column) * 1000 for column in zip(*spent, strict=True))
+            words.append(f"{name} {own + clients + far:.0f} ({own:.0f} + {clients:.0f} + {far:.0f})")
+        if words:
+            print(f"{'  processors (ms: here + clients + far side)':<52} {', '.join(words)}", flush=True)
+        self.spent.clear()
+
+
 class Bench:
     """One server, one backend, and the words for the system's clients."""
 
@@ -80,6 +141,8 @@ class Bench:
         self.server = Sshd(folder / "sshd").start()
         self.backend = SshBackend(SystemClock(), config=self.server.config)
         self.place = Place(platform="ssh", host="box", run_root=str(folder / "runs"))
+        assert self.server.process
+        self.processors = Processors(self.server.process.pid)
         self.ssh = ["ssh", "-F", str(self.server.config), "-o", "StrictHostKeyChecking=no"]
 
     async def status(self, rounds: int) -> None:
@@ -102,19 +165,22 @@ class Bench:
         """One job's output by our pull, rsync and scp, interleaved."""
         handle = await self.backend.submit(shell(text, outputs=["o"], timeout_s=900), self.place, token, secrets={})
         await until(self.backend, handle, lambda o: o.ended_at is not None, 600)
+        await self.backend.aclose()
         made = PurePosixPath(handle.run_dir, "work", "o")
         commands = self.peers()
         times: dict[str, list[float]] = {name: [] for name in ["ours", "ours, again", *commands]}
         for n in range(rounds):
             for name, argv in commands.items():
-                with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target:
+                with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target, self.processors.of(name):
                     target.mkdir()
                     times[name].append(timed([*argv, f"box:{made}", str(target)]))
             backend = SshBackend(SystemClock(), config=self.server.config)
             for name in ("ours", "ours, again"):
-                with self.target(f"{token}-{n}-{name}") as target:
+                if name != "ours":
+                    await backend.host_key(handle.place)
+                with self.target(f"{token}-{n}-{name}") as target, self.processors.of(name):
                     times[name].append(await atimed(lambda to=target: self._receive(backend, handle, to)))  # type: ignore[misc]  # noqa: B023
-            await backend.aclose()
+                    await backend.aclose()
         shutil.rmtree(Path(handle.run_dir))
         self.both(what, times)
 
@@ -128,14 +194,16 @@ class Bench:
         times: dict[str, list[float]] = {name: [] for name in ["ours", "ours, again", *commands]}
         for n in range(rounds):
             for name, argv in commands.items():
-                with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target:
+                with self.target(f"{token}-{n}-{name.replace(' ', '')}") as target, self.processors.of(name):
                     target.mkdir()
                     times[name].append(timed([*argv, str(here / "o"), f"box:{target}"]))
             machine = Ssh(resolve("box", config=self.server.config), config=self.server.config)
             for name in ("ours", "ours, again"):
-                with self.target(f"{token}-{n}-{name[5:]}") as target:
+                if name != "ours":
+                    await machine.open()
+                with self.target(f"{token}-{n}-{name[5:]}") as target, self.processors.of(name):
                     times[name].append(await atimed(lambda to=target: self._send(machine, files, to)))  # type: ignore[misc]  # noqa: B023
-            await machine.aclose()
+                    await machine.aclose()
         shutil.rmtree(here)
         self.both(what, times)
 
@@ -144,6 +212,7 @@ class Bench:
         show(what, times, ["rsync -a", "scp -r"], 1.1)
         show("  peers with our cipher", times, ["rsync -a, gcm", "scp -r, gcm"], 1.1)
         show("  a peer whose files are durable too", times, ["rsync -a --fsync"], 1.1)
+        self.processors.show()
 
     def peers(self) -> dict[str, list[str]]:
         """The system's own tools, as they are and with our cipher."""
@@ -175,6 +244,7 @@ class Bench:
 
 async def main(gib: float, files: int, rounds: int, only: str, folder: Path) -> None:
     """The lines that are asked for."""
+    gc.freeze()  # as a server does, so that the collector doesn't look through what the tests' helpers loaded
     with tempfile.TemporaryDirectory(dir=folder) as name:
         bench = Bench(Path(name))
         try:

@@ -12,7 +12,7 @@ import pytest
 from contract_backend import BackendContract, ended, shell, until
 from gpuwarden.backends.base import Backend, load_backend
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import BadRequest, Unreachable, WardenError
+from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.core.models import JobSpec, Place, Unknown
 from gpuwarden.core.states import Job
 from gpuwarden.remote import launch
@@ -162,6 +162,20 @@ def test_a_silent_supervisor_is_stale() -> None:
 def test_a_cut_roster_proves_nothing() -> None:
     with pytest.raises(WardenError, match="cut"):
         launch.manifest([{"path": "a", "size": 1}])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ['[{"path": "a", "size": 1}]', "", "{}", "[]", '[{"path": "a", "size": 1}]\n[]', '{"ok": true, "files": 1}',
+     '[{"path": "a", "size": -1}]\nEND', '[{"path": "a", "size": 1, "x": 1}]\nEND', '{"path": "a", "size": 1}\nEND',
+     '[{"path": "\\ud800", "size": 1}]\nEND', "[" * 9999 + "\nEND", "\n" + "[" * 9999],
+)  # fmt: skip
+def test_a_roster_that_is_not_whole_proves_nothing(lines: str) -> None:
+    end = '{"ok": true, "taken_at": 1.0, "files": 1, "missing": [], "skipped": [], "more_skipped": 0}'
+    rows = '[{"path": "a", "size": 1}]\n[{"path": "b", "size": 2}]\n'
+    assert [f.path for f in launch.fetched_manifest((rows + end).encode()).files] == ["a", "b"]
+    with pytest.raises(BadReply):
+        launch.fetched_manifest(lines.replace("END", end).encode())
 
 
 def test_a_script_is_stored_under_its_digest(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,7 @@ from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.outcomes import CommandFailed
 from ssh_kit import box_fixture, client_fixture, cut  # noqa: F401
-from sshd import sshd_fixture  # noqa: F401
+from sshd import free_port, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +47,22 @@ async def test_reuses_one_transport(box: Ssh) -> None:
 async def test_a_dead_transport_is_opened_again(box: Ssh) -> None:
     await box.run(["true"])
     cut(box)
+    assert (await box.run(["echo", "back"])).out == b"back\n"
+
+
+async def test_an_early_login_is_the_one_that_is_used_and_its_failure_is_raised_once(box: Ssh) -> None:
+    box.link.begin()
+    assert (await box.run(["echo", "first"])).out == b"first\n"
+    first = box.link.opened
+    box.link.begin()
+    assert box.link.connection() is first
+    await box.aclose()
+    port, box.link.endpoint = box.endpoint.port, replace(box.endpoint, port=free_port())
+    box.link.begin()
+    with box.link._opening:  # the attempt has ended
+        box.link.endpoint = replace(box.endpoint, port=port)
+    with pytest.raises(Unreachable):
+        box.link.connection()
     assert (await box.run(["echo", "back"])).out == b"back\n"
 
 

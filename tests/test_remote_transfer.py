@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import fcntl
 import hashlib
+import json
 import os
 import random
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -172,15 +175,15 @@ async def test_a_file_that_changes_while_it_is_sent_gets_no_name(
     box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets shorter after the look at it: no byte of it is there under its name."""
-    plain = UploadStream._send
+    plain = UploadStream.run
 
-    def shorter(self: UploadStream, entry: Row, offset: int) -> None:
-        os.truncate(entry.path, entry.size - 5)
-        plain(self, entry, offset)
+    def shorter(self: UploadStream, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
+        os.truncate(rows[0].path, rows[0].size - 5)
+        plain(self, rows, check_room)
 
     for size in (SMALL_BYTES - 9, 900_000):
         files = some(tmp_path / f"here{size}", a=size)
-        monkeypatch.setattr(UploadStream, "_send", shorter)
+        monkeypatch.setattr(UploadStream, "run", shorter)
         with pytest.raises(BadReply, match="changed while it was sent"):
             await push(box, files, str(tmp_path / f"far{size}"), python=sys.executable)
         monkeypatch.undo()
@@ -225,6 +228,22 @@ async def test_an_earlier_push_that_still_writes_is_waited_for(box: Ssh, tmp_pat
         got = await push(box, files, str(far), python=sys.executable, clock=Waits())
     assert (far / "a").read_bytes() == files["a"].read_bytes()
     assert got.retries == 1 and got.bytes_sent <= 300_000 - size + 6 * AHEAD
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../up", "/up", "a//up", "", "a/.."])
+def test_the_agent_takes_no_name_that_leaves_its_folder(tmp_path: Path, name: str) -> None:
+    far = tmp_path / "far"
+    words = [name, "3", hashlib.sha256(b"abc").hexdigest()]
+    head = "\0".join(["fine", *words[1:], *words]).encode()
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", upload_agent.__file__, str(far)],
+        input=b"files %d\n%babcabcsync\n" % (len(head), head),
+        capture_output=True,
+        timeout=30,
+        check=True,
+    )
+    assert "leaves the folder" in json.loads(ran.stdout.splitlines()[-1])["error"]
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["fine"]
 
 
 async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: Path) -> None:

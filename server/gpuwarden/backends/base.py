@@ -121,7 +121,7 @@ class Sealer(Backend, Protocol):
     """A backend that sends many small files as one stream, and whose machine hashes what it sends."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a tar stream as `remote.transfer.tar_stream` describes it; unreadable files are left out."""
+        """Return a stream as `remote.transfer.file_bundle` describes it; unreadable files are left out."""
         ...
 
     async def pour(
@@ -217,7 +217,7 @@ class SealingSource(HandleSource):
     backend: Sealer
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Many small files as one tar stream."""
+        """Many small files as one stream."""
         return self.backend.bundle(self.handle, artifacts)
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:

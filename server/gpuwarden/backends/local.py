@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -253,7 +253,7 @@ def _bring(run_dir: Path, inputs: Mapping[str, Path]) -> None:
     try:
         work.mkdir(mode=0o700, exist_ok=True)
         for name, source in inputs.items():
-            target = make_parents(work, PurePosixPath(name))
+            target = make_parents(work, name)
             part.unlink(missing_ok=True)
             shutil.copyfile(source, part)
             part.chmod(0o600)

@@ -201,7 +201,7 @@ class SshBackend(RunnerBackend):
                 yield chunk
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Stream many small files as one tar; members are named by their number in `artifacts`."""
+        """Stream many small files as one bundle, in which each is named by its number in `artifacts`."""
         request = {"paths": [a.path for a in artifacts], "declared": handle.declared, **handle.place.mapping}
         async with aclosing(self._stream(handle, "bundle", request)) as stream:
             async for chunk in stream:
@@ -217,7 +217,7 @@ class SshBackend(RunnerBackend):
             out = bytearray()
             await _gather(stream, out, SILENCE_S, until=_END_OF_ROSTER)
             rows, _, first = bytes(out).partition(_END_OF_ROSTER)
-            listed = await anyio.to_thread.run_sync(launch.manifest, await parsed(rows))
+            listed = await anyio.to_thread.run_sync(launch.fetched_manifest, rows)
 
             async def bundle() -> AsyncGenerator[bytes, None]:
                 if first:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gpuwarden.checkpoints import archive
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
@@ -310,16 +311,41 @@ def raise_for(reply: Mapping[str, Any]) -> None:
 
 def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
     """Return the runner's `list` or `manifest` lines as a roster. Raises BadReply for an incomplete one."""
-    if not lines or lines[-1].get("ok") is None:
+    return _manifest(
+        lambda: tuple(Artifact.model_validate(dict(row)) for row in lines[:-1] if "progress" not in row), lines[-1:]
+    )
+
+
+def fetched_manifest(raw: bytes) -> Manifest:
+    """Return the roster of the runner's `fetch`, whose lines have many files each: they are parsed many at a time."""
+    *lines, last = raw.strip().split(b"\n")
+    rows = _rows()
+    try:
+        summary = json.loads(last)
+    except (ValueError, RecursionError):
+        summary = None
+    return _manifest(
+        lambda: tuple(file for line in lines for file in rows.validate_json(line)),
+        [summary] if isinstance(summary, dict) else [],
+    )
+
+
+@cache
+def _rows() -> TypeAdapter[list[Artifact]]:
+    return TypeAdapter(list[Artifact])
+
+
+def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[str, Any]]) -> Manifest:
+    """Return a roster of files and its last line."""
+    if not end or end[0].get("ok") is None:
         raise BadReply("the roster has no last line; it is cut and proves nothing", "Ask for it again.")
-    last = lines[-1]
+    last = end[0]
     raise_for(last)
     try:
-        files = tuple(Artifact.model_validate(dict(row)) for row in lines[:-1] if "progress" not in row)
         skipped = [f"{s['path']}: {s['why']}" for s in last["skipped"]]
         if last["more_skipped"]:
             skipped.append(f"and {last['more_skipped']} more")
-        return Manifest(taken_at=last["taken_at"], files=files, missing=last["missing"], skipped=tuple(skipped))
+        return Manifest(taken_at=last["taken_at"], files=files(), missing=last["missing"], skipped=tuple(skipped))
     except (ValidationError, KeyError, TypeError) as error:
         raise BadReply(f"invalid roster: {line(error)}", "Is another gpuwarden version's runner there?") from error
 

@@ -18,6 +18,7 @@ from gpuwarden.remote.runner.stream import MAX_MEMBER, pack, put_out
 
 MAX_ROSTER = 200_000
 MAX_SKIPPED = 1000
+ROWS = 1000
 SEAL = ("sha256", "sealed_at", "mac", "part_size", "parts_sha256")
 
 
@@ -164,17 +165,13 @@ class Roster:
         return row, {"sha256": sha.hexdigest(), **more}
 
 
-def roster(folder: str, request: Json, digests: bool, see: Callable[[Json], None] = lambda _: None) -> Json:
-    """Print the files of the declared outputs, then return a summary. `see` gets each row as well."""
+def roster(folder: str, request: Json, digests: bool, emit: Callable[[Json], None] | None = None) -> Json:
+    """Print the files of the declared outputs, or hand them to `emit`; then return a summary."""
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
-
-    def emit(row: Json) -> None:
-        see(row)
-        reply(row, now="progress" in row)
-
     taken = time.time()
-    found = Roster(folder, PathMapping(request), emit, digests, parts=request.get("parts") is True)
+    show = emit or (lambda row: reply(row, now="progress" in row))
+    found = Roster(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
     for path in request.get("paths") or []:
         found.add(path)
     return {
@@ -184,8 +181,18 @@ def roster(folder: str, request: Json, digests: bool, see: Callable[[Json], None
 
 
 def fetch(folder: str, request: Json) -> None:
-    """Print the roster, an empty line, and the bundle of its small files, each named by the number of its row."""
-    rows: list[tuple[str, bool]] = []
-    reply(roster(folder, request, False, lambda row: rows.append((row["path"], row["size"] <= MAX_MEMBER))))
+    """Print the roster, many files a line, an empty line, and the bundle of its small files, each named by its number
+    in the roster.
+    """
+    rows: list[Json] = []
+
+    def emit(row: Json) -> None:
+        rows.append(row)
+        if len(rows) % ROWS == 0:
+            reply(rows[-ROWS:])
+
+    summary = roster(folder, request, False, emit)
+    reply(rows[len(rows) - len(rows) % ROWS :])
+    reply(summary)
     put_out(b"\n")
-    pack(folder, request, ((number, path) for number, (path, small) in enumerate(rows) if small))
+    pack(folder, request, ((number, row["path"]) for number, row in enumerate(rows) if row["size"] <= MAX_MEMBER))

@@ -98,6 +98,8 @@ def main(argv: list[str]) -> NoReturn:
         fail(argv, code, f"{error.strerror}: {printable(str(error.filename))}")
     if found is not None:
         reply(found)
+    if argv[0] in ("fetch", "bundle"):
+        os._exit(0)  # all is written, and to free a long roster would keep the caller waiting
     sys.exit(0)
 
 

@@ -25,18 +25,42 @@ class Link:
         self.opened: Connection | None = None
         self.slots = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
+        self._failed: Exception | None = None
+
+    def begin(self) -> None:
+        """Start to connect in another thread, for a caller who has something to do meanwhile.
+
+        The next call of `connection` waits for that and raises its error.
+        """
+
+        def early() -> None:
+            try:
+                self._connect()
+            except Exception as error:
+                self._failed = error
+            finally:
+                self._opening.release()
+
+        if self._opening.acquire(blocking=False):
+            threading.Thread(target=early, daemon=True).start()
 
     def connection(self) -> Connection:
         """Return the connection, opened unless it is. Blocking."""
         with self._opening:
-            if self.opened is not None and self.opened.alive:
-                return self.opened
-            if self.opened is not None:
-                self.opened.close()
-                self.opened = None
-            self.opened = connect(self.endpoint, pin=self.pin, config=self.config)
-            self.pin = self.opened.key.line
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
+            return self._connect()
+
+    def _connect(self) -> Connection:
+        if self.opened is not None and self.opened.alive:
             return self.opened
+        if self.opened is not None:
+            self.opened.close()
+            self.opened = None
+        self.opened = connect(self.endpoint, pin=self.pin, config=self.config)
+        self.pin = self.opened.key.line
+        return self.opened
 
     def channel(self, command: bytes, wanted: Callable[[], bool]) -> Channel | None:
         """Return the channel of a command, None once it is not wanted any more.

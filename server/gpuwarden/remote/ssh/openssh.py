@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -212,12 +213,13 @@ class _Login:
                 env=plain_env(),
                 start_new_session=True,
             )
+            # `wait` with a timeout looks at the process up to 50 ms apart, which is a fourth of a login.
+            limit = threading.Timer(LOGIN_S, process.kill)
+            limit.start()
             try:
-                code = process.wait(LOGIN_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                code = 255
+                code = process.wait()
+            finally:
+                limit.cancel()
         return code, errors.read_text("utf-8", "replace").strip()[-2000:]
 
     def _shown(self, name: str = "key") -> str | None:

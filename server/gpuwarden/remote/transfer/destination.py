@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 
@@ -29,7 +29,8 @@ SPARE_INODES = 64
 
 OWNER = "owner"
 
-Entry = tuple[Artifact, PurePosixPath]
+Entry = tuple[Artifact, str]
+"""A file of the machine, and its name below the destination."""
 
 
 def _refuse_others(dest: Path, owner: str) -> None:
@@ -64,8 +65,9 @@ class Destination:
         self.path = path.resolve()
         self.staging = self.path / STAGING
         self._folds = folds_names(self.staging)
-        self._fresh = False
-        self._made: set[PurePosixPath] = set()
+        self.fresh = False
+        """Nothing was received here before."""
+        self._made: set[str] = set()
         self._changed: set[Path] = set()
 
     @contextmanager
@@ -99,7 +101,7 @@ class Destination:
             except UnsafeName as unsafe:
                 refused[artifact.path] = unsafe.message
                 continue
-            key = collision_key(name) if self._folds else str(name)
+            key = collision_key(name) if self._folds else name
             if key in taken:
                 refused[artifact.path] = f"its name is the same as that of {taken[key]!r} on this disk"
                 continue
@@ -110,8 +112,8 @@ class Destination:
     def check_room(self, entries: Sequence[Entry]) -> None:
         """Raise `BadRequest` unless bytes and inodes suffice for what is not here yet."""
         need, files = sum(a.size for a, _ in entries), len(entries)
-        self._fresh = [*islice(self.path.iterdir(), 2)] == [self.staging] and not any(self.staging.glob("*.part"))
-        if not self._fresh:
+        self.fresh = [*islice(self.path.iterdir(), 2)] == [self.staging] and not any(self.staging.glob("*.part"))
+        if not self.fresh:
             here = [size_of(self.path / name) == artifact.size for artifact, name in entries]
             lacking = [a for (a, _), there in zip(entries, here, strict=True) if not there]
             need = sum(a.size - min(a.size, size_of(self.part(a)) or 0) for a in lacking)
@@ -134,19 +136,20 @@ class Destination:
         """Return the partial file of an artifact."""
         return self.staging / part_name(artifact)
 
-    def target(self, name: PurePosixPath) -> Path:
+    def target(self, name: str) -> Path:
         """Return a file's destination, with its parent folders created; never through a symbolic link."""
-        if name.parent not in self._made:
+        parent = name.rpartition("/")[0]
+        if parent not in self._made:
             make_parents(self.path, name)
-            self._made.add(name.parent)
-            self._changed.add(self.path / name.parent)
+            self._made.add(parent)
+            self._changed.add(self.path / parent)
         return self.path / name
 
-    def holds(self, artifact: Artifact, name: PurePosixPath) -> bool:
+    def holds(self, artifact: Artifact, name: str) -> bool:
         """Return whether a file of this name and size was present before: perhaps the same."""
-        return not self._fresh and size_of(self.path / name) == artifact.size
+        return not self.fresh and size_of(self.path / name) == artifact.size
 
-    def has(self, artifact: Artifact, name: PurePosixPath, sha256: str | None) -> bool:
+    def has(self, artifact: Artifact, name: str, sha256: str | None) -> bool:
         """Return whether exactly this file was here before, by its digest."""
         try:
             return sha256 is not None and self.holds(artifact, name) and hash_file(self.target(name)) == sha256

@@ -128,8 +128,10 @@ def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
 def set_time(path: Path | str | int, mtime_ns: int) -> None:
     """Give a file the time it has on the machine; a time that this disk can't store is left out."""
     if mtime_ns > 0:
-        with contextlib.suppress(OSError, OverflowError):
+        try:  # `suppress` would take as long as the call
             os.utime(path, ns=(mtime_ns, mtime_ns))
+        except (OSError, OverflowError):
+            pass
 
 
 def sync_folder(folder: Path) -> None:

@@ -30,9 +30,9 @@ from gpuwarden.core.errors import BadReply, BadRequest, NotFound, Unreachable
 from gpuwarden.core.models import Artifact, Frozen, Manifest
 from gpuwarden.core.task_groups import first_error
 from gpuwarden.remote.transfer.destination import Destination, Entry, bare
+from gpuwarden.remote.transfer.file_bundle import SMALL_BYTES, Unpacker, batches
 from gpuwarden.remote.transfer.partial_file import Part
 from gpuwarden.remote.transfer.staging_tree import Tree
-from gpuwarden.remote.transfer.tar_stream import SMALL_BYTES, Unpacker, batches
 
 PARALLEL = 3
 STALL_S = 30.0
@@ -58,7 +58,7 @@ class Bundling(Source, Protocol):
     """A source that can send many small files at once."""
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a tar stream of these files; each member is named by its number in `artifacts` and may be left out."""
+        """Return a stream of these files, each named by its number in `artifacts`, as `file_bundle` describes it."""
         ...
 
 
@@ -214,7 +214,8 @@ class _Receiver:
             raise _disk_trouble(self.dest.path, problem) from problem
         await to_thread.run_sync(self.dest.check_room, entries)
         self.digests = {a.path: bare(a.sha256) for a, _ in entries if a.sha256}
-        await self._learn([a for a, n in entries if self.dest.holds(a, n)])
+        if not self.dest.fresh:
+            await self._learn([a for a, n in entries if self.dest.holds(a, n)])
         self.total, self.count = sum(a.size for a, _ in entries), len(entries)
         queue = iter(list(self._portions(entries)))
         try:
@@ -259,12 +260,14 @@ class _Receiver:
     # -------------------------------------------------------------------------------------------------- small files
 
     async def _bundle(self, portion: Sequence[Entry], begun: Begun | None) -> Sequence[Entry]:
-        """Take small files as tar streams; return those that did not arrive, to be taken alone."""
-        here = await to_thread.run_sync(lambda: [self.dest.has(a, n, self.digests.get(a.path)) for a, n in portion])
-        for artifact, name in compress(portion, here):
-            self.skipped += artifact.size
-            self._done(artifact, name, self.digests[artifact.path])
-        wanted = [e for e, there in zip(portion, here, strict=True) if not there]
+        """Take small files as bundles; return those that did not arrive, to be taken alone."""
+        wanted = portion
+        if not self.dest.fresh:
+            here = await to_thread.run_sync(lambda: [self.dest.has(a, n, self.digests.get(a.path)) for a, n in portion])
+            for artifact, name in compress(portion, here):
+                self.skipped += artifact.size
+                self._done(artifact, name, self.digests[artifact.path])
+            wanted = [e for e, there in zip(portion, here, strict=True) if not there]
         failures = 0
         while wanted and failures < self.tries:
             asked = [a for a, _ in wanted]
@@ -286,8 +289,8 @@ class _Receiver:
         return wanted
 
     async def _unpack(self, unpacker: Unpacker, bundle: AsyncIterator[bytes]) -> bool:
-        """Read one tar stream; return whether the connection was lost before its end."""
-        first = next(iter(unpacker.wanted.values()))[1]
+        """Read one bundle; return whether the connection was lost before its end."""
+        first = next(iter(unpacker.wanted.values()))[0]
         try:
             async with _closing(bundle) as stream:
                 while not unpacker.ended:
@@ -315,13 +318,13 @@ class _Receiver:
             raise _disk_trouble(self.dest.path, problem) from problem
         self.dest.note(changed)
         for artifact, name in entries if kept else ():
-            if kept & {name, *name.parents} and artifact.path in self.files:
+            if kept & {name, *map(str, PurePosixPath(name).parents)} and artifact.path in self.files:
                 del self.files[artifact.path]
                 self.refused[artifact.path] = f"something else is in its place in {self.dest.path}"
 
     # -------------------------------------------------------------------------------------------------- single files
 
-    async def _take_or_refuse(self, artifact: Artifact, name: PurePosixPath) -> None:
+    async def _take_or_refuse(self, artifact: Artifact, name: str) -> None:
         """Take one file alone, or note why it can't be had; a full disk is raised."""
         try:
             if await to_thread.run_sync(self.dest.has, artifact, name, self.digests.get(artifact.path)):
@@ -455,7 +458,7 @@ class _Receiver:
     async def _pause(self, failures: int) -> None:
         await self.clock.sleep(min(2.0 ** (failures - 1) / 2, 15.0))
 
-    def _done(self, artifact: Artifact, name: PurePosixPath, sha256: str) -> None:
+    def _done(self, artifact: Artifact, name: str, sha256: str) -> None:
         self.files[artifact.path] = ReceivedFile(
             path=artifact.path,
             local=f"{self.prefix}{name}",

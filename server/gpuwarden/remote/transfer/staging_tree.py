@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from gpuwarden.core.safe_names import UnsafeName, make_parents
 from gpuwarden.remote.transfer.destination import Entry, size_of
@@ -25,7 +25,7 @@ class Tree:
         self._root = str(self.path)
         self._made: set[str] = set()
 
-    def adopt(self, entries: Sequence[Entry], target: Callable[[PurePosixPath], Path]) -> None:
+    def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
         """Move a killed process's files of this roster into place, still unverified; drop the rest."""
         if not os.path.lexists(self._root):
             return
@@ -38,7 +38,7 @@ class Tree:
                     continue  # it is fetched again, which says why
         shutil.rmtree(self.path)
 
-    def place(self, name: PurePosixPath) -> str:
+    def place(self, name: str) -> str:
         """Return the path to write a file to, with its parent folders created. Raises `UnsafeName` or `OSError`."""
         path = f"{self._root}/{name}"
         folder = path[: path.rindex("/")]
@@ -48,7 +48,7 @@ class Tree:
             self._made.add(folder)
         return path
 
-    def publish(self, dest: Path) -> tuple[set[Path], set[PurePosixPath]]:
+    def publish(self, dest: Path) -> tuple[set[Path], set[str]]:
         """Make everything durable, then move it below `dest`.
 
         Returns the folders whose names changed, and what could not be placed, files or folders, relative to `dest`.
@@ -56,11 +56,11 @@ class Tree:
         if not self._made:
             return set(), set()
         sync_everything(self.path)
-        changed, kept = set[Path](), set[PurePosixPath]()
+        changed, kept = set[Path](), set[str]()
         for folder, failed in _merge(self._root, str(dest)):
             changed.add(Path(folder))
             if failed:
-                kept.add(PurePosixPath(Path(failed).relative_to(dest).as_posix()))
+                kept.add(Path(failed).relative_to(dest).as_posix())
         shutil.rmtree(self.path)
         self._made.clear()
         return changed, kept

@@ -18,7 +18,7 @@ from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.outcomes import CommandFailed
 from gpuwarden.remote.transfer.receive import LOOK_S, Progress
 from gpuwarden.remote.transfer.shell_upload import ShellPush
-from gpuwarden.remote.transfer.upload_stream import Counts, Row, UploadStream, agent_source, row
+from gpuwarden.remote.transfer.upload_stream import SMALL_BYTES, Counts, Row, UploadStream, agent_source, row
 
 TRIES = 6
 SPARE_BYTES = 16 << 20
@@ -55,6 +55,7 @@ async def push(
     Raises `BadRequest` for a name or file that can't be sent and when the machine lacks room, `Unreachable` after
     `tries` failures in a row without progress; what arrived stays and the next call continues.
     """
+    machine.link.begin()
     entries = await to_thread.run_sync(lambda: [row(name, path) for name, path in files.items()])
     job = _Push(machine, folder.rstrip("/"), stall_s, tries, clock or SystemClock(), sum(e.size for e in entries))
     counts = job.counts
@@ -93,7 +94,8 @@ class _Push:
 
     async def stream(self, entries: Sequence[Row], python: str) -> bool:
         """Send what has not arrived, over one connection after another. Return False for a machine without Python."""
-        rest, failures = sorted(entries, key=lambda e: e.size), 0
+        # Small files first, those of a folder one after the other; the rest by their size.
+        rest, failures = sorted(entries, key=lambda e: (max(e.size, SMALL_BYTES), e.name)), 0
         first = True
         while rest or first:
             stream: UploadStream | None = None

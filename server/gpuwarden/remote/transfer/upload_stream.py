@@ -6,6 +6,8 @@ file gets its name there when both digests are equal. A file that may be there a
 Bytes in flight when the connection is cut are lost, so the sender is never further ahead of the agent's confirmations
 than a share of what the connection has carried: an eighth at first, so that a long way is soon filled, and a fortieth
 once a connection was cut.
+
+Small files go many at a time, and are read and hashed while the login is under way.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,12 +28,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
-from gpuwarden.core.safe_names import local_name
+from gpuwarden.core.safe_names import check_name
 from gpuwarden.remote.ssh.session import Session
-from gpuwarden.remote.transfer.safe_open import open_regular
+from gpuwarden.remote.transfer.safe_open import open_regular, read_regular
 
 SMALL_BYTES: Final = 64 << 10
 ASK: Final = 2000
+TOGETHER: Final = 500
+READ_AHEAD: Final = 32 << 20
 AHEAD: Final = 64 << 10
 MAX_AHEAD: Final = 8 << 20
 SHARE: Final = 40
@@ -64,7 +69,7 @@ def row(name: str, path: Path) -> Row:
     """Return one file of a roster; never a link, a device or a name that leaves the folder."""
     if name.startswith("/"):
         raise BadRequest(f"{name!r} is absolute; a roster has names below the folder", "Make it relative.")
-    local_name(name, windows=False)
+    check_name(name, windows=False)
     try:
         info = os.lstat(path)
     except OSError:
@@ -106,6 +111,7 @@ class UploadStream:
         self._buffer = memoryview(bytearray(1 << 16))
         self._waiting = bytearray()
         self._rows: list[Row] = []
+        self._read: dict[str, bytes] = {}
         self._carried = self._confirmed = self._bytes = 0
 
     @property
@@ -115,15 +121,22 @@ class UploadStream:
 
     def run(self, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
         """Send what is not there, and make it durable."""
-        self.session.start(None)
+        small = [entry for entry in rows if entry.size <= SMALL_BYTES]
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(self.session.start, None)
+            self._read_ahead(small, started.done)
+            started.result()
         hello = self._next("free")
         fresh = hello.get("fresh") is True
         check_room(hello)
         offsets = {} if fresh else self._present(rows)
+        there = self.counts.landed | offsets.keys()
+        for some in self._batches([entry for entry in small if entry.name not in there]):
+            self._send_small(some)
         for entry in rows:
-            if entry.name not in self.counts.landed:
+            if entry.name not in self.counts.landed and (entry.size > SMALL_BYTES or entry.name in offsets):
                 self._send(entry, offsets.get(entry.name, 0))
-        self._write(b'{"sync": true}\n')
+        self._write(b"sync\n")
         self._flush()
         self._next("synced", SYNC_S)
         if self._confirmed < len(self._rows):
@@ -165,6 +178,41 @@ class UploadStream:
 
     # ------------------------------------------------------------------------------------------------------ sending
 
+    def _read_ahead(self, rows: Sequence[Row], enough: Callable[[], bool]) -> None:
+        """Read small files while there is nothing else to do."""
+        left = READ_AHEAD
+        for entry in rows:
+            if enough() or (left := left - entry.size) < 0:
+                return
+            self._read[entry.name] = read_small(entry)
+
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Yield small files by as many as go together."""
+        some: list[Row] = []
+        size = 0
+        for entry in rows:
+            if some and (len(some) == TOGETHER or size + entry.size > min(_GATHER, self._ahead // 8)):
+                yield some
+                some, size = [], 0
+            some.append(entry)
+            size += entry.size
+        if some:
+            yield some
+
+    def _send_small(self, rows: Sequence[Row]) -> None:
+        """Send small files: the names, sizes and digests of all, then their bytes."""
+        self.counts.name = rows[0].name
+        self.counts.begun.update(entry.name for entry in rows)
+        self._rows += rows
+        contents = [self._read.pop(entry.name, b"") or read_small(entry) for entry in rows]
+        words = (
+            (entry.name, str(entry.size), hashlib.sha256(content).hexdigest())
+            for entry, content in zip(rows, contents, strict=True)
+        )
+        head = os.fsencode("\0".join(word for some in words for word in some))
+        self._write(b"files %d\n" % len(head) + head + b"".join(contents))
+        self._count(sum(entry.size for entry in rows))
+
     def _send(self, entry: Row, offset: int) -> None:
         self.counts.name = entry.name
         self._rows.append(entry)
@@ -172,16 +220,8 @@ class UploadStream:
             self.counts.begun.add(entry.name)
             self.counts.resumed += offset
         with open_regular(entry.path) as file:
-            if entry.size <= SMALL_BYTES and not offset:
-                content = file.read(entry.size + 1)
-                if len(content) != entry.size:
-                    raise _changed(entry)
-                header = {"file": [entry.name, entry.size, hashlib.sha256(content).hexdigest()]}
-                self._write(json.dumps(header).encode() + b"\n" + content)
-                self._count(entry.size)
-            else:
-                self._write(json.dumps({"part": [entry.name, entry.size, entry.key, offset]}).encode() + b"\n")
-                self._send_pieces(entry, file, offset)
+            self._write(json.dumps({"part": [entry.name, entry.size, entry.key, offset]}).encode() + b"\n")
+            self._send_pieces(entry, file, offset)
 
     def _send_pieces(self, entry: Row, file: BufferedReader, offset: int) -> None:
         """Send a file from `offset`; its holes only by their length."""
@@ -333,6 +373,14 @@ def _list(value: object, size: int) -> list[Any]:
 
 def _chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
     return (rows[at : at + size] for at in range(0, len(rows), size))
+
+
+def read_small(entry: Row) -> bytes:
+    """Return a small file's bytes. Raises `BadReply` when it has another size by now."""
+    content = read_regular(entry.path, entry.size + 1)
+    if len(content) != entry.size:
+        raise _changed(entry)
+    return content
 
 
 def digest(path: Path) -> str:

@@ -1,0 +1,138 @@
+"""Many small files as one stream.
+
+The remote side packs an explicit roster and names each file by its number in that roster, so no name from there is ever
+used: a file without a known number, of another size than announced, is dropped. Some files come at a time: their count,
+a row for each with its number, size, digest and times as the machine saw them while it packed, and then their bytes. A
+count of 0 is the end. A file that can't be packed is simply not in the stream; it is asked for alone afterwards, which
+says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+from gpuwarden.core.errors import BadReply
+from gpuwarden.core.models import Artifact
+from gpuwarden.core.safe_names import UnsafeName
+from gpuwarden.remote.transfer.destination import Entry, bare
+from gpuwarden.remote.transfer.partial_file import set_time
+from gpuwarden.remote.transfer.staging_tree import Tree
+
+SMALL_BYTES: Final = 1 << 20
+BATCH_FILES: Final = 20_000
+BATCH_BYTES: Final = 64 << 20
+COUNT: Final = struct.Struct(">I")
+ROW: Final = struct.Struct(">IIqq32s")
+"""Number, size, time of the last write and of the last change in nanoseconds, and sha256."""
+MOST: Final = 1 << 16
+_TIMES_BY_FD = os.utime in os.supports_fd
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Cut a roster into bundles of bounded number and size: each costs a start of Python on the machine."""
+    cuts, size = [0], 0
+    for at, (artifact, _) in enumerate(entries):
+        if at - cuts[-1] >= BATCH_FILES or (size and size + artifact.size > BATCH_BYTES):
+            cuts.append(at)
+            size = 0
+        size += artifact.size
+    cuts.append(len(entries))
+    yield from (entries[a:b] for a, b in pairwise(cuts) if a < b)
+
+
+class Unpacker:
+    """Reads such a stream piece by piece and writes what is right into a tree. Blocking.
+
+    `wanted` has the files by the numbers that they have in the stream, which has no others than `sent`. `landed` has
+    the number of each file that came and its hex sha256, which the machine had as well.
+    """
+
+    def __init__(self, wanted: Mapping[int, Entry], tree: Tree, sent: Iterable[Artifact]) -> None:
+        self.wanted = wanted
+        self.tree = tree
+        self.landed: dict[int, str] = {}
+        self.ended = False
+        self._buffer = bytearray()
+        self._rows: deque[tuple[int, int, int, int, bytes]] = deque()
+        self._left = sum(artifact.size + COUNT.size + ROW.size for artifact in sent) + SMALL_BYTES
+
+    def feed(self, chunk: bytes) -> int:
+        """Take the next piece; return how many bytes of files it completed. Raises `BadReply` for another stream, or
+        one without an end.
+        """
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise BadReply("the machine's bundle is longer than the files that were asked for", "Pull again.")
+        self._buffer += chunk
+        at = taken = 0
+        with memoryview(self._buffer) as view:
+            while not self.ended:
+                if not self._rows:
+                    end = self._read_rows(view, at)
+                    if end == at:
+                        break
+                    at = end
+                elif len(view) - at < self._rows[0][1]:
+                    break
+                else:
+                    row = self._rows.popleft()
+                    with view[at : at + row[1]] as content:
+                        taken += self._land(row, content)
+                    at += row[1]
+        del self._buffer[:at]
+        return taken
+
+    def _read_rows(self, view: memoryview, at: int) -> int:
+        """Read the rows of the next files; return their end, or `at` before all of them are there."""
+        if len(view) - at < COUNT.size:
+            return at
+        count = int.from_bytes(view[at : at + COUNT.size], "big")
+        if count > MOST:
+            raise _unreadable()
+        begin, end = at + COUNT.size, at + COUNT.size + count * ROW.size
+        if len(view) < end:
+            return at
+        self.ended = count == 0
+        with view[begin:end] as rows:
+            self._rows.extend(ROW.iter_unpack(rows))
+        if any(row[1] > SMALL_BYTES for row in self._rows):
+            raise _unreadable()
+        return end
+
+    def _land(self, row: tuple[int, int, int, int, bytes], content: memoryview) -> int:
+        number, size, mtime_ns, ctime_ns, digest = row
+        artifact, name = self.wanted.get(number, (None, ""))
+        if artifact is None or size != artifact.size:
+            return 0
+        sha = hashlib.sha256(content)
+        if artifact.sha256:
+            right = sha.hexdigest() == bare(artifact.sha256)
+        else:  # the digest that the machine made while it packed, of the file that is in the roster
+            right = sha.digest() == digest and (mtime_ns, ctime_ns) == (artifact.mtime_ns, artifact.ctime_ns)
+        if not right:
+            return 0
+        try:
+            path = self.tree.place(name)
+        except UnsafeName:
+            return 0  # taken alone, it says why
+        fd = os.open(path, _WRITE, 0o666)
+        try:
+            done = 0
+            while done < size:
+                done += os.write(fd, content[done:] if done else content)
+            set_time(fd if _TIMES_BY_FD else path, artifact.mtime_ns)
+        finally:
+            os.close(fd)
+        self.landed[number] = sha.hexdigest()
+        return size
+
+
+def _unreadable() -> BadReply:
+    return BadReply("the machine's bundle is not readable, or contains a large file", "Pull again.")
