@@ -44,6 +44,8 @@ def seed_for_rules(store: HubStore) -> None:
     store.put("dataset", "rehearsal/pairs-other-names", {"train.jsonl": rows})
     line = json.dumps({"text": "x"})
     store.put("dataset", "rehearsal/two-configs", {"en/train.jsonl": line, "de/train.jsonl": line})
+    triple = json.dumps({"anchor": "a", "positive": "b", "negative": "c"})
+    store.put("dataset", "rehearsal/triples", {"train.jsonl": triple})
     card = "---\nbase_model: Qwen/Qwen2.5-0.5B\n---\n"
     adapter = {"adapter_config.json": "{}", "adapter_model.safetensors": b"x", "README.md": card}
     store.put("model", "rehearsal/qwen-capybara-lora", adapter)

@@ -26,6 +26,24 @@ TRAINERS = sorted(SCRIPTS / p.name for p in SOURCES.glob("[a-z]*.py"))
 USUAL = {"PF-REL-004", "PF-OUT-002"}
 
 
+PUSH = {"runpod": (), "hf-jobs": ("--hub-model-id", "rehearsal/tuned")}
+# Data of the rehearsal Hub that each method reads, and what else it does not start without.
+NEEDED = {
+    "sft": ("--dataset", "trl-lib/Capybara"),
+    "cpt": ("--dataset", "stanfordnlp/imdb"),
+    "dpo": ("--dataset", "argilla/dpo-mix-7k"),
+    "orpo": ("--dataset", "argilla/distilabel-intel-orca-dpo-pairs", "--columns", "input=prompt"),
+    "reward": ("--dataset", "argilla/dpo-mix-7k"),
+    "kto": ("--dataset", "trl-lib/kto-mix-14k"),
+    "grpo": ("--dataset", "trl-lib/tldr", "--reward", "answer"),
+    "rloo": ("--dataset", "trl-lib/tldr", "--reward", "answer"),
+    "distill": ("--dataset", "trl-lib/tldr", "--teacher", "Qwen/Qwen3-0.6B"),
+    "image_classification": ("--dataset", "ethz/food101"),
+    "object_detection": ("--dataset", "rishitdagli/cppe-5"),
+    "sentence_embedding": ("--dataset", "rehearsal/triples"),
+}
+
+
 def header(script: Path) -> list[str]:
     """Return the lines of a script's header, without their marks."""
     lines = script.read_text(encoding="utf-8").splitlines()
@@ -77,6 +95,7 @@ def test_the_submit_gate_finds_nothing(hub: HubServer, script: Path, platform: s
     outputs = ["out"] if platform == "runpod" else ["/hub/models/rehearsal/tuned"]
     spec = {"gpu": "a10g-large", "outputs": outputs, "secrets": ["HF_TOKEN"], "timeout_s": 14_400}
     text = script.read_text(encoding="utf-8")
+    spec["args"] = ["--model", "Qwen/Qwen3-0.6B", *NEEDED.get(script.stem, ()), *PUSH[platform]]
     facts = anyio.run(lambda: facts_for(text, hub=config(hub, HF_TOKEN), platform=platform, **spec))
     found = [f for f in run_rules(rules_of("submit"), facts) if f.severity is not Severity.INFO]
     assert [(f.rule, f.message) for f in found if f.rule not in USUAL] == []

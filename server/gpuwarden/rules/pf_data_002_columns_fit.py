@@ -30,7 +30,9 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     """
     hub = facts.hub
     formats = any(t.kwargs.get("formatting_func") is not None for t in facts.uses.trainers)
-    if hub is None or formats or not facts.uses.methods or facts.uses.reshaped:
+    # A shipped trainer says itself which columns it reads and converts.
+    follows = facts.uses.typed is None or not facts.uses.typed.columns
+    if hub is None or formats or not facts.uses.methods or (facts.uses.reshaped and follows):
         return
     trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
     judged = [(fact, _judge(facts, fact)) for fact in trained]
@@ -42,6 +44,8 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
 
 def _wanted(facts: SubmitFacts, method: str) -> tuple[frozenset[str], ...]:
     """Return the column sets of a method, with the text column under the name that the script gives it."""
+    if facts.uses.typed is not None and facts.uses.typed.columns:
+        return facts.uses.typed.columns
     named = facts.uses.setting("dataset_text_field")
     if method == "sft" and isinstance(named, str):
         return (frozenset({named}), *COLUMNS[method][1:])
@@ -56,23 +60,27 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
         unreached = structure is not None and not structure.reached
         severity = facts.could_not if unreached else Severity.WARNING
         return [Found(f"{fact.where}: whether its columns fit could not be checked: {why}", "Look at it.", severity)]
-    seen = {facts.uses.renames.get(c, c) for c in columns} | facts.uses.makes
+    typed = facts.uses.typed
+    renames, makes = (typed.renames, frozenset[str]()) if typed else (facts.uses.renames, facts.uses.makes)
+    seen = {renames.get(c, c) for c in columns} | makes
     found = []
     for method in sorted(facts.uses.methods):
         if not any(wanted <= seen for wanted in _wanted(facts, method)):
             sets = " or ".join("+".join(sorted(wanted)) for wanted in _wanted(facts, method)[:4])
             has = ", ".join(sorted(columns)[:12])
             found.append(
-                Found(f"{fact.where} has the columns {has}; {method} needs {sets}", fix=_mapping(method, seen))
+                Found(f"{fact.where} has the columns {has}; {method} needs {sets}", fix=_mapping(facts, method, seen))
             )
     return found
 
 
-def _mapping(method: str, seen: set[str]) -> str:
-    """Return the call that renames the columns to fit, or an empty string."""
-    for wanted in COLUMNS[method]:
+def _mapping(facts: SubmitFacts, method: str, seen: set[str]) -> str:
+    """Return the call or the setting that renames the columns to fit, or an empty string."""
+    for wanted in _wanted(facts, method):
         renames = {n: next((s for s in SYNONYMS.get(n, ()) if s in seen), None) for n in wanted - seen}
         if renames and all(renames.values()):
+            if facts.uses.typed is not None:
+                return f"Add --columns {','.join(f'{old}={new}' for new, old in sorted(renames.items()))}."
             pairs = ", ".join(f'"{old}": "{new}"' for new, old in sorted(renames.items()))
             return f"Add dataset = dataset.rename_columns({{{pairs}}})."
     return ""

@@ -32,8 +32,8 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     data = {f.use.id: f for f in facts.hub.data} if facts.hub else {}
-    if len(data) != 1:
-        return  # with several datasets, which one a function sees is not known
+    if len(data) != 1 or facts.uses.typed is not None:
+        return  # which of several datasets a function sees is not known; a shipped trainer looks before it reads
     (fact,) = data.values()
     if fact.config is None or not fact.config.columns:
         return

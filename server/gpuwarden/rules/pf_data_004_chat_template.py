@@ -11,7 +11,7 @@ _MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"}
     "PF-DATA-004",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use the instruct model, pass chat_template_path, or call clone_chat_template.",
+    fix="Use the instruct model, pass chat_template_path (--chat-template-from), or call clone_chat_template.",
 )
 def chat_template(facts: SubmitFacts) -> Iterator[Found]:
     """A model that is trained on messages has a chat template.
@@ -35,7 +35,10 @@ def chat_template(facts: SubmitFacts) -> Iterator[Found]:
         or "chat_template" in uses.assigned
         or any(t.kwargs.get("formatting_func") is not None for t in uses.trainers)
     )
-    if hub is None or not uses.methods or uses.reshaped or set_by_script:
+    if uses.typed is not None:
+        set_by_script = bool(uses.typed.text("chat_template_from"))
+    reshaped = uses.reshaped and uses.typed is None
+    if hub is None or not uses.methods or reshaped or set_by_script:
         return
     model = hub.model
     if model is None or model.repo.chat_template is not False:

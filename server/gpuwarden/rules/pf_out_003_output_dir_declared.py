@@ -30,7 +30,8 @@ def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
     path = PurePosixPath(folder)
     declared = [PurePosixPath(o) for o in facts.spec.outputs]
     if not any(path.is_relative_to(d) or d.is_relative_to(path) for d in declared):
-        listed = ", ".join(facts.spec.outputs)
+        listed, line = ", ".join(facts.spec.outputs), facts.uses.line_of("output_dir")
         yield Found(
-            f"line {facts.uses.line_of('output_dir')} writes to {folder}; outputs are {listed}", fix=f"Add {folder}."
+            f"{f'line {line}' if line else 'the command line'} writes to {folder}; outputs are {listed}",
+            fix=f"Add {folder}.",
         )

@@ -11,8 +11,9 @@ from typing import Any
 from gpuwarden.scripts.column_references import ROW_FUNCTIONS, column_reads, columns_of
 from gpuwarden.scripts.ecosystem_tables import CONFIGS, HEADS, TRAINERS
 from gpuwarden.scripts.env_and_shell import EnvRead, Shell, env_reads, shells_of
-from gpuwarden.scripts.hub_references import RepoUse, repos_of, text_or_none
+from gpuwarden.scripts.hub_references import RepoUse, is_repo_id, repos_of, text_or_none
 from gpuwarden.scripts.static_eval import UNKNOWN, Call, Program
+from gpuwarden.scripts.typed_settings import TypedSettings, settings_repos, typed_settings
 
 _ARGUMENTS = re.compile(r"(Seq2Seq)?TrainingArguments|\w+Config")
 _NOT_ARGUMENTS = frozenset(
@@ -59,6 +60,7 @@ class Uses:
     reshaped: bool = False
     assigned: frozenset[str] = frozenset()
     local: frozenset[str] = frozenset()
+    typed: TypedSettings | None = None
 
     def setting(self, name: str, default: Any = None) -> Any:
         """Return the value of a setting; `default` when it is not given."""
@@ -77,20 +79,26 @@ class Uses:
 
 def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
     """Read a program. `here` are the relative paths that will be in its working folder."""
-    settings = dict(settings_of(program))
+    here, settings = frozenset(here), dict(settings_of(program))
     targets = [t for node, _ in program.nodes if isinstance(node, ast.Assign) for t in node.targets]
     trainers = tuple(c for c in program.calls if c.last.endswith("Trainer") and not c.name.startswith("."))
     local = frozenset((*_local_names(program, settings), *here))
     renames, makes, reshaped = columns_of(program)
+    typed = typed_settings(program)
+    repos = [*repos_of(program, trainers, local)]
+    if typed is not None:
+        settings |= _named_settings(typed)
+        renames = {**renames, **typed.renames}
+        repos += [use for use in settings_repos(typed) if is_repo_id(use.id, here)]
     return Uses(
         imports=tuple(_imports(program, required=True)),
         optional=tuple(sorted({n for n, _ in _imports(program, required=False)})),
         calls=program.calls,
-        repos=tuple(dict.fromkeys(repos_of(program, trainers, local))),
+        repos=tuple(dict.fromkeys(repos)),
         methods=methods_of(program, trainers),
         settings=settings,
         trainers=trainers,
-        pushes=tuple(pushes_of(program, settings)),
+        pushes=tuple(p for p in pushes_of(program, settings) if typed is None or typed.text("hub_model_id")),
         env=tuple(env_reads(program)),
         shells=tuple(shells_of(program)),
         renames=renames,
@@ -100,6 +108,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         reshaped=reshaped,
         assigned=frozenset(t.attr for t in targets if isinstance(t, ast.Attribute)),
         local=local,
+        typed=typed,
     )
 
 
@@ -136,6 +145,17 @@ def settings_of(program: Program) -> Iterator[tuple[str, Setting]]:
                 yield target.attr, Setting(program.value(node.value, scope), node.lineno, target.value.id)
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
         yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
+
+
+# What a trainer's own setting is called in a training configuration.
+_SAME = {"out": "output_dir", "steps": "max_steps", "micro_batch": "per_device_train_batch_size"}
+
+
+def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
+    """Return the given settings of a shipped trainer under the names of a training configuration."""
+    values = {"out": typed.declared["out"].default if "out" in typed.declared else None, **typed.given}
+    given = {_SAME[name]: value for name, value in values.items() if name in _SAME and value is not None}
+    return {name: Setting(value, 0, "the command line") for name, value in given.items()}
 
 
 def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:

@@ -16,10 +16,17 @@ TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def option(
-    default: Any, text: str, *, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    several: bool = False,
+    least: float | None = None,
+    most: float | None = None,
 ) -> Any:
-    """Return a dataclass field with its help and its limits."""
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "least": least, "most": most})
+    """Return a dataclass field with its help and its limits. `several`: choices may be joined by commas."""
+    limits = {"choices": choices, "several": several, "least": least, "most": most}
+    return dataclasses.field(default=default, metadata={"help": text, **limits})
 
 
 class Checked:
@@ -33,6 +40,7 @@ class Checked:
 class Settings(Checked):
     """Settings of every trainer."""
 
+    smoke: bool = option(False, "train a tiny random model on made-up rows, to try the script and the machine")
     model: str = option("", "model: Hub id or folder")
     revision: str = option("main", "revision of the model")
     dataset: str = option("", "data: jsonl, json, csv or parquet file, URL, folder, or Hub id")
@@ -65,7 +73,7 @@ class Settings(Checked):
     processes: int = option(0, "processes to start; 0: one for each GPU", least=0)
     sharding: str = option("none", "how several GPUs share the model", choices=("none", "fsdp2", "deepspeed"))
     workers: int = option(0, "data loader workers of each process", least=0, most=4)
-    report: str = option("none", "trackers, comma-separated: none, tensorboard, trackio")
+    report: str = option("none", "trackers, comma-separated", choices=("none", "tensorboard", "trackio"), several=True)
     callback: str = option("", "own callbacks, comma-separated: file.py:Class")
     objective: str = option("eval_loss", "metric that ranks checkpoints and goes into result.json")
     greater_is_better: bool = option(False, "a higher objective is better")
@@ -108,13 +116,15 @@ def read_settings(kind: type[S], words: list[str]) -> S:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
             parser.add_argument(flag, default=None, help=text)
-    given = vars(parser.parse_args(words))
+    parsed, others = parser.parse_known_args(words)
+    given = vars(parsed)
     file = given.pop("config")
+    unknown = [word.partition("=")[0].lstrip("-").replace("-", "_") for word in others]
     values: dict[str, Any] = read_file(Path(file)) if file else {}
     for name in fields:
         values.update({name: os.environ[v]} if (v := ENVIRONMENT + name.upper()) in os.environ else {})
     values.update({name: value for name, value in given.items() if value is not None})
-    for name in values:
+    for name in (*unknown, *values):
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise Stop(Exit.CONFIG, f"{name} is not a setting", f"did you mean {near[0]}?" if near else "see --help")
@@ -168,7 +178,8 @@ def convert(name: str, kind: type, value: Any) -> Any:
 def check_limits(name: str, value: Any, limits: Any) -> None:
     """Raise Stop where a value is not among the choices or is out of its limits."""
     choices, least, most = limits["choices"], limits["least"], limits["most"]
-    if choices and value not in choices:
+    words = [word.strip() for word in value.split(",")] if limits["several"] else [value]
+    if choices and not set(words) <= set(choices):
         raise Stop(Exit.CONFIG, f"{name} is {value!r}", f"choose one of {', '.join(choices)}")
     if (least is not None and not value >= least) or (most is not None and not value <= most):
         allowed = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"

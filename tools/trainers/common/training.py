@@ -17,6 +17,7 @@ from trainers.common.outcome import Exit, Stop, complain, rank, say
 from trainers.common.results import need_push, push, save_final, write_result
 from trainers.common.rows import Data
 from trainers.common.settings import Settings, read_settings
+from trainers.common.smoke import Smoke, with_inputs
 
 T = TypeVar("T", bound=Settings)
 
@@ -24,9 +25,7 @@ T = TypeVar("T", bound=Settings)
 def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
     """Return the arguments that every trainer takes."""
     evaluates = data.held_out is not None
-    reports = [n.strip() for n in settings.report.split(",") if n.strip() not in {"", "none"}]
-    if unknown := set(reports) - {"tensorboard", "trackio"}:
-        raise Stop(Exit.CONFIG, f"report is {settings.report!r}: {min(unknown)} is unknown", "tensorboard or trackio")
+    reports = [n.strip() for n in settings.report.split(",") if n.strip() != "none"]
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(settings.out) / "tensorboard"))
     given: dict[str, Any] = {
         "output_dir": settings.out,
@@ -201,10 +200,12 @@ def peak_memory() -> float | None:
     return round(torch.cuda.max_memory_allocated() / 1e9, 3) if torch.cuda.is_available() else None
 
 
-def run(kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any]) -> int:
+def run(
+    kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
+) -> int:
     """Run one method with the command line's settings; return the exit code."""
     try:
-        settings = read_settings(kind, sys.argv[1:])
+        settings = read_settings(kind, with_inputs(sys.argv[1:], smoke))
     except Stop as stop:
         complain(stop)
         return int(stop.code)

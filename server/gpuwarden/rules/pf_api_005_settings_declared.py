@@ -1,0 +1,76 @@
+import difflib
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.static_eval import UNKNOWN
+from gpuwarden.scripts.typed_settings import Declared
+
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool, int)}
+
+
+@rule(
+    "PF-API-005",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Correct the argument.",
+)
+def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
+    """The arguments of a shipped trainer are settings that it has, within their limits.
+
+    Why: the trainer checks them itself and ends at once, but on a machine that was rented by then.
+
+    Example:
+        submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "trl-lib/tldr", "--warmup-ratio=0.1"])
+
+    Instead:
+        submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "trl-lib/tldr", "--warmup=0.1"])
+
+    """
+    typed = facts.uses.typed
+    if typed is None:
+        return
+    for name in typed.unknown:
+        near = difflib.get_close_matches(name, typed.declared, 1, 0.5)
+        fix = f"Write {_flag(near[0])}, or leave it out." if near else "Leave it out; --help lists the settings."
+        yield Found(f"{_flag(name)} is not a setting of this script", fix=fix)
+    for name, value in typed.given.items():
+        if name in typed.declared and value is not UNKNOWN and (problem := _problem(typed.declared[name], value)):
+            yield Found(f"{_flag(name)} is {value!r}, which the script refuses", fix=problem)
+    for name in typed.missing:
+        yield Found(f"{_flag(name)} is not given, and the script does not start without it", fix=f"Add {_flag(name)}.")
+    yield from _batches(facts)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _problem(setting: Declared, value: object) -> str:
+    """Return how to correct a value, an empty string where it is right."""
+    words = [word.strip() for word in str(value).split(",")] if setting.several else [str(value)]
+    if setting.choices and not set(words) <= set(setting.choices):
+        return f"Choose one of {', '.join(setting.choices)}."
+    if setting.kind in _KINDS and not isinstance(value, _KINDS[setting.kind]):
+        return f"Give a value of type {setting.kind}."
+    low, high = setting.least, setting.most
+    outside = isinstance(value, int | float) and (
+        (low is not None and value < low) or (high is not None and value > high)
+    )
+    return (
+        f"Choose a value from {low if low is not None else 'any'} to {high if high is not None else 'any'}." * outside
+    )
+
+
+def _batches(facts: SubmitFacts) -> Iterator[Found]:
+    """Report an effective batch that does not divide into micro-batches or into groups of completions."""
+    typed = facts.uses.typed
+    assert typed is not None
+    of = {name: typed.given.get(name, setting.default) for name, setting in typed.declared.items()}
+    batch = of.get("batch_size")
+    for name in ("micro_batch", "generations"):
+        part = of.get(name)
+        if isinstance(batch, int) and isinstance(part, int) and part > 0 and batch % part:
+            yield Found(
+                f"--batch-size {batch} is not a multiple of {_flag(name)} {part}", fix=f"Choose a multiple of {part}."
+            )

@@ -1,0 +1,40 @@
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+_FILES = ("dataset", "eval_dataset", "callback")
+_SUFFIXES = re.compile(r"\.(jsonl?|csv|tsv|parquet|py)$")
+
+
+@rule(
+    "PF-IN-002",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Name the file, or its folder, in inputs.",
+)
+def named_files_go_along(facts: SubmitFacts) -> Iterator[Found]:
+    """The files that a shipped trainer's settings name are among the inputs.
+
+    Why: a file of this computer is not on the machine that is rented; the trainer ends there at once.
+
+    Example:
+        submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "data/train.jsonl"])
+
+    Instead:
+        submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "data/train.jsonl"], inputs=["data"])
+
+    """
+    typed = facts.uses.typed
+    if typed is None or not facts.metered:
+        return
+    there = {PurePosixPath(file.path) for file in facts.inputs}
+    for name in _FILES:
+        for part in filter(None, typed.text(name).split(",")):
+            path = part.partition(":")[0] if name == "callback" else part
+            if "://" in path or path.startswith("/") or not _SUFFIXES.search(path):
+                continue
+            if PurePosixPath(path) not in there:
+                yield Found(f"--{name.replace('_', '-')} names {path}, which is not among the inputs")

@@ -1,0 +1,36 @@
+from dataclasses import replace
+
+from gpuwarden.core.models import JobSpec
+from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.script import read_script
+from rule_kit import submit
+from trainer_kit import SCRIPTS
+
+SFT = (SCRIPTS / "sft.py").read_text(encoding="utf-8")
+
+
+def trainer(*args: str, **env: str) -> SubmitFacts:
+    """Facts of a job with the shipped trainer and these arguments beside the model."""
+    words = ("--model", "owner/model", *args)
+    spec = JobSpec(platform="vastai", script=SFT, args=words, env=env, outputs=("out",), timeout_s=1_000)
+    return replace(submit(), spec=spec, script=read_script(SFT, env, words))
+
+
+DATA = ("--dataset", "owner/data")
+FIRES = [
+    trainer(),
+    trainer(*DATA, "--learning-rat", "0.1"),
+    trainer(*DATA, "--learning-rate", "3"),
+    trainer(*DATA, "--steps", "ten"),
+    trainer(*DATA, "--precision", "int8"),
+    trainer(*DATA, "--report", "tensorboard,wandb"),
+    trainer(*DATA, "--batch-size", "6", "--micro-batch", "4"),
+]
+SILENT = [
+    submit(),
+    trainer(*DATA),
+    trainer(TRAIN_DATASET="owner/data"),
+    trainer("--config", "run.yaml"),
+    trainer(*DATA, "--no-augment") if "augment" in SFT else trainer(*DATA, "--no-fast"),
+    trainer(*DATA, "--report", "tensorboard,trackio", "--learning-rate", "0.001", "--cpu"),
+]

@@ -1,0 +1,27 @@
+from dataclasses import replace
+
+from gpuwarden.core.models import InputFile, JobSpec
+from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.script import read_script
+from rule_kit import submit
+from trainer_kit import SCRIPTS
+
+SFT = (SCRIPTS / "sft.py").read_text(encoding="utf-8")
+ROWS = InputFile(path="data/train.jsonl", size=3, sha256="0" * 64)
+
+
+def trainer(*args: str, inputs: tuple[InputFile, ...] = ()) -> SubmitFacts:
+    """Facts of a job with the shipped trainer, these arguments and these files."""
+    spec = JobSpec(platform="vastai", script=SFT, args=args, outputs=("out",), timeout_s=1_000)
+    read = read_script(SFT, {}, args, [file.path for file in inputs])
+    return replace(submit(), spec=spec, script=read, inputs=inputs)
+
+
+FIRES = [trainer("--dataset", "data/train.jsonl"), trainer("--callback", "mine.py:Logger")]
+SILENT = [
+    submit(),
+    trainer("--dataset", "owner/data"),
+    trainer("--dataset", "https://example.org/train.jsonl"),
+    trainer("--dataset", "/mnt/data/train.jsonl"),
+    trainer("--dataset", "data/train.jsonl", inputs=(ROWS,)),
+]
