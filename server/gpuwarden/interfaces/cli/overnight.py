@@ -16,7 +16,7 @@ from rich.padding import Padding
 
 from gpuwarden.core.clock import ShiftedClock, SystemClock
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.money import at_most, usd, usd_per_hour
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Approval, Caps, Ending, Local, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
@@ -156,7 +156,7 @@ async def _launched(night: Night, name: str) -> JobRecord:
     if done.job is None or checked.quote is None:
         raise WardenError("the demo's job was not accepted")
     price = usd_per_hour(checked.quote.price_usd_per_hour)
-    night.say(f"[green]accepted[/] {name} as {done.job.id}: {price}, {at_most(checked.worst_cost_usd)}")
+    night.say(f"[green]accepted[/] {name} as {done.job.id}: {price}, at most {usd(checked.worst_cost_usd)} for the job")
     return done.job
 
 
