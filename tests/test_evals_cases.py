@@ -118,7 +118,10 @@ FILE = {"path": "out", "state": "whole", "where": "machine", "needed": True}
     [
         ({"seed": "7"}, "seed should be of type int"),
         ({"weather": 1}, "unknown or missing: weather"),
-        ({"people": "asleep"}, "absent, approves or denies"),
+        ({"people": "on holiday"}, "people are among absent, ordered"),
+        ({"people": "asleep"}, "takes night_h"),
+        ({"knobs": {"night_h": "14"}}, "hours above zero"),
+        ({"knobs": {"night_h": 4, "ends_h": 6}}, "end after the night"),
         ({"platforms": {"runpod": {"usd_per_hour": -1, "capacity": True}}}, "not above zero"),
         ({"platforms": {"runpod": {"usd_per_hour": 1}}}, "takes usd_per_hour"),
         ({"repos": [{"repo": "a", "kind": "model", "gated": False, "access": False}]}, "is not gated"),

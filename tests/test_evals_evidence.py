@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from evals.environments.worlds import load_worlds
-from evals.reports.evidence import ARMS, differences, table
+from evals.reports.evidence import ARMS, PERSONS, differences, table
 from evals.scoring.cases import load_cases
 from evals.scoring.outcome import outcome
 from evals.scoring.trials import read_run, score_run
@@ -35,4 +35,9 @@ def test_the_readme_says_what_happens(tmp_path: Path) -> None:
     assert free.damage.lost > 10 and free.over_usd > 100
     careless = done["naive", "gated"], done["naive", "raw"]
     assert careless[0].damage.lost == 0 < careless[1].damage.lost
+    nights = {p: score_run(read_run(folder / f"oracle-gated-{p}"), CASES) for p in PERSONS}
+    assert [(p, t.case) for p, ts in nights.items() for t in ts if t.score.verdict is not Verdict.PASS] == []
+    night = {p: outcome(trials, CASES) for p, trials in nights.items()}
+    assert sum(n.damage.lost for n in night.values()) == 0
+    assert night["ordered"].wasted_percent < 5 < night["answers"].wasted_percent < night["asleep"].wasted_percent
     assert differences(text) == []

@@ -16,10 +16,11 @@ from evals.environments import simulated_user
 from evals.environments.stage import stage
 from evals.environments.stage_gated import GatedScene
 from evals.environments.worlds import World, load_worlds
+from evals.harness.case_context import case_context
 from evals.harness.json_process import JsonProcess, JsonProcessError
 from evals.harness.mcp_client import McpClient
 from evals.harness.recorder import Recorder
-from evals.harness.runner import trial
+from evals.harness.runner import new_run, run, trial
 from evals.reports.evidence import differences, play, write
 from evals.scoring import ledger_check, trial_file
 from evals.scoring.cases import Case, load_cases
@@ -59,6 +60,25 @@ def test_what_the_gates_prevent_really_happens_without_them(tmp_path: Path) -> N
     twice = {arm: t["lost-reply-arrived"].score.damage for arm, t in (("raw", raw), ("gated", gated))}
     assert twice["raw"] is not None and twice["raw"].billing == 1 and twice["raw"].spent_usd > 15
     assert twice["gated"] is not None and twice["gated"].billing == 0 and twice["gated"].spent_usd < 10
+
+
+def launch_by_the_gate(case: Case, recorder: Recorder) -> None:
+    """Play an agent that lets the submit gate look at the columns, and asks nobody else."""
+    (launch,) = case_context(case).launches
+    checked = recorder.call("submit_job", {**launch, "dry_run": True})
+    if "receipt" in checked:
+        recorder.call("submit_job", {**launch, "receipt": checked["receipt"]})
+    rules = ", ".join(f"{f['rule']} {f['message']}" for f in checked.get("findings", []))
+    recorder.say(f"The submit gate looked at it: {rules}. Where the column messages is missing, I launched nothing.")
+
+
+@pytest.mark.slow
+def test_what_the_gate_has_looked_at_nobody_has_to_ask_for(tmp_path: Path) -> None:
+    cases = ("columns-present", "columns-missing")
+    head = new_run(tmp_path, "by-the-gate", "gated", cases, 1, "")
+    run(head, launch_by_the_gate, stage("gated"), CASES, WORLDS, jobs=2)
+    trials = score_run(read_run(tmp_path), CASES)
+    assert {t.case: t.score.why for t in trials if t.score.verdict is not Verdict.PASS} == {}
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ PEOPLE: Final = {
     "denies": "denies",
 }
 """What the person of a world does. Only a world with a night (`night_h`) lasts for long enough to show it."""
+_AT_NIGHT: Final = frozenset({"ordered", "answers", "asleep"})
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
 _CHECKPOINT: Final = frozenset({"path", "state", "where", "needed"})
@@ -110,8 +111,7 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
     yield from (f"{k} should be of type {t.__name__}" for k, t in _FIELDS.items() if not isinstance(row.get(k), t))
     if row.keys() != _FIELDS.keys() or any(not isinstance(row[k], t) for k, t in _FIELDS.items()):
         return
-    if row["people"] not in PEOPLE:
-        yield f"people are among {', '.join(PEOPLE)}"
+    yield from _people_faults(row["people"], knobs if isinstance(knobs, dict) else {})
     for name, platform in row["platforms"].items():
         if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
             yield f"the platform {name} takes usd_per_hour (null: unknown) and capacity"
@@ -124,6 +124,19 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
             yield f"{repo['repo']} is not gated, so access can't be refused"
     for job in row["jobs"]:
         yield from _job_faults(job)
+
+
+def _people_faults(people: str, knobs: dict[str, Any]) -> Iterator[str]:
+    """Describe the faults of a world's people, and of the hours in which they act."""
+    if people not in PEOPLE:
+        yield f"people are among {', '.join(PEOPLE)}"
+    hours = {k: knobs[k] for k in ("ran_h", "ends_h", "night_h") if k in knobs}
+    if any(isinstance(h, bool) or not isinstance(h, (int, float)) or h <= 0 for h in hours.values()):
+        yield f"{', '.join(hours)} are hours above zero"
+    elif "ends_h" in hours and hours["ends_h"] >= hours.get("night_h", 0):
+        yield "its jobs would end after the night"
+    elif people in _AT_NIGHT and "night_h" not in hours:
+        yield f"whether people are {people} shows at night only, so it takes night_h"
 
 
 def _job_faults(job: Any) -> Iterator[str]:

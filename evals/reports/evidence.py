@@ -62,10 +62,13 @@ def play(
 
 
 def table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return the tables of all arms over all cases and of the nights; runs that the folder already has are resumed."""
-    runs = [
-        play(name, arm, folder / f"{name}-{arm}", cases, worlds, list(cases), jobs=jobs) for name, arm in ARMS
-    ]  # fmt: skip
+    """Return two tables: of all arms in worlds without a night, and of the nights by what the person does.
+
+    Runs that the folder already has are resumed.
+    """
+    nights = with_people(worlds, "absent")
+    chosen = [c.id for c in cases.values() if c.world not in nights]
+    runs = [play(name, arm, folder / f"{name}-{arm}", cases, worlds, chosen, jobs=jobs) for name, arm in ARMS]
     return "\n".join(by_agent(runs, cases)) + "\n\n" + night_table(folder, cases, worlds, jobs=jobs)
 
 

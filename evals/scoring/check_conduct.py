@@ -31,8 +31,8 @@ class TooMuch(Exception):
 def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that at least `min` and at most `max` calls fit `call`; by default only successes count.
 
-    Where none is allowed, `example` is one that fits: the self-test makes it. A call that fits `gate` counts as well: in
-    its reply a gate shows that it has looked itself.
+    Where none is allowed, `example` is one that fits: the self-test makes it. A call that fits `gate` counts as well:
+    in its reply a gate shows that it has looked itself.
     """
     patterns = [spec["call"], *([spec["gate"]] if "gate" in spec else [])]
     fit = {call.seq: call for pattern in patterns for call, _ in found(trial, pattern, trial.env, ok=True)}
@@ -97,8 +97,8 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that earlier evidence precedes each call that fits `call`: for each of `needs` a call with its bindings.
 
     `must` is a pattern of the guarded call's own arguments. A need with `latest` accepts only the newest answer
-    to the same question; one with `after` must be newer than every earlier call that fits that pattern. Nothing is needed
-    where the guarded call's own result fits `gate`: there a gate shows that it has looked itself.
+    to the same question; one with `after` must be newer than every earlier call that fits that pattern. Nothing is
+    needed where the guarded call's own result fits `gate`: there a gate shows that it has looked itself.
     """
     guarded = list(found(trial, spec["call"], trial.env))
     if not guarded:

@@ -16,7 +16,7 @@ from rich.padding import Padding
 
 from gpuwarden.core.clock import ShiftedClock, SystemClock
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.money import at_most, usd, usd_per_hour
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Approval, Caps, Ending, Local, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
@@ -146,21 +146,17 @@ async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
 
 
 async def _launched(night: Night, name: str) -> JobRecord:
-    good = demo_spec()
     changes = {"name": name, "interruptible": False, "gpu": "H100", "timeout_s": 28_800, "estimate_s": TRAINING_S}
     # The name is an argument too: the same work would be refused while the first job does it.
-    more = {
-        "max_cost_usd": 60.0,
-        "env": {"PACE_S": PACE_S, "OMP_NUM_THREADS": "1"},
-        "args": (str(STEPS), str(SAVE_EVERY), name),
-    }
-    spec = good.model_copy(update=changes | more)
+    args = (str(STEPS), str(SAVE_EVERY), name)
+    more = {"max_cost_usd": 60.0, "env": {"PACE_S": PACE_S, "OMP_NUM_THREADS": "1"}, "args": args}
+    spec = demo_spec().model_copy(update=changes | more)
     checked = await submit(night.ctx, spec)
     done = await submit(night.ctx, spec, receipt=checked.receipt)
     if done.job is None or checked.quote is None:
         raise WardenError("the demo's job was not accepted")
     price = usd_per_hour(checked.quote.price_usd_per_hour)
-    night.say(f"[green]accepted[/] {name} as {done.job.id}: {price}, {at_most(checked.worst_cost_usd)}")
+    night.say(f"[green]accepted[/] {name} as {done.job.id}: {price}, at most {usd(checked.worst_cost_usd)} for the job")
     return done.job
 
 
