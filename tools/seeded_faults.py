@@ -14,11 +14,12 @@ exit code is 1 where the share with the gate is below 95 %, or a control fails.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -53,7 +54,9 @@ def main(words: Sequence[str] | None = None) -> int:
     ask.add_argument("--only", default="", help="a regular expression over the names and kinds of the cases")
     ask.add_argument("--seen", action="store_true", help="leave out the third that stays unseen")
     ask.add_argument("--write", type=Path, default=None, help="a page whose marked block is replaced")
-    ask.add_argument("--at", type=Path, default=None, help="where the jobs' folders are kept")
+    ask.add_argument(
+        "--at", type=Path, default=None, help="where the jobs' folders are kept; a run that was cut goes on"
+    )
     asked = ask.parse_args(words)
     chosen = [c for c in cases() if re.search(asked.only, f"{c.kind}: {c.name}") and not (asked.seen and c.unseen)]
     with tempfile.TemporaryDirectory() as made:
@@ -72,12 +75,21 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def measured(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
     """Return the outcomes of the jobs without a fault, and of the cases."""
+    log = folder / "outcomes.jsonl"
+    done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    known = {row["name"]: (Outcome(**row["plain"]), Outcome(**row["guarded"])) for row in done}
     sound = [Case(f"no fault, {method}", "control", method, "", {}, SURVIVES) for method in ARGS]
     with jobs_in(folder) as jobs:
         rows = []
         for case in [*sound, *chosen]:
+            if case.name in known:
+                rows.append(Row(case, *known[case.name]))
+                continue
             row = Row(case, jobs.plain(case), jobs.guarded(case))
             rows.append(row)
+            with log.open("a") as file:
+                line = {"name": case.name, "plain": asdict(row.plain), "guarded": asdict(row.guarded)}
+                file.write(json.dumps(line) + "\n")
             print(f"{case.kind}: {case.name}: {shown(row.plain)} | {shown(row.guarded)}", file=sys.stderr, flush=True)
     return rows[: len(sound)], rows[len(sound) :]
 

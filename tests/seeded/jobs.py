@@ -141,7 +141,7 @@ class Jobs:
         text = replaced((SCRIPTS / f"{case.method}.py").read_text(encoding="utf-8"), fault.get("text"))
         words = [*arguments(ARGS[case.method] | fault.get("args", {}))]
         if blocked := [f for f in self.gate(text, words, fault) if f.blocks]:
-            said = "; ".join(f"{f.rule} {f.message} {[step.model_dump() for step in f.fix]}" for f in blocked)
+            said = "; ".join(f"{f.rule} {f.message} {[dict(step.parameters) for step in f.fix]}" for f in blocked)
             return Outcome(GATE, said)
         # A fix often makes a job that was run before, such as the one without a fault.
         changes = {n: v for n, v in fault.items() if n in {"machine", "hub", "restart", "cold"} and v}

@@ -10,7 +10,7 @@ from typing import Any
 from gpuwarden.rehearsal.hub.store import HubStore
 from trainer_kit import language_model, picture_model, pictures, rows_of, texts, turn
 
-TOKEN = "hf_seededseededseededseeded00000000"  # noqa: S105
+TOKEN = "hf_seededseededseededseeded00000000"
 READER = "hf_seededreaderseededreader00000000"
 EXPIRED = "hf_seededexpiredseededexpired000000"
 STRANGER = "hf_seededstrangerseededstranger0000"
