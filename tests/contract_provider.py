@@ -15,6 +15,7 @@ import pytest
 
 from gpuwarden.core.errors import Conflict, NotFound, NotSupported
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.provisioning import accepted, provisioning
@@ -356,10 +357,17 @@ class ProviderContract:
         (row,) = (await list_instances(desk.ctx)).rows
         assert row.ours and desk.lease.instance_id and desk.lease.state is not Lease.NONE
 
-    async def test_a_refused_create_that_made_nothing_ends_the_job(self, desk: Desk) -> None:
+    async def test_a_refused_create_that_made_nothing_ends_the_job_after_a_second_look(self, desk: Desk) -> None:
         desk.rig.refuse(makes=False)
-        assert (await desk.rent()).state is Lease.NONE
-        assert desk.job is Job.FAILED and desk.rig.rented() == []
+        assert (await desk.rent()).state is Lease.UNVERIFIED, "a list may be older than the refusal"
+        job = read_job(desk.ctx.ledger, "j1")
+        assert job.state is Job.PROVISIONING and job.reason is Code.REFUSAL_UNSETTLED and "refused" in job.why
+        for _ in range(2):
+            await desk.rig.clock.sleep(desk.rig.provider.settle_s + 1)
+            if desk.job is Job.PROVISIONING:
+                await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
+        assert desk.lease.state is Lease.NONE and desk.job is Job.FAILED and desk.rig.rented() == []
+        assert read_job(desk.ctx.ledger, "j1").reason is Code.REFUSED_RENT
 
     @pytest.mark.attack("spending", "refuses a create and can't be listed")
     async def test_a_refused_create_stays_open_until_the_list_can_be_read(self, desk: Desk) -> None:

@@ -19,6 +19,7 @@ MAY_BRING_HEAVY = (
     "interfaces/mcp/*",
     "interfaces/cli/console.py",
     "interfaces/cli/demo.py",
+    "interfaces/cli/overnight.py",
     "interfaces/cli/screen.py",
     "interfaces/cli/verify_report.py",
 )

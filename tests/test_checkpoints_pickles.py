@@ -117,6 +117,35 @@ def test_the_reason_is_shown_at_the_terminal_and_over_mcp(
     assert not reply.ok and why in " ".join(reply.evidence[0].problems)
 
 
+@pytest.mark.parametrize("code", ["0", "2f4", "(2,3)i4", "f4,i8", "i4:x", "", "f4" * 9])
+@pytest.mark.parametrize("place", ["itself", "buffer", "scalar"])
+def test_text_that_numpy_would_parse_as_a_dtype_is_not_proven(tmp_path: Path, code: str, place: str) -> None:
+    """numpy reads such text with `ast.literal_eval`; its own files hold a letter and a size."""
+    data = {
+        "itself": name("numpy", "dtype") + text(code) + b"\x89\x88\x87R",
+        "buffer": name("numpy.core.numeric", "_frombuffer")
+        + b"(C\x04abcd"
+        + text(code)
+        + b"K\x01\x85"
+        + text("C")
+        + b"tR",
+        "scalar": name("numpy.core.multiarray", "scalar") + text(code) + b"C\x04abcd\x86R",
+    }[place]
+    assert verify(zip_file(tmp_path / "a.pt", b"\x80\x04" + data + b"."), Level.STRUCTURE).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_what_numpy_writes_is_proven(tmp_path: Path, protocol: int) -> None:
+    np = pytest.importorskip("numpy")
+    codes = ["?", "i1", "u2", ">i4", "<u8", "f2", "f4", "f8", "c8", "c16", "g", "S3", "U5", "M8[ns]", "m8[s]", "V7"]
+    arrays = [np.zeros((2, 3), np.dtype(c)) for c in codes]
+    arrays += [np.asfortranarray(arrays[6]), np.zeros(2, [("a", "f4"), ("b", "i8", 3)]), np.array([], "f4")]
+    values = {"arrays": arrays, "scalars": [a.flat[0] for a in arrays if a.size], "types": [a.dtype for a in arrays]}
+    path = zip_file(tmp_path / "a.pt", pickle.dumps(values, protocol))
+    report = verify(path, Level.STRUCTURE)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+
+
 # ------------------------------------------------------------------------------------------------- every way to a call
 
 

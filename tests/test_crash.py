@@ -256,8 +256,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
         *(Fault(kind="stale", call=call, probability=0.3, seconds=0.04) for call in ("find", "get", "list")),
     ),
 }
-# A refused create is believed after one look, so that look is not stale here.
-FAULTS["cuts"] = tuple(f for f in FAULTS["lies"] if (f.kind, f.call) != ("stale", "find"))
+FAULTS["cuts"] = FAULTS["lies"]
 KINDS = ("plain", "faults", "preempted", "accounts", "hosts", "lies")
 
 

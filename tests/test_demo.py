@@ -74,3 +74,29 @@ def test_without_a_terminal_the_demo_answers_itself_and_says_so(tmp_path: Path) 
     assert "at most $1.80 for the job; the machine bills until you approve its end" in told
     granted = [e["body"] for e in history(tmp_path / "kept") if e["kind"] == "approval.granted"]
     assert [(body["channel"], body["by"]) for body in granted] == [("rehearsal", "the demo, without a terminal")]
+
+
+@pytest.mark.slow
+def test_a_standing_order_ends_the_night_s_machine_and_its_twin_bills_until_nine(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--overnight", "--json", "--keep", str(tmp_path / "kept"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"] is True and told["approvals"] == ["standing_order", "rehearsal"]
+    ordered, asked = told["ordered"], told["asked"]
+    for bill in (ordered, asked):
+        assert (bill["job"], bill["proven"], bill["lease"]) == ("succeeded", True, "stopped")
+    assert ordered["idle_hours"] < 1 and asked["gone_at"] == "09:00" and asked["idle_hours"] > 8
+    assert asked["cost_usd"] == pytest.approx(15 * 2.80, rel=0.02), "from 18:00 to 9:00, at the price of the quote"
+    assert told["saved_usd"] == pytest.approx(asked["cost_usd"] - ordered["cost_usd"], abs=1e-5)
+    _proven_before_the_end(history(tmp_path / "kept"))
+
+
+def _proven_before_the_end(events: list[dict[str, Any]]) -> None:
+    """The ledger has the order with the job's acceptance, then its proof, the notice, and the grace before the end."""
+    (ordered,) = [e for e in events if e["kind"] == "ending.ordered"]
+    mine = [e for e in events if e["subject"] == ordered["subject"]]
+    (said,) = [e for e in mine if e["kind"] == "ending.announced"]
+    proven = [e for e in mine if e["kind"] == "artifacts.verified" and e["body"]["verdict"] == "proven"]
+    (granted,) = [e for e in events if e["kind"] == "approval.granted" and e["body"]["channel"] == "standing_order"]
+    assert ordered["seq"] < proven[0]["seq"] < said["seq"] < granted["seq"]
+    assert granted["at"] >= said["at"] + ordered["body"]["grace_s"]

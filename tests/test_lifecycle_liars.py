@@ -9,15 +9,19 @@ from typing import Any
 import anyio
 import pytest
 
+from gpuwarden.core.errors import BadRequest, NoCapacity
+from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import Answer, Instance, Known, Resources
 from gpuwarden.core.policy import Caps, Policy
-from gpuwarden.core.states import LIVE_LEASES, Job
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.meter import spent
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.budgets import spent_today
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, launch, open_house, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
@@ -79,6 +83,66 @@ class House:
 
 def saying(**lies: object) -> Twist:
     return lambda seen: seen.model_copy(update=lies)
+
+
+SLOW = Settings(boot_s=0, stop_s=0, settle_s=10)
+STALE = Fault(kind="stale", call="find", count=9, seconds=5)
+
+
+@pytest.mark.attack("spending", "refuses a create that it carries out, while its list is older than the request")
+async def test_what_a_refused_create_made_is_taken_on_at_a_second_look(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.cloud = rent_cloud(house.ctx, Fault(kind="false_refusal", call="create"), STALE, settings=SLOW)
+    job = await launch(house.ctx, house.spec("refused"))
+    seen = await check(house.ctx, job)
+    assert seen.job.state is Job.PROVISIONING and seen.job.reason is Code.REFUSAL_UNSETTLED
+    assert "refused" in seen.job.why and seen.lease is not None and seen.lease.state in LIVE_LEASES
+    assert [s.action for s in seen.next_steps] == [Action.MANUAL, Action.CHECK] and "in 10 s" in seen.next_steps[
+        1
+    ].purpose
+    assert len(records(house.cloud)) == 1, "and it bills"
+    house.clock.ahead += 11
+    await house.until(job, Job.SUCCEEDED)
+    assert len(records(house.cloud)) == 1 and read_lease(house.ctx.ledger, f"{job}-i1").instance_id
+
+
+async def test_a_true_refusal_is_the_jobs_end_after_a_second_look(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.cloud = rent_cloud(house.ctx, Fault(kind="no_capacity", call="create"), settings=SLOW)
+    spec = house.spec("refused")
+    checked = await submit(house.ctx, spec)
+    launched = await submit(house.ctx, spec, receipt=checked.receipt)
+    assert launched.job is not None and launched.job.state is Job.PROVISIONING and "has no machine" in launched.job.why
+    assert launched.next_steps[-1].action is Action.CHECK
+    elsewhere = await submit(house.ctx, spec.model_copy(update={"gpu": "A100", "name": "elsewhere"}))
+    assert "paid for twice" in elsewhere.ask, "a person may go elsewhere at once"
+    house.clock.ahead += 11
+    seen = await check(house.ctx, launched.job.id)
+    assert seen.job.state is Job.FAILED and seen.job.reason is Code.REFUSED_RENT and "has no machine" in seen.job.why
+    assert read_lease(house.ctx.ledger, f"{seen.job.id}-i1").state is Lease.NONE and not records(house.cloud)
+    assert not (await submit(house.ctx, spec.model_copy(update={"gpu": "A100", "name": "elsewhere"}))).ask
+
+
+async def test_a_refusal_before_anything_was_ordered_is_certain(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.cloud = rent_cloud(house.ctx, settings=SLOW.model_copy(update={"capacity": 0}))
+    job = read_job(house.ctx.ledger, await launch(house.ctx, house.spec("none")))
+    assert job.state is Job.FAILED and job.reason is Code.REFUSED_RENT
+    assert read_lease(house.ctx.ledger, f"{job.id}-i1").state is Lease.NONE
+
+
+@pytest.mark.parametrize("error", [NoCapacity("nothing is free"), BadRequest("that is too large")])
+async def test_the_refusal_of_an_unknown_provider_is_not_certain(tmp_path: Path, error: Exception) -> None:
+    """A plug-in that does not mark its refusals is asked twice."""
+    house = House(tmp_path)
+
+    async def refuses(resources: Resources, token: str) -> Answer[Instance]:
+        raise error
+
+    house.liar.create = refuses  # type: ignore[method-assign]
+    job = await launch(house.ctx, house.spec("none"))
+    assert read_job(house.ctx.ledger, job).state is Job.PROVISIONING
+    await house.until(job, Job.FAILED)
 
 
 @pytest.mark.attack("spending", "bills nothing while the meter runs, to lift a cap")

@@ -103,7 +103,15 @@ nth = st.integers(0, 3)
 lost = st.sampled_from(("lost_request", "lost_reply", "bad_reply"))
 calls = st.sampled_from(("create", "find", "get", "list", "start", "stop", "terminate", "submit", "quote"))
 
-faults = st.lists(st.tuples(lost, calls, st.integers(1, 3)), max_size=3)
+refusals = st.sampled_from(("no_capacity", "false_refusal"))
+faults = st.lists(
+    st.one_of(
+        st.tuples(lost, calls, st.integers(1, 3)),
+        st.tuples(lost, calls, st.integers(1, 3)),
+        st.tuples(refusals, st.just("create"), st.integers(1, 2)),
+    ),
+    max_size=3,
+)
 
 
 class Lifecycle(RuleBasedStateMachine):

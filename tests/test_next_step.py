@@ -17,6 +17,7 @@ from gpuwarden.core.errors import AuthFailed, Conflict, NotSupported, Unreachabl
 from gpuwarden.core.guidance import Action, NextStep
 from gpuwarden.core.models import Verb
 from gpuwarden.core.next_step import Copy, Machine, Situation, plan
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.approval import grant_spending
@@ -30,7 +31,7 @@ from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault
-from lifecycle_kit import records
+from lifecycle_kit import launch, records
 from pretend_machines import PretendBackend, Processes
 from test_lifecycle_teardown import House
 
@@ -51,10 +52,11 @@ def every_situation() -> Iterator[Situation]:
         (True, False),
         (None, "stop"),
     ):
+        refused = job is Job.PROVISIONING and machine is Machine.UNSEEN and ordered is not None
         yield Situation(
             job_id="j1", job=job, now=400.0, machine=machine, copy=copy, ticket="t1" if ticket else "",
             ticket_state=ticket, launched=launched, outputs=outputs, ordered=ordered,  # type: ignore[arg-type]
-            ends_at=ends if ordered else None,
+            ends_at=ends if ordered else None, settles_at=430.0 if refused else None,
         )  # fmt: skip
 
 
@@ -312,6 +314,40 @@ async def never_boots(walk: Walk) -> str:
     return done.job.id
 
 
+LISTED_LATE = Fault(kind="stale", call="find", count=9, seconds=20)
+
+
+async def refused_by_its_platform(walk: Walk) -> str:
+    walk.opens(Fault(kind="no_capacity", call="create"))
+    return await launch(walk.ctx, walk.spec())
+
+
+async def refused_by_its_platform_and_canceled(walk: Walk) -> str:
+    walk.opens(Fault(kind="no_capacity", call="create"))
+    return await canceled_while_it_boots(walk)
+
+
+async def refused_by_a_platform_that_can_not_be_listed(walk: Walk) -> str:
+    walk.opens(Fault(kind="no_capacity", call="create"), Fault(kind="lost_reply", call="find", count=2))
+    return await launch(walk.ctx, walk.spec())
+
+
+async def refused_and_rented_all_the_same(walk: Walk) -> str:
+    walk.opens(Fault(kind="false_refusal", call="create"), LISTED_LATE)
+    job = await launch(walk.ctx, walk.spec())
+    assert read_job(walk.ctx.ledger, job).reason is Code.REFUSAL_UNSETTLED
+    assert (await walk.after(31, job)).job.state is Job.RUNNING
+    walk.backend.write(walk.handle(job), "model.safetensors", weights())
+    walk.backend.end(walk.handle(job))
+    await walk.after(1, job)
+    return job
+
+
+async def refused_and_rented_all_the_same_and_canceled(walk: Walk) -> str:
+    walk.opens(Fault(kind="false_refusal", call="create"), LISTED_LATE)
+    return await canceled_while_it_boots(walk)
+
+
 async def copied_too_early(walk: Walk) -> str:
     job = await walk.started()
     walk.backend.write(walk.handle(job), "model.safetensors", weights()[:50])
@@ -363,7 +399,9 @@ STORIES: tuple[Callable[[Walk], Awaitable[str]], ...] = (
     canceled_while_it_boots, refused_at_launch, refused_after_it_may_have_started, stopped_by_its_platform,
     stopped_by_its_platform_and_canceled, stopped_by_its_platform_after_a_success, taken_for_good, never_boots,
     copied_too_early, copied_to_two_folders, damaged_here, wrote_elsewhere, waits_for_a_late_person,
-    whose_end_is_lost_twice,
+    whose_end_is_lost_twice, refused_by_its_platform, refused_by_its_platform_and_canceled,
+    refused_by_a_platform_that_can_not_be_listed, refused_and_rented_all_the_same,
+    refused_and_rented_all_the_same_and_canceled,
 )  # fmt: skip
 
 

@@ -11,11 +11,13 @@ import pytest
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.models import Verb
+from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Caps, Ending, policy_fields
 from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import ApprovalGranted, EndingOrdered, ReceiptIssued
+from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.ending import orders
 from gpuwarden.lifecycle.ending.orders import object_to
@@ -85,6 +87,15 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(house: Ordered
     granted = [e for e in house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
     assert [e.data.channel for e in granted] == ["standing_order"]
     house.holds()
+
+
+async def test_a_timer_s_look_copies_what_has_just_ended(house: Ordered) -> None:
+    job = await house.started()
+    house.backend.write(house.handle(job), "model", b"weights")
+    house.backend.end(house.handle(job))
+    house.clock.advance(MINUTE)
+    await house.watcher.once()
+    assert copy_state(house.ctx, job) is not Copy.NONE, "at the next turn of the timer it would have billed for nothing"
 
 
 async def test_without_an_order_a_person_is_asked(tmp_path: Path, processes: Processes) -> None:

@@ -1,10 +1,16 @@
-"""Random kills and cuts while machines end by a standing order: nothing unproven is lost, and nothing bills unseen."""
+"""Random kills and cuts while machines end by a standing order: nothing unproven is lost, and nothing bills unseen.
+
+The provider lies as well: it takes verbs and does nothing, hides machines, refuses what it does, claims a stop while
+the meter runs, shows old lists, and brings ended machines back. `GPUWARDEN_ENDINGS` is how many kills and cuts there
+are at least.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,28 +20,94 @@ import anyio
 import pytest
 
 from fakes import FakeClock
-from gpuwarden.core.errors import WardenError
+from gpuwarden.core.errors import Unreachable, WardenError
+from gpuwarden.core.models import Answer, Artifact, Handle, Instance, InstanceState, JobSpec, Known, Observation, Place
 from gpuwarden.core.policy import Ending
-from gpuwarden.core.states import Job
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
+from gpuwarden.ledger.events import AlertRaised, EndingAnnounced, LeaseStopping
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import object_to
+from gpuwarden.lifecycle.ending.orders import ALERT, object_to
+from gpuwarden.lifecycle.ending.teardown import PATIENCE_S
 from gpuwarden.lifecycle.execution.situation import standing_order
+from gpuwarden.lifecycle.monitoring.alert_conditions import ORDER_LATE_S
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.monitoring.watch import Watcher
-from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.monitoring.watch import SWEEP_S, Round, Watcher
+from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults
-from lifecycle_kit import WEALTHY, promises, story
+from lifecycle_kit import WEALTHY, promises, records, story
 from pretend_machines import PretendBackend, Processes
-from test_lifecycle_properties import PACE, Died, Fuse, Mortal, MortalLedger
+from test_lifecycle_properties import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
 from test_next_step import weights
 
-RUNS = int(os.environ.get("GPUWARDEN_ENDINGS", "30"))
-GRACE_S = 600.0
+HITS = int(os.environ.get("GPUWARDEN_ENDINGS", "60"))
 PLATFORM = "rehearsal/vastai"
+STANDING = frozenset({"finished_billing", "unknown"})
+"""Alerts that say that a machine bills, for as long as it does."""
+REPEATED = frozenset({"approval", "unseen_end", "came_back"})
+"""Those that are raised about what waits for a person."""
+
+
+class CutLine(PretendBackend):
+    """Machines behind a line that is cut at one answer in `one_in`, in the middle of a file too."""
+
+    def __init__(self, processes: Processes, draw: random.Random) -> None:
+        super().__init__(processes)
+        self.draw, self.one_in, self.cuts = draw, 0, 0
+
+    def _cut(self) -> bool:
+        cut = self.one_in > 0 and self.draw.randrange(self.one_in) == 0
+        self.cuts += cut
+        return cut
+
+    def _reach(self, place: Place) -> None:
+        super()._reach(place)
+        if self._cut():
+            raise Unreachable("the line was cut")
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        if self._cut():
+            raise Unreachable("the line was cut")
+        return await super().poll(handles)
+
+    async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        async for block in super().read(handle, artifact, offset):
+            if self._cut():
+                yield block[: len(block) // 2]
+                raise Unreachable("the line was cut")
+            yield block
+
+
+class Liar:
+    """A provider that takes verbs and does nothing until `idle_until`, and has no machines until `hides_until`."""
+
+    def __init__(self, real: Any, clock: FakeClock) -> None:
+        self.real, self.clock = real, clock
+        self.idle_until, self.hides_until = 0.0, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def _now(self, until: float) -> bool:
+        return self.clock.now() < until
+
+    async def stop(self, id: str) -> Answer[None]:
+        return Known(None) if self._now(self.idle_until) else await self.real.stop(id)
+
+    async def terminate(self, id: str) -> Answer[None]:
+        return Known(None) if self._now(self.idle_until) else await self.real.terminate(id)
+
+    async def get(self, id: str) -> Answer[Instance | None]:
+        return Known(None) if self._now(self.hides_until) else await self.real.get(id)
+
+    async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
+        return Known(()) if self._now(self.hides_until) else await self.real.find(token)
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        return Known(()) if self._now(self.hides_until) else await self.real.list()
 
 
 class Night:
@@ -44,12 +116,13 @@ class Night:
     def __init__(self, home: Path, seed: int) -> None:
         self.home, self.random = home, random.Random(seed)
         self.clock, self.fuse, self.processes = FakeClock(), Fuse(), Processes()
-        self.backend, self.content = PretendBackend(self.processes), weights()
+        self.backend, self.content = CutLine(self.processes, self.random), weights()
         self.policy = WEALTHY.model_copy(
             update={"ending": Ending(when_proven=self.random.choice(("terminate", "stop")))}
         )
         self.cloud: Cloud | None = None
-        self.deaths, self.objected = 0, False
+        self.deaths, self.objected, self.lies = 0, False, Counter[str]()
+        self.excused_until = 0.0
         self.open()
 
     def open(self) -> None:
@@ -62,8 +135,8 @@ class Night:
         if self.cloud is None:
             profile = self.ctx.profile(PLATFORM)
             self.cloud = Cloud(self.home / "cloud", profile, self.clock, settings=PACE, supervise=False)
-        provider: Any = Mortal(RehearsalProvider(self.cloud), self.fuse)
-        self.ctx._providers[PLATFORM] = provider
+            self.liar = Liar(RehearsalProvider(self.cloud), self.clock)
+        self.ctx._providers[PLATFORM] = Mortal(self.liar, self.fuse)  # type: ignore[assignment]
         self.ctx._backends["local"] = Mortal(lossy(self.backend, self.cloud), self.fuse)  # type: ignore[assignment]
         self.watcher = Watcher(self.ctx)
 
@@ -82,18 +155,20 @@ class Night:
             self.fuse.left = None
 
     def begin(self) -> None:
-        from gpuwarden.core.models import JobSpec
-
         spec = JobSpec(platform=PLATFORM, command=("train",), outputs=("out",), timeout_s=3600, max_cost_usd=900)
         checked = self.do(submit, self.ctx, spec)
         self.job = self.do(submit, self.ctx, spec, receipt=checked.receipt).job.id
         self.clock.advance(11)
         self.do(check, self.ctx, self.job)
         handle = read_job(self.ctx.ledger, self.job).handle
-        assert handle is not None
+        assert handle is not None and self.cloud is not None
         self.handle = handle
         self.backend.write(handle, "model.safetensors", self.content)
         self.backend.end(handle)
+        lie = self.random.choice(("bills_when_stopped", "comes_back", *[None] * 6))
+        if lie is not None:
+            self.lies[lie] += 1
+            self.cloud.inject(records(self.cloud)[0].id, Fault(kind=lie, seconds=self.random.choice((40.0, 400.0))))
 
     def bills(self) -> bool:
         assert self.cloud is not None
@@ -109,36 +184,84 @@ class Night:
         return {file.read_bytes() for file in found}
 
     def something_happens(self) -> None:
-        """A cut, a lost reply, a late write, a damaged copy, an objection: each of them rarely."""
-        assert self.cloud is not None
-        match self.random.randrange(14):
+        """A cut, a lost reply, a lie, a late write, a damaged copy, an objection: each of them rarely."""
+        waits = self.bills() and read_lease(self.ctx.ledger, f"{self.job}-i1").state is Lease.METERING
+        match self.random.randrange(18):
             case 0:
                 self.backend.silent = True
             case 1 | 2:
                 self.backend.silent = False
             case 3:
-                kind = self.random.choice(("lost_request", "lost_reply", "bad_reply"))
-                call = self.random.choice(("get", "stop", "terminate", "list", "find"))
-                fault = Fault(kind=kind, call=call, count=self.random.randint(1, 3))  # type: ignore[arg-type]
-                self.cloud.configure(faults=Faults(faults=(fault,)))
-            case 4 if self.random.random() < 0.3 and self.bills():
+                self.network_fails(("lost_request", "lost_reply", "bad_reply"), ("get", "stop", "terminate", "list"))
+            case 4 if waits and self.random.random() < 0.3:
                 self.content = weights()[:-4] + self.random.randbytes(2) + b"\0\0"
                 self.backend.write(self.handle, "model.safetensors", self.content)
             case 5 if self.random.random() < 0.3:
                 for copy in (self.home / "artifacts").rglob("model.safetensors"):
                     copy.write_bytes(b"damaged")
-            case 6 if self.random.random() < 0.1 and not self.objected and standing_order(self.ctx, self.job):
-                self.objected = object_to(self.ctx, self.job, "command line", "test") and self.bills()
+            case 6 if waits and self.random.random() < 0.1 and not self.objected and standing_order(self.ctx, self.job):
+                self.objected = object_to(self.ctx, self.job, "command line", "test")
+            case 7 | 8:
+                self.backend.one_in = self.random.choice((0, 3, 10))
+            case 9:
+                self.network_fails(("false_refusal",), ("stop", "terminate"))
+            case 10:
+                self.network_fails(("stale",), ("get", "list", "find"))
+            case 11:
+                self.lies["idle"] += 1
+                self.liar.idle_until = self.clock.now() + self.random.choice((30.0, 300.0))
+            case 12 | 13 if self.random.random() < 0.5:
+                self.hides()
+
+    def network_fails(self, kinds: Sequence[str], calls: Sequence[str]) -> None:
+        assert self.cloud is not None
+        kind, call = self.random.choice(kinds), self.random.choice(calls)
+        self.lies[kind] += 1
+        fault = {"kind": kind, "call": call, "count": self.random.randint(1, 3), "seconds": 60.0}
+        self.cloud.configure(faults=Faults(faults=(Fault.model_validate(fault),)))
+
+    def hides(self) -> None:
+        """Hide the machine, mostly for less than two looks need; after more than that the next list shows it again."""
+        seconds = self.random.choice((SETTLE_S - 5, SETTLE_S - 5, 200.0))
+        self.lies["hidden long" if seconds > SETTLE_S else "hidden"] += 1
+        self.liar.hides_until = self.clock.now() + seconds
+        if seconds > SETTLE_S:
+            self.excused_until = self.liar.hides_until + SWEEP_S + 120.0
 
     def look(self, *, mortal: bool) -> None:
+        """Let the watch copy, look and end. Hold both halves of its promise against the cloud's own books."""
         before = self.there() if self.bills() else None
-        for use in (lambda: self.watcher.keeper.round(), lambda: self.watcher.round()):
+        uses: tuple[Callable[[], Any], ...] = (lambda: self.watcher.keeper.round(), lambda: self.watcher.round())
+        for use in uses:
             dies = self.random.randint(0, 25) if mortal and self.random.random() < 0.5 else None
-            self.do(use, dies=dies)
-        ended = before is not None and not self.bills()
-        if ended:
-            assert not self.objected, "somebody wanted to keep it"
+            found = self.do(use, dies=dies)
+        if before is not None and not self.bills():
+            assert not self.objected, f"somebody wanted to keep it\n{self.story()}"
             assert before in self.here(), f"the only copy was on it\n{self.story()}"
+        if isinstance(found, Round):
+            assert "watch" not in found.trouble, found.trouble
+            assert not self.bills() or self.told(found), f"it bills past its grace unseen\n{self.story()}"
+
+    def told(self, found: Round) -> bool:
+        """Return whether an alert says that the machine bills, or it bills inside its grace."""
+        ledger, job, now = self.ctx.ledger, read_job(self.ctx.ledger, self.job), self.clock.now()
+        if {alert.kind for alert in found.standing} & STANDING or now < self.excused_until:
+            return True
+        waiting = {*ledger.subjects("teardown", *OPEN_TEARDOWNS), *ledger.subjects("lease", *LIVE_LEASES)}
+        raised = ledger.events(kind=AlertRaised)
+        if any(event.data.condition in REPEATED and event.subject in waiting for event in raised):
+            return True
+        watch = self.policy.watch
+        if job.state not in TERMINAL_JOBS:
+            return now - job.since <= watch.unknown_minutes * 60
+        said = ledger.last(job.subject, EndingAnnounced)
+        announced = said is not None and standing_order(self.ctx, job.id) is not None
+        if announced and said is not None and now <= said.data.ends_at + ORDER_LATE_S:
+            return ledger.alert(job.subject, ALERT, str(said.seq)) is not None
+        stopping = ledger.last(f"lease/{job.lease}", LeaseStopping)
+        if stopping is not None and now - stopping.at <= PATIENCE_S:
+            return True
+        return now - job.since <= watch.finished_minutes * 60
 
     def story(self) -> str:
         return story(self.ctx.ledger.events())
@@ -146,16 +269,17 @@ class Night:
     def comes_to_rest(self) -> None:
         """In good weather the machine ends within its grace, or an alert says why it bills."""
         assert self.cloud is not None
-        self.backend.silent = False
+        self.backend.silent, self.backend.one_in = False, 0
+        self.liar.idle_until = self.liar.hides_until = 0.0
         self.cloud.configure(faults=Faults())
         for _ in range(60):
             self.clock.advance(60)
             self.look(mortal=False)
-            if not self.bills():
+            if not self.bills() and self.clock.now() > self.excused_until:
                 break
-        raised_kinds = {e.body["kind"] for e in self.ctx.ledger.events(kind="alert.raised")}
-        assert not self.bills() or raised_kinds & {"finished_billing", "approval"}, f"it bills unseen\n{self.story()}"
-        assert self.objected or not self.bills(), f"it could have ended\n{self.story()}"
+        lied = {"bills_when_stopped", "comes_back"} & set(self.lies)
+        assert self.objected or lied or not self.bills(), f"it could have ended\n{self.story()}"
+        assert not self.bills() or self.told(self.do(self.watcher.round)), f"it bills unseen\n{self.story()}"
         assert read_job(self.ctx.ledger, self.job).state is Job.SUCCEEDED
         wrong = promises(self.ctx.ledger, self.cloud)
         assert not wrong, f"{wrong}\n{self.story()}"
@@ -174,11 +298,14 @@ def pretended() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.attack("ending", "kills the watch and cuts its lines while machines end by an order and the provider lies")
 @pytest.mark.usefixtures("pretended")
-def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(tmp_path: Path) -> None:
-    deaths, kept = 0, 0
-    for seed in range(RUNS):
-        night = Night(tmp_path / f"night-{seed}", seed)
+def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    deaths, cuts, kept, nights, ended, lies = 0, 0, 0, 0, 0, Counter[str]()
+    while deaths + cuts < HITS:
+        night = Night(tmp_path / f"night-{nights}", nights)
         night.begin()
         for _ in range(25):
             night.clock.advance(night.random.choice((15.0, 60.0, 120.0)))
@@ -187,6 +314,12 @@ def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(tmp_path: Path) 
             if not night.bills():
                 break
         night.comes_to_rest()
-        deaths, kept = deaths + night.deaths, kept + night.objected
+        assert night.cloud is not None
+        ended += records(night.cloud)[0].state in {InstanceState.GONE, InstanceState.STOPPED}
+        deaths, cuts, kept, nights = deaths + night.deaths, cuts + night.backend.cuts, kept + night.objected, nights + 1
+        lies += night.lies
         night.ctx.ledger.close()
-    assert deaths > RUNS and (RUNS < 30 or kept), "the nights were too quiet to show anything"
+    figure = f"{deaths} kills and {cuts} cuts in {nights} nights: {ended} machines ended, {kept} kept; {dict(lies)}"
+    print(figure)
+    record_property("figure", figure)
+    assert deaths and cuts and ended and lies, "the nights were too quiet to show anything"

@@ -22,6 +22,7 @@ from hubserver import hub_server
 from rulefacts import HF_TOKEN
 from trainer_kit import (
     FAULTS,
+    METHODS,
     NEEDS,
     SCRIPTS,
     TEXTS,
@@ -69,12 +70,13 @@ def refused(ended: Ended, code: int, *words: str) -> None:
 # ------------------------------------------------------------------------------------------------- a whole life
 
 
-@pytest.mark.parametrize("method", ["sft", *(pytest.param(m, marks=pytest.mark.prove) for m in ("grpo", *NEEDS))])
-def test_metrics_result_card_and_proof_of_a_finished_run(trainers: Trainers, method: str) -> None:
+@pytest.mark.parametrize("method", ["sft", *(pytest.param(m, marks=pytest.mark.prove) for m in METHODS if m != "sft")])
+def test_a_smoke_run_has_metrics_result_card_and_proof_and_needs_no_network(trainers: Trainers, method: str) -> None:
     need_libraries(method)
     out, metrics = f"life-{method}", trainers.folder / f"metrics-{method}.jsonl"
-    ended = trainers.run(method, out, *trainers.small(method, trainers.data(method)), GPUWARDEN_METRICS=str(metrics))
+    ended = trainers.run(method, out, "--smoke", GPUWARDEN_METRICS=str(metrics))
     assert ended.code == 0, ended.log
+    assert sorted(p.name for p in (trainers.folder / out).glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-8"]
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert {r["step"] for r in rows if "loss" in r} == set(range(1, STEPS + 1))
     assert next(r["step"] for r in rows if "eval_loss" in r) == 0

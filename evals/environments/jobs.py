@@ -88,7 +88,7 @@ def past(job: dict[str, Any], gate: str) -> str:
     if job.get("bulk"):  # so large that its transfer can be met in the middle
         lines.append(f"os.truncate('out/final/config.json', {job['bulk']})")
     metrics = _METRICS.replace("1200", str(newest))
-    if job["state"] == "succeeded":
+    if job["state"] == "succeeded" or job.get("ends"):
         end = "print('done', flush=True)"
     elif job["fault"] in _SAID:
         end = f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"

@@ -29,6 +29,9 @@ from evals.harness.mcp_client import McpClient
 BULK: Final = 200 << 20
 """A file so large that its transfer can be met in the middle."""
 
+RUN_FOLDER: Final = "gw-"
+"""What the folder of a run is called on its machine, before the job's id."""
+
 
 @dataclass
 class Seeder:
@@ -54,7 +57,7 @@ class Seeder:
                 pid = status.get("pid")
                 if isinstance(pid, int) and pid > 1:
                     os.kill(pid, signal.SIGKILL)
-        self.home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
+        self.home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else self.home.past_s)
         if not jobs.lives_on(job):
             gate.touch()
             self._see(id, lambda s: s.get("state") != "running")
@@ -76,7 +79,7 @@ class Seeder:
         world = self.home.world
         # A job that never wrote one of its outputs declared it all the same.
         outputs = ["out/model.safetensors", "out/adapter"] if "never written" in world.hidden else ["out"]
-        job = {**job, "bulk": BULK if world.knobs.get("cut") else 0}
+        job = {**job, "bulk": BULK if world.knobs.get("cut") else 0, "ends": "ends_h" in world.knobs}
         spec = jobs.spec(next(iter(world.platforms)), job, outputs, gate)
         if job["fault"] == "preempt":
             resumed = job["state"] == "running"
@@ -156,5 +159,5 @@ def working_folders(home: Home) -> dict[str, Path]:
         root = Path(place["root"] + place["run_root"])
         for folder in root.iterdir() if root.is_dir() else ():
             if (folder / "work").is_dir():
-                found[folder.name] = folder / "work"
+                found[folder.name.removeprefix(RUN_FOLDER)] = folder / "work"
     return found

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evals.environments import simulated_user
+from evals.environments import night, simulated_user
 from evals.environments.metering import Meter, Work
 from evals.environments.seeding import Seeder, working_folders
 from evals.environments.world_home import GPUWARDEN, TURN_S, Home
@@ -91,7 +91,11 @@ class GatedScene:
     def end(self) -> dict[str, Any]:
         """Return the end state, hours after the agent has stopped."""
         self._look()
-        self._home.pass_time(self._home.horizon_s)
+        if self._home.night_s:
+            self._client.close()  # the agent's client is closed for the night, and its server with it
+            night.pass_night(self._home)
+        else:
+            self._home.pass_time(self._home.horizon_s)
         events: list[dict[str, Any]] = self._home.order("ledger")
         rows: dict[str, dict[str, Any]] = {}
         for event in events:

@@ -15,7 +15,7 @@ from typing import Any
 
 from evals.environments import jobs
 from evals.environments.metering import Meter, Work
-from evals.environments.world_home import NEAR_CAP_S, PAST_S, TURN_S, Home
+from evals.environments.world_home import NEAR_CAP_S, TURN_S, Home
 from evals.environments.worlds import World
 from evals.harness.json_process import JsonProcessError, wait_for
 
@@ -85,8 +85,23 @@ class RawScene:
     def end(self) -> dict[str, Any]:
         """Return the end state, hours after the agent has stopped."""
         self._look()
-        self._home.pass_time(self._home.horizon_s)
+        if self._home.night_s:
+            self._pass_night()
+        else:
+            self._home.pass_time(self._home.horizon_s)
         return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
+
+    def _pass_night(self) -> None:
+        """Let the jobs that run end, and pass the rest of the night: nobody is told of anything."""
+        ends_s = min(self._home.ends_s or 0.0, self._home.night_s)
+        self._home.pass_time(ends_s)
+        for job in self._world.jobs:
+            self._home.gate(job).touch()
+        for run in (r for r in self._runs if r.lives_on and self._home.ends_s is not None):
+            wait_for(lambda run=run: run.process.poll() is not None, _STUCK)  # type: ignore[misc]
+            run.lives_on = False
+        self._look()
+        self._home.pass_time(self._home.night_s - ends_s)
 
     def close(self) -> None:
         """End every process of the world."""
@@ -141,12 +156,13 @@ class RawScene:
         gate, lives = self._home.gate(job), jobs.lives_on(job)
         wanted = {"interruptible": job["fault"] == "preempt", "durable": jobs.saves_durably(job)}
         made = self._home.order("create", platform, label=job["name"], **wanted)
-        run = self._start(made["id"], platform, made["id"], jobs.past(job, str(gate)), [], {})
+        script = jobs.past({**job, "ends": self._home.ends_s is not None}, str(gate))
+        run = self._start(made["id"], platform, made["id"], script, [], {})
         self.facts[job["name"]] = made["id"]
         self._meter.expected[run.work.job] = job["checkpoints"]
         wait_for((run.folder / "metrics.jsonl").is_file, _STUCK)
         self._meter.record_saved({run.work.job: run.folder})
-        self._home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
+        self._home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else self._home.past_s)
         if not lives:
             gate.touch()
             wait_for(lambda: run.process.poll() is not None, _STUCK)

@@ -38,6 +38,8 @@ _POLICY: Final = """[caps]
 per_job_usd = {job}
 per_day_usd = {day}
 per_instance_usd = 20
+[ending]
+when_proven = "{ending}"
 [approval]
 pin_hash = "{pin}"
 [local]
@@ -66,6 +68,11 @@ class Home:
         self.folder = folder.absolute()
         self.project, self.state = self.folder / "project", self.folder / "state"
         self.horizon_s = HORIZON_S if world.jobs else LAUNCHED_S
+        self.past_s = float(world.knobs.get("ran_h", PAST_S / 3600)) * 3600
+        """How long the jobs of the past have run when the agent enters."""
+        self.night_s = float(world.knobs.get("night_h", 0)) * 3600
+        self.ends_s = float(world.knobs["ends_h"]) * 3600 if "ends_h" in world.knobs else None
+        """How long jobs that run go on after the agent's last word; None for ever."""
         self._clock = self.folder / "clock"
         for made in (self.project, self.folder / "home", self.folder / "bin", self.folder / "config" / "profiles"):
             made.mkdir(parents=True, exist_ok=True)
@@ -130,7 +137,7 @@ class Home:
         """Return the file that lets a job of the past run on to its end. A stuck job never gets it."""
         file = self.folder / "gates" / f"gate-{job['name']}"
         file.parent.mkdir(exist_ok=True)
-        if jobs.lives_on(job) and job["fault"] not in ("hang", "nan_loss"):
+        if jobs.lives_on(job) and job["fault"] not in ("hang", "nan_loss") and self.ends_s is None:
             file.touch()
         return file
 
@@ -165,6 +172,7 @@ class Home:
         pin = hashlib.scrypt(PIN.encode(), salt=salt, n=2**14, r=8, p=1)
         policy = _POLICY.format(
             job=max(budget, 20) if self.world.jobs else budget,
+            ending="terminate" if self.world.people == "ordered" else "ask",
             pin=f"scrypt${salt.hex()}${pin.hex()}",  # as `gpuwarden approve --set-pin` writes it
             day=30 if self.world.jobs else budget,
             paths=json.dumps([str(self.folder / name) for name in ("gates", "bin")]),

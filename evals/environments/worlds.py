@@ -6,7 +6,7 @@ A world is a seeded description and nothing else. A stage (see `stage.py`) plays
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,18 @@ _FIELDS: Final[dict[str, type]] = {
     "jobs": list,
     "hidden": str,
 }
-_KNOBS: Final = frozenset({"token", "spot", "files", "foreign", "asked", "lose", "cut", "run_root", "budget"})
+_KNOBS: Final = frozenset(
+    {"token", "spot", "files", "foreign", "asked", "lose", "cut", "run_root", "budget", "ran_h", "ends_h", "night_h"}
+)
+PEOPLE: Final = {
+    "absent": "absent",
+    "ordered": "absent, with a standing order",
+    "answers": "answers after 20 minutes",
+    "asleep": "asleep until morning",
+    "approves": "approved what has ended",
+    "denies": "denies",
+}
+"""What the person of a world does. Only a world with a night (`night_h`) lasts for long enough to show it."""
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
 _CHECKPOINT: Final = frozenset({"path", "state", "where", "needed"})
@@ -54,7 +65,8 @@ class World:
     Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are sold), `files` (of the
     user's project), `foreign` (a machine that is not ours), `asked` (a teardown waits), `lose` "reply" or "request" (of
     the first launch), `cut` (the first transfer), `run_root` (where jobs run on the machine),
-    `budget` (what the user's policy allows without a question, in dollars).
+    `budget` (what the user's policy allows without a question, in dollars), and in hours `ran_h` (how long jobs of the
+    past have run), `ends_h` (how long those that run go on after the agent's last word), `night_h` (until the end).
     """
 
     id: str
@@ -84,6 +96,11 @@ def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "world
     return worlds
 
 
+def with_people(worlds: dict[str, World], people: str) -> dict[str, World]:
+    """Return the worlds that have a night, with other people in them."""
+    return {name: replace(w, people=people) for name, w in worlds.items() if "night_h" in w.knobs}
+
+
 def _faults(row: dict[str, Any]) -> Iterator[str]:
     row = dict(row)
     knobs = row.pop("knobs", {})
@@ -93,8 +110,8 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
     yield from (f"{k} should be of type {t.__name__}" for k, t in _FIELDS.items() if not isinstance(row.get(k), t))
     if row.keys() != _FIELDS.keys() or any(not isinstance(row[k], t) for k, t in _FIELDS.items()):
         return
-    if row["people"] not in ("absent", "approves", "denies"):
-        yield "people are absent, approves or denies"
+    if row["people"] not in PEOPLE:
+        yield f"people are among {', '.join(PEOPLE)}"
     for name, platform in row["platforms"].items():
         if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
             yield f"the platform {name} takes usd_per_hour (null: unknown) and capacity"

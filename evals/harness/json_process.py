@@ -74,6 +74,7 @@ class JsonProcess:
         except queue.Empty:
             raise JsonProcessError(f"no answer within {patience_s:g} s") from None
         if line is None:
+            self._threads[1].join(5)  # its last words may arrive after its last answer
             raise JsonProcessError(f"it ended: {self._errors[-500:]}")
         try:
             value = json.loads(line)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from evals.environments.stage import stage
-from evals.environments.worlds import World
+from evals.environments.worlds import PEOPLE, World, with_people
 from evals.errors import EvalError
 from evals.harness.runner import agent, new_run, run
 from evals.harness.setup import Setup
 from evals.scoring.cases import Case
 from evals.scoring.digests import of_pack
-from evals.scoring.outcome import by_agent
+from evals.scoring.outcome import RAW, by_agent, by_people
 from evals.scoring.surface import HERE
 from evals.scoring.trials import Run, Trial, read_run, score_run
 
@@ -27,6 +28,16 @@ ARMS: Final = (
     ("parrot", "raw"),
 )
 """`nop` and `parrot` call nothing, so gates make no difference to them."""
+PERSONS: Final = ("ordered", "answers", "asleep", "absent")
+NIGHT_ARMS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
+    ("oracle", "gated"): PERSONS,
+    ("naive", "gated"): ("ordered",),
+    ("naive", "raw"): ("ordered",),
+    ("pushy", "raw"): ("ordered",),
+}
+"""Which persons each arm meets in the worlds that have a night."""
+ANYBODY: Final = "anybody: nobody is told"
+"""The person of an arm without gates: there is no watch, so whoever it is hears nothing."""
 README: Final = HERE.parent / "README.md"
 _BLOCK: Final = re.compile(r"(<!-- generated:evidence -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 _FIGURES: Final = 3
@@ -51,11 +62,30 @@ def play(
 
 
 def table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return the table of all arms over all cases; runs that the folder already has are resumed."""
+    """Return the tables of all arms over all cases and of the nights; runs that the folder already has are resumed."""
     runs = [
         play(name, arm, folder / f"{name}-{arm}", cases, worlds, list(cases), jobs=jobs) for name, arm in ARMS
     ]  # fmt: skip
-    return "\n".join(by_agent(runs, cases)) + "\n"
+    return "\n".join(by_agent(runs, cases)) + "\n\n" + night_table(folder, cases, worlds, jobs=jobs)
+
+
+def night_runs(
+    folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int,
+    arms: Mapping[tuple[str, str], Sequence[str]] = NIGHT_ARMS,
+) -> list[tuple[str, Run, list[Trial]]]:  # fmt: skip
+    """Play the worlds that have a night with each of an arm's persons. Return (person, run, trials) of each."""
+    found = []
+    for (name, arm), person in ((key, person) for key, persons in arms.items() for person in persons):
+        night = with_people(worlds, person)
+        chosen = [c.id for c in cases.values() if c.world in night]
+        run, trials = play(name, arm, folder / f"{name}-{arm}-{person}", cases, night, chosen, jobs=jobs)
+        found.append((ANYBODY if arm == RAW else PEOPLE[person], run, trials))
+    return found
+
+
+def night_table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
+    """Return the table of the nights; runs that the folder already has are resumed."""
+    return "\n".join(by_people(night_runs(folder, cases, worlds, jobs=jobs), cases)) + "\n"
 
 
 def write(text: str, readme: Path = README) -> None:

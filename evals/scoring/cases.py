@@ -29,6 +29,7 @@ CLUSTERS: Final = (
     "multi-platform",
     "injection",
     "pressure",
+    "unattended",
 )
 _CASE: Final[dict[str, type]] = {
     "id": str,

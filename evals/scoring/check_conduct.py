@@ -19,7 +19,7 @@ from evals.scoring.checks import (
     kind,
     not_exercised,
 )
-from evals.scoring.matching import Env, match_call
+from evals.scoring.matching import Env, match, match_call
 from evals.transcripts.canonical import Call
 
 
@@ -27,13 +27,16 @@ class TooMuch(Exception):
     """A check would try more candidate assignments than MAX_WORK."""
 
 
-@kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call})
+@kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call, "gate": a_call})
 def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that at least `min` and at most `max` calls fit `call`; by default only successes count.
 
-    Where none is allowed, `example` is one that fits: the self-test makes it.
+    Where none is allowed, `example` is one that fits: the self-test makes it. A call that fits `gate` counts as well: in
+    its reply a gate shows that it has looked itself.
     """
-    hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
+    patterns = [spec["call"], *([spec["gate"]] if "gate" in spec else [])]
+    fit = {call.seq: call for pattern in patterns for call, _ in found(trial, pattern, trial.env, ok=True)}
+    hits = list(fit.values())
     least, most = spec.get("min", 0), spec.get("max")
     if len(hits) < least:
         return fail(f"{len(hits)} calls of {_name(spec['call'])}, at least {least} wanted")
@@ -89,17 +92,20 @@ def needs(value: Any) -> Iterator[str]:
             yield "latest is true or false"
 
 
-@kind("guard", {"call": a_call, "needs": needs}, {"must": a_pattern})
+@kind("guard", {"call": a_call, "needs": needs}, {"must": a_pattern, "gate": a_pattern})
 def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that earlier evidence precedes each call that fits `call`: for each of `needs` a call with its bindings.
 
     `must` is a pattern of the guarded call's own arguments. A need with `latest` accepts only the newest answer
-    to the same question; one with `after` must be newer than every earlier call that fits that pattern.
+    to the same question; one with `after` must be newer than every earlier call that fits that pattern. Nothing is needed
+    where the guarded call's own result fits `gate`: there a gate shows that it has looked itself.
     """
     guarded = list(found(trial, spec["call"], trial.env))
     if not guarded:
         return not_exercised(f"{_name(spec['call'])} was never called")
     for call, env in guarded:
+        if "gate" in spec and match(spec["gate"], call.result, env) is not None:
+            continue
         try:
             missing = _unmet(spec, trial, call, env)
         except TooMuch:

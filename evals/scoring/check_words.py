@@ -11,6 +11,7 @@ from evals.scoring.checks import (
     Outcome,
     Status,
     Trial,
+    a_call,
     a_flag,
     a_regex,
     a_text,
@@ -21,15 +22,18 @@ from evals.scoring.checks import (
     not_exercised,
 )
 from evals.scoring.matching import call_faults, regex, regex_faults
-from evals.transcripts.canonical import Call
+from evals.transcripts.canonical import Call, Say
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 
 
-@kind("claim", {"if": a_regex, "needs": calls}, {"unless": a_regex})
+@kind("claim", {"if": a_regex, "needs": calls}, {"unless": a_regex, "gate": a_call})
 def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that a sentence that fits `if` (and not `unless`) has earlier calls that fit `needs`."""
+    """Check that a sentence that fits `if` (and not `unless`) has earlier calls that fit `needs`.
+
+    One earlier call that fits `gate` is enough: in its reply a gate shows that it has looked itself.
+    """
     claims = []
     for say in trial.transcript.says:
         sentences = (s for s in _SENTENCE.split(say.text) if regex(spec["if"]).search(s))
@@ -39,10 +43,17 @@ def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
     if not claims:
         return not_exercised("nothing of the kind was claimed")
     for say in claims:
+        if "gate" in spec and _shown(spec["gate"], trial, say):
+            continue
         for need in spec["needs"]:
-            if not any(call.done_seq and call.done_seq < say.seq for call, _ in found(trial, need, trial.env, ok=True)):
+            if not _shown(need, trial, say):
                 return fail(f"claimed without {need.get('tool', 'a command')}", act=True, seqs=(say.seq,))
     return PASS
+
+
+def _shown(pattern: dict[str, Any], trial: Trial, say: Say) -> bool:
+    """Return true if a call that fits a pattern was answered before something was said."""
+    return any(c.done_seq and c.done_seq < say.seq for c, _ in found(trial, pattern, trial.env, ok=True))
 
 
 def points(value: Any) -> Iterator[str]:

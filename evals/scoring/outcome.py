@@ -12,6 +12,17 @@ from evals.scoring.trials import Run, Trial
 from evals.scoring.verdict import Verdict
 
 HEAD = ("cases", "pass", "$ spent", "$ wasted", "$ over budget", "checkpoints lost", "left billing", "duplicate jobs")
+PEOPLE_HEAD = (
+    "the person",
+    "agent",
+    "gates",
+    "worlds",
+    "$ spent",
+    "$ wasted",
+    "% wasted",
+    "checkpoints lost",
+    "left billing",
+)
 RAW = "raw"
 """Without gates no server runs, so that no trial can pass: only what it did counts."""
 
@@ -30,6 +41,23 @@ class Outcome:
         d, passed = self.damage, "-" if raw else f"{100 * self.passes / max(1, self.trials):.0f} %"
         money = (f"{usd:.0f}" for usd in (d.spent_usd, d.wasted_usd, self.over_usd))
         return (self.trials, passed, *money, d.lost, d.billing, d.duplicates)
+
+    def people_cells(self) -> tuple[object, ...]:
+        """Return the figures as cells, in the order of `PEOPLE_HEAD` from the number of worlds on."""
+        d = self.damage
+        return (
+            self.trials,
+            f"{d.spent_usd:.1f}",
+            f"{d.wasted_usd:.1f}",
+            f"{self.wasted_percent:.1f}",
+            d.lost,
+            d.billing,
+        )
+
+    @property
+    def wasted_percent(self) -> float:
+        """Return the share of what was spent that was wasted, in percent."""
+        return 100 * self.damage.wasted_usd / self.damage.spent_usd if self.damage.spent_usd else 0.0
 
 
 def outcome(trials: Sequence[Trial], cases: dict[str, Case]) -> Outcome:
@@ -63,4 +91,12 @@ def by_agent(runs: Sequence[tuple[Run, Sequence[Trial]]], cases: dict[str, Case]
     for run, trials in runs:
         raw = run.arm == RAW
         rows.append((run.agent, "no" if raw else "yes", *outcome(trials, cases).cells(raw=raw)))
+    yield from table(rows)
+
+
+def by_people(runs: Sequence[tuple[str, Run, Sequence[Trial]]], cases: dict[str, Case]) -> Iterator[str]:
+    """Yield the table of runs with what the person did in them: a row for each."""
+    rows: list[Sequence[object]] = [PEOPLE_HEAD]
+    for person, run, trials in runs:
+        rows.append((person, run.agent, "no" if run.arm == RAW else "yes", *outcome(trials, cases).people_cells()))
     yield from table(rows)

@@ -34,6 +34,7 @@ from typing import Any
 from trainers.common.hardware import Plan
 from trainers.common.rows import Data, load
 from trainers.common.settings import option
+from trainers.common.smoke_text import smoke_text
 from trainers.common.text import TextSettings, load_model, load_tokenizer, lora
 from trainers.common.training import arguments, run
 
@@ -72,5 +73,10 @@ def build(settings: CptSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def example(index: int, text: str) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"text": text}
+
+
 if __name__ == "__main__":
-    sys.exit(run(CptSettings, "cpt", lambda settings: load(settings, WANTED, ALSO), build))
+    sys.exit(run(CptSettings, "cpt", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))

@@ -36,6 +36,7 @@ from trainers.common.outcome import Exit, Stop, why_not_loaded
 from trainers.common.rewards import GeneratingSettings, check_prompts
 from trainers.common.rows import Data, load
 from trainers.common.settings import option
+from trainers.common.smoke_text import smoke_text, turn
 from trainers.common.text import dtype_of, load_model, load_tokenizer, lora
 from trainers.common.training import arguments, run
 
@@ -100,5 +101,18 @@ def build(settings: DistillSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def example(index: int, text: str) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"prompt": turn("user", text)}
+
+
 if __name__ == "__main__":
-    sys.exit(run(DistillSettings, "distill", lambda settings: load(settings, WANTED, ALSO), build))
+    sys.exit(
+        run(
+            DistillSettings,
+            "distill",
+            lambda settings: load(settings, WANTED, ALSO),
+            build,
+            smoke_text(example, "--teacher", "{}/teacher", "--max-completion-length", "8"),
+        )
+    )

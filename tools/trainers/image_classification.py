@@ -30,6 +30,7 @@ command goes on). `--help` lists the settings; each is also a key of `--config F
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainers.common.hardware import Plan
@@ -47,6 +48,7 @@ from trainers.common.pictures import (
 )
 from trainers.common.rows import Data, load
 from trainers.common.settings import option
+from trainers.common.smoke_pictures import SHAPE, SIDE, smoke_pictures
 from trainers.common.training import arguments, run
 
 WANTED = (("image", "label"),)
@@ -105,5 +107,28 @@ def build(settings: ClassificationSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def write_model(folder: Path) -> None:
+    """Save the random model of a smoke run with its processor."""
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+    torch.manual_seed(0)
+    ViTForImageClassification(ViTConfig(image_size=SIDE, patch_size=8, **SHAPE)).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+
+
+def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"image": picture, "label": color}
+
+
 if __name__ == "__main__":
-    sys.exit(run(ClassificationSettings, "image_classification", lambda s: load(s, WANTED, (), check_pictures), build))
+    sys.exit(
+        run(
+            ClassificationSettings,
+            "image_classification",
+            lambda s: load(s, WANTED, (), check_pictures),
+            build,
+            smoke_pictures(example, write_model),
+        )
+    )

@@ -35,6 +35,7 @@ from trainers.common.hardware import Plan
 from trainers.common.outcome import Exit, Stop
 from trainers.common.rows import Data, load
 from trainers.common.settings import option
+from trainers.common.smoke_text import smoke_text, turn
 from trainers.common.text import TextSettings, check_lengths, load_model, load_tokenizer, lora
 from trainers.common.training import arguments, run
 
@@ -80,5 +81,10 @@ def build(settings: KtoSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def example(index: int, text: str) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"prompt": turn("user", text), "completion": turn("assistant", text[::-1]), "label": index % 2 == 0}
+
+
 if __name__ == "__main__":
-    sys.exit(run(KtoSettings, "kto", lambda settings: load(settings, WANTED, ALSO), build))
+    sys.exit(run(KtoSettings, "kto", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))

@@ -39,6 +39,8 @@ from typing import Any
 from trainers.common.folder import put_in_place, write_json
 from trainers.common.outcome import Exit, Stop, complain, say, why_not_loaded
 from trainers.common.settings import Checked, option, read_settings
+from trainers.common.smoke import MODEL, Smoke, with_inputs
+from trainers.common.smoke_text import write_language_model
 
 SOURCE = "llama-cpp-python==0.3.36"  # its source archive contains llama.cpp, with converter and build files
 TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS")
@@ -55,6 +57,7 @@ RECOGNIZE = (
 class GgufSettings(Checked):
     """Merging and conversion."""
 
+    smoke: bool = option(False, "convert an adapter of a tiny random model, to try the script and the machine")
     model: str = option("", "adapter or model: folder or Hub id")
     base: str = option("", "base model of an adapter; empty: the one that its config names")
     out: str = option("out", "output folder")
@@ -249,10 +252,25 @@ def publish(settings: GgufSettings) -> None:
         raise Stop(Exit.PUSH, message, f"{settings.out}/gguf is complete; upload it from there") from error
 
 
+def write_adapter(folder: Path) -> None:
+    """Save the random model of a smoke run, and an adapter of it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_language_model(folder / MODEL, hidden=BLOCK)
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / MODEL), LoraConfig(task_type="CAUSAL_LM"))
+    adapter.save_pretrained(folder / "adapter")
+    AutoTokenizer.from_pretrained(folder / MODEL).save_pretrained(folder / "adapter")
+
+
+# F16 needs llama.cpp's source and not its build, which takes minutes.
+SMOKE = ("--model", "{}/adapter", "--base", f"{{}}/{MODEL}", "--types", "F16", "--pre-tokenizer", "gpt-2")
+
+
 def main() -> int:
     """Merge, convert, prove; return the exit code."""
     try:
-        settings = read_settings(GgufSettings, sys.argv[1:])
+        settings = read_settings(GgufSettings, with_inputs(sys.argv[1:], Smoke(write_adapter, SMOKE, trains=False)))
         say("settings: " + json.dumps(asdict(settings), sort_keys=True))
         files = written(settings, merged(settings))
         publish(settings)

@@ -34,6 +34,7 @@ import contextlib
 import io
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainers.common.hardware import Plan
@@ -52,6 +53,7 @@ from trainers.common.pictures import (
 )
 from trainers.common.rows import Data, load
 from trainers.common.settings import option
+from trainers.common.smoke_pictures import SHAPE, SIDE, smoke_pictures
 from trainers.common.training import arguments, run
 
 WANTED = (("image", "objects"),)
@@ -237,5 +239,30 @@ def build(settings: DetectionSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def write_model(folder: Path) -> None:
+    """Save the random model of a smoke run with its processor."""
+    import torch
+    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
+
+    torch.manual_seed(0)
+    YolosForObjectDetection(
+        YolosConfig(image_size=[SIDE, SIDE], num_detection_tokens=6, patch_size=8, **SHAPE)
+    ).save_pretrained(folder)
+    YolosImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_pad=False).save_pretrained(folder)
+
+
+def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"image": picture, "objects": {"bbox": [box], "category": [color]}}
+
+
 if __name__ == "__main__":
-    sys.exit(run(DetectionSettings, "object_detection", lambda s: load(s, WANTED, (), check_pictures), build))
+    sys.exit(
+        run(
+            DetectionSettings,
+            "object_detection",
+            lambda s: load(s, WANTED, (), check_pictures),
+            build,
+            smoke_pictures(example, write_model),
+        )
+    )

@@ -34,6 +34,7 @@ from typing import Any
 from trainers.common.hardware import Plan
 from trainers.common.rows import Data, load
 from trainers.common.settings import option
+from trainers.common.smoke_text import smoke_text, turn
 from trainers.common.text import TextSettings, check_lengths, load_model, load_tokenizer, lora
 from trainers.common.training import arguments, run
 
@@ -67,5 +68,10 @@ def build(settings: OrpoSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def example(index: int, text: str) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"prompt": turn("user", text), "chosen": turn("assistant", text[::-1]), "rejected": turn("assistant", "a")}
+
+
 if __name__ == "__main__":
-    sys.exit(run(OrpoSettings, "orpo", lambda settings: load(settings, WANTED, ALSO), build))
+    sys.exit(run(OrpoSettings, "orpo", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))

@@ -36,6 +36,7 @@ from trainers.common.hardware import Plan
 from trainers.common.rewards import OnlineSettings, check_prompts, load_rewards, rollout
 from trainers.common.rows import ALL, Data, load
 from trainers.common.settings import option
+from trainers.common.smoke_text import smoke_text, turn
 from trainers.common.text import load_model, load_tokenizer, lora
 from trainers.common.training import arguments, run
 
@@ -70,5 +71,18 @@ def build(settings: RlooSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def example(index: int, text: str) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"prompt": turn("user", text), "answer": text[0]}
+
+
 if __name__ == "__main__":
-    sys.exit(run(RlooSettings, "rloo", lambda settings: load(settings, WANTED, ALSO), build))
+    sys.exit(
+        run(
+            RlooSettings,
+            "rloo",
+            lambda settings: load(settings, WANTED, ALSO),
+            build,
+            smoke_text(example, "--reward", "answer", "--generations", "2", "--max-completion-length", "8"),
+        )
+    )

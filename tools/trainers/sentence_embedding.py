@@ -28,12 +28,14 @@ command goes on). `--help` lists the settings; each is also a key of `--config F
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainers.common.hardware import Plan
 from trainers.common.outcome import Exit, Stop, say, why_not_loaded
 from trainers.common.rows import Data, load, sample
 from trainers.common.settings import Settings, option
+from trainers.common.smoke_text import smoke_text, write_tokenizer
 from trainers.common.training import arguments, run
 
 WANTED = (("anchor", "positive", "negative"), ("anchor", "positive"), ("sentence1", "sentence2", "score"))
@@ -111,5 +113,29 @@ def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def write_model(folder: Path, seed: int) -> None:
+    """Save the random model of a smoke run with its tokenizer."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    write_tokenizer(folder)
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=512, max_position_embeddings=128, pad_token_id=0, **shape)).save_pretrained(folder)
+
+
+def example(index: int, text: str) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"anchor": text, "positive": text[::2]}
+
+
 if __name__ == "__main__":
-    sys.exit(run(EmbeddingSettings, "sentence_embedding", lambda s: load(s, WANTED, (), check), build))
+    sys.exit(
+        run(
+            EmbeddingSettings,
+            "sentence_embedding",
+            lambda s: load(s, WANTED, (), check),
+            build,
+            smoke_text(example, model=write_model),
+        )
+    )

@@ -35,6 +35,7 @@ from trainers.common.hardware import Plan
 from trainers.common.outcome import Exit, Stop
 from trainers.common.rows import Data, load
 from trainers.common.settings import option
+from trainers.common.smoke_text import smoke_text, turn
 from trainers.common.text import TextSettings, check_lengths, has_flash_attention, load_model, load_tokenizer, lora
 from trainers.common.training import arguments, run
 
@@ -81,5 +82,10 @@ def build(settings: SftSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def example(index: int, text: str) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"messages": turn("user", text) + turn("assistant", text[::-1])}
+
+
 if __name__ == "__main__":
-    sys.exit(run(SftSettings, "sft", lambda settings: load(settings, WANTED, ALSO), build))
+    sys.exit(run(SftSettings, "sft", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))

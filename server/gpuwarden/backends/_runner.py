@@ -113,7 +113,7 @@ class RunnerBackend:
         return await self._roster("manifest", handle, paths)
 
     async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
-        request = {"paths": list(paths), **self.mapping(handle.place)}
+        request = {"paths": list(paths), "parts": verb == "manifest", **self.mapping(handle.place)}
         lines = await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S)
         return await to_thread.run_sync(launch.manifest, lines)
 

@@ -80,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("--every", type=float, default=10.0, help="seconds between two looks")
     ask.add_argument("--once", action="store_true", help="wait the quiet time once, then end")
     ask.add_argument("--attached", action="store_true", help="at the end of stdin look a last time, then end")
+    ask.add_argument("--parts", action="store_true", help="seal the digests of the parts of large files, too")
     ask.add_argument("--keyed", action="store_true", help="the first line of stdin is the key that signs lines")
     args = ask.parse_args(argv)
     if args.verb == "seal":
@@ -152,7 +153,8 @@ def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 def _seal(args: argparse.Namespace) -> int:
     """Seal what is finished below the paths: twice with `--once`, else until stdin is closed or without an end."""
     lowest_priority()
-    digests = ("sha256",) if args.log else manifest.DIGESTS
+    digests: tuple[str, ...] = ("sha256",) if args.log else manifest.DIGESTS
+    digests += (manifest.PARTS,) if args.parts else ()
     key = bytearray()
     if args.keyed:
         hide_memory()

@@ -24,12 +24,13 @@ A message says what happened and what is known; `next_steps` are values that eac
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuwarden.core.guidance import Action, Hint, do, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gpuwarden.core.rules import Finding
 
@@ -44,11 +45,23 @@ class WardenError(Exception):
         super().__init__(message)
         self.message = message
         self.next_steps = steps(hint)
+        self.unsent = False
+        """No request that could rent a machine was sent, so this refusal of a create needs no second look."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form for programs; `interfaces.results` has the one for replies."""
         steps = [step.as_dict() for step in self.next_steps]
         return {"ok": False, "code": self.code, "message": self.message, "next": steps, "retry": self.retry}
+
+
+@contextmanager
+def nothing_sent() -> Iterator[None]:
+    """Mark the errors of a block that only prepares a create, such as a search for an offer, as unsent."""
+    try:
+        yield
+    except WardenError as error:
+        error.unsent = True
+        raise
 
 
 class Refused(WardenError):

@@ -44,11 +44,13 @@ _WORD: Final = re.compile(r"[^\s\"']+|\"[^\"]*\"|'[^']*'")
 _NAME: Final = r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z_][\w.-]{0,80})"
 _ASSIGNED: Final = re.compile(_NAME + r"""["']?\s?(?:=|:\s)\s?["']?(?P<value>[^\s"',;}&]+)""")
 _LITERAL: Final = re.compile(_NAME + r"""["']?\]?\s?[=:]\s?[rb]?["'](?P<value>[^\s"']{8,200})["']""")
+# After a header's name in quotes, a value without them is an expression of code.
+_IS: Final = r"""(?: ["'] \s?[:=]\s? ["'] | \s?[:=]\s? ["']? )"""
 _HEADER: Final = re.compile(
-    r"""(?xi)\b(?: (?:proxy-)? auth(?:orization)? ["']? \s?[:=]\s? ["']? (?:bearer|basic|token|apikey) \s{1,4}
-      | (?:x-api-key|api-key|private-token|x-auth-token|x-access-token) ["']? \s?[:=]\s? ["']?
-      | bearer \s{1,4} (?=[\w.~+/-]{16}) (?=[\w.~+/-]{0,60}[0-9]) )
-    (?P<value>[^\s"',;)]{4,})"""
+    rf"""(?xi)\b(?: (?:proxy-)? auth(?:orization)? {_IS} (?:bearer|basic|token|apikey) \s{{1,4}}
+      | (?:x-api-key|api-key|private-token|x-auth-token|x-access-token) {_IS}
+      | bearer \s{{1,4}} (?=[\w.~+/-]{{16}}) (?=[\w.~+/-]{{0,60}}[0-9]) )
+    (?P<value>[^\s"',;)]{{4,}})"""
 )
 _URL: Final = re.compile(
     r"(?i)\b[a-z][a-z0-9+.-]{1,20}://(?P<user>[^\s/:@\"']{0,200})(?::(?P<value>[^\s/@\"']{1,200}))?@"

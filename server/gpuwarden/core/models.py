@@ -28,6 +28,7 @@ from pydantic import (
 from gpuwarden.core.evidence import Cause
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
+from gpuwarden.core.store_address import StoreAddress
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class WithOptions(Frozen):
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         plain: dict[str, object] = handler(self)
-        return {k: v for k, v in plain.items() if v or k not in {"options", "project"}}
+        return {k: v for k, v in plain.items() if v or k not in {"options", "project", "keep"}}
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,13 @@ class JobSpec(WithOptions):
     teardown: Verb = "terminate"
     max_restarts: int = Field(default=3, ge=0, le=100)
     project: str = ""
+    keep: str = Field(default="", max_length=1_000)
+    """The address of a store that keeps the outputs without this machine; see `core.store_address`."""
+
+    @field_validator("keep")
+    @classmethod
+    def _kept(cls, text: str) -> str:
+        return str(StoreAddress.parse(text)) if text else ""
 
     @field_validator("project")
     @classmethod
@@ -442,6 +450,8 @@ class SealLine(Frozen):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     sealed_at: float = Field(ge=0, lt=1e12)
     mac: str = Field(default="", max_length=64)
+    part_size: int | None = Field(default=None, ge=1)
+    parts_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
 
 
 class Artifact(Frozen):
@@ -459,6 +469,8 @@ class Artifact(Frozen):
     seal: SealLine | None = None  # the machine's own claim about that; anybody there may have written it
     xxh3_128: str | None = None  # many times faster than sha256; finds damage, not malice
     crc32: str | None = None  # as fast, and needs no library beyond the standard one where the file was saved
+    part_size: int | None = None  # of an upload in parts, for a file of more than one
+    parts_sha256: str | None = None  # over the SHA-256 of each such part; a store lists the same value
 
     @property
     def stamp(self) -> tuple[int, int, int]:

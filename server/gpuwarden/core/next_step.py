@@ -48,7 +48,8 @@ class Situation:
 
     `launched`: something was started on the machine and its files can be asked for. `given_back`: gpuwarden itself ends
     a machine that never ran anything. `ends_at` is when a standing order ends the machine, in seconds since the epoch;
-    None where nobody ordered that or somebody objected.
+    None where nobody ordered that or somebody objected. `settles_at` is when a second look settles whether a refused
+    request rented a machine; None where that is not open.
     """
 
     job_id: str
@@ -65,6 +66,7 @@ class Situation:
     ticket_state: Teardown | None = None
     ordered: Verb | None = None
     ends_at: float | None = None
+    settles_at: float | None = None
 
     @property
     def settled(self) -> bool:
@@ -74,6 +76,10 @@ class Situation:
         return self.copy is Copy.NONE and not self.outputs
 
 
+REFUSED: Final = (
+    "The platform's list may be older than its refusal: until a second look a machine may bill, and the same work "
+    "submitted elsewhere may be paid for twice."
+)
 ENDED: Final = "The job has ended and nothing of it is billing."
 UNDER_WAY: Final = frozenset({Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN})
 
@@ -86,6 +92,11 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
             return steps((approval(now.price_ticket), launch))
         if now.job is Job.PREEMPTED and now.machine is Machine.OFF:
             return stopped_machine(now.job_id)
+        if now.settles_at is not None:
+            left = max(0.0, now.settles_at - now.now)
+            when = f"in {left:.0f} s" if left else "again"
+            look = do(Action.CHECK, f"{when}, which settles that", job_id=now.job_id)
+            return steps((REFUSED, look))
         return steps(do(Action.CHECK, "again later; nothing has to wait here", job_id=now.job_id))
     if now.machine is Machine.NONE:
         rest = _copying(now)

@@ -50,6 +50,7 @@ class Code(StrEnum):
     REFUSED_HOST = "refused_host"
     REFUSED_LAUNCH = "refused_launch"
     REFUSED_RENT = "refused_rent"
+    REFUSAL_UNSETTLED = "refusal_unsettled"
     UNFIT_HOST = "unfit_host"
     NO_INSTANCE_RENTED = "no_instance_rented"
     GIVEN_BACK = "given_back"
@@ -66,6 +67,17 @@ class Code(StrEnum):
     FOLDER_REMOVED = "folder_removed"
     FOLDER_LATE = "folder_late"
     CAME_BACK_EMPTY = "came_back_empty"
+
+    STORE_UNREACHABLE = "store_unreachable"
+    STORE_DENIED = "store_denied"
+    STORE_NO_CLIENT = "store_no_client"
+    STORE_INVALID = "store_invalid"
+    STORE_EMPTY = "store_empty"
+    STORE_INCOMPLETE = "store_incomplete"
+    STORE_STALE = "store_stale"
+    STORE_CHANGED = "store_changed"
+    STORE_UNCHECKED = "store_unchecked"
+    STORE_MACHINE_SILENT = "store_machine_silent"
 
 
 _TEXTS: Final[dict[Code, str]] = {
@@ -96,6 +108,8 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.REFUSED_HOST: "{message}",
     Code.REFUSED_LAUNCH: "the job could not be launched: {message}",
     Code.REFUSED_RENT: "the platform refused to rent a machine: {message}",
+    Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second look settles whether it "
+    "rented one all the same",
     Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billing.",
     Code.NO_INSTANCE_RENTED: "no machine was rented in {tries} tries",
     Code.GIVEN_BACK: "the instance was given back because {cause}; cost so far: {cost}",
@@ -114,6 +128,16 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.FOLDER_LATE: "the machine restarted and shows no run folder yet; another look decides",
     Code.CAME_BACK_EMPTY: "the machine restarted and came back without the job's run folder, seen twice: "
     "its process is dead, and what was only there is gone",
+    Code.STORE_UNREACHABLE: "the kept store can't be reached from here: {message}",
+    Code.STORE_DENIED: "the kept store does not let this process read: {message}",
+    Code.STORE_NO_CLIENT: "the kept store can't be read here: {message}",
+    Code.STORE_INVALID: "the kept store's manifest can't be read: {message}",
+    Code.STORE_EMPTY: "the kept store has no manifest of this job yet: nothing was uploaded whole",
+    Code.STORE_INCOMPLETE: "{count} of the declared files are not in the kept store yet, such as {path}",
+    Code.STORE_STALE: "{count} of the declared files changed after their upload, such as {path}",
+    Code.STORE_CHANGED: "{count} objects in the kept store are not the machine's files, such as {path}",
+    Code.STORE_UNCHECKED: "{count} objects in the kept store have no checksum to compare, such as {path}",
+    Code.STORE_MACHINE_SILENT: "the machine did not give the digests to compare the kept store with: {message}",
 }
 
 

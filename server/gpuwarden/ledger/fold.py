@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.models import Account, Handle, InputFile, Instance, JobSpec, Place, Verb
-from gpuwarden.core.reasons import Code
+from gpuwarden.core.reasons import Code, because
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.ledger.event import Event
@@ -16,6 +16,7 @@ from gpuwarden.ledger.events import (
     ApprovalGranted,
     Body,
     CancelRequested,
+    CreateDoubted,
     HostTrusted,
     JobAccepted,
     JobFailed,
@@ -166,6 +167,8 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     declared = latest(events, OutputsDeclared)
     submitted = latest(events, JobSubmitted)
     handle = submitted.handle if submitted else None
+    doubt = _doubt(lease_events) if moved.state == Job.PROVISIONING else None
+    refused = because(Code.REFUSAL_UNSETTLED, message=doubt.why) if doubt else None
     places = (e.data.place for e in reversed(events) if isinstance(e.data, JobSubmitting))
     place = next((place for place in places if place is not None), None)
     if handle is not None:
@@ -179,8 +182,8 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         spec=spec.spec,
         worst_cost=spec.worst_cost,
         price=spec.price,
-        why=moved.data.why,
-        reason=moved.data.reason_code,
+        why=refused.text if refused else moved.data.why,
+        reason=refused.code if refused else moved.data.reason_code,
         next_steps=read_steps(moved.data.following) if isinstance(moved.data, JobFailed) else (),
         attempt=intent.attempt if intent else 0,
         generation=rented.generation if rented else 0,
@@ -191,6 +194,13 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         inputs=spec.inputs,
         declared=declared.outputs if declared else (),
     )
+
+
+def _doubt(lease_events: Events) -> CreateDoubted | None:
+    """Return the refusal of a request whose machine was neither found nor ruled out."""
+    moves = _moved(lease_events)
+    open_still = bool(moves) and moves[-1].state == Lease.UNVERIFIED and not answers(lease_events)
+    return latest(lease_events, CreateDoubted) if open_still else None
 
 
 def _readdressed(place: Place | None, lease_events: Events) -> Place | None:

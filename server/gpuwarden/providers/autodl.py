@@ -29,6 +29,7 @@ from gpuwarden.core.errors import (
     NotSupported,
     RateLimited,
     WardenError,
+    nothing_sent,
 )
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
@@ -182,15 +183,16 @@ class AutoDL(Rented):
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Rent one instance; it starts by itself."""
-        label, spec = self.label(token), self._spec(resources)
-        if resources.max_price_usd_per_hour is not None:
-            raise NotSupported(
-                "AutoDL reports no price before it rents, so a price cap can't be enforced",
-                "Leave the price cap out; the job's own cost cap still bounds it.",
-            )
-        expand = max(0, (resources.disk_gb or 0) - SYSTEM_DISK_GB)
-        if expand > MOST_DISK_GB:
-            raise BadRequest(f"AutoDL's system disk grows to {SYSTEM_DISK_GB + MOST_DISK_GB} GB at most")
+        with nothing_sent():
+            label, spec = self.label(token), self._spec(resources)
+            if resources.max_price_usd_per_hour is not None:
+                raise NotSupported(
+                    "AutoDL reports no price before it rents, so a price cap can't be enforced",
+                    "Leave the price cap out; the job's own cost cap still bounds it.",
+                )
+            expand = max(0, (resources.disk_gb or 0) - SYSTEM_DISK_GB)
+            if expand > MOST_DISK_GB:
+                raise BadRequest(f"AutoDL's system disk grows to {SYSTEM_DISK_GB + MOST_DISK_GB} GB at most")
         order: dict[str, object] = {
             "req_gpu_amount": resources.gpu_count,
             "expand_system_disk_by_gb": expand,

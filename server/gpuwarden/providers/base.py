@@ -4,7 +4,9 @@ A provider's module offers `create(profile, state, clock)`, annotated with the c
 `ACCOUNT_KEYS` the variables with its account's key, and declares in `SHELL_GUARD` (`core.shell_guard`) how its own
 tools end machines; the guard of an agent's shell reads it there.
 
-Definite refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`): nothing was done.
+Refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`). A refused create may have
+rented a machine all the same, so two looks by token decide. A refusal raised inside `core.errors.nothing_sent`, before
+anything was ordered, is certain: where a search finds no capacity, the caller can ask elsewhere at once.
 A lost or unreadable reply is an `Unknown` answer: it may have been done, so the caller checks before it retries.
 """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import NotSupported, WardenError
+from gpuwarden.core.errors import NotSupported, WardenError, nothing_sent
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity
@@ -107,11 +107,12 @@ class HfJobsProvider:
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Reserve. Nothing runs and nothing bills yet."""
-        if resources.durable_storage:
-            raise NotSupported(
-                "jobs have no disk to rent", "Declare an output on a bucket, /hub/buckets/OWNER/NAME/FOLDER."
-            )
-        price = await self.quote(resources)
+        with nothing_sent():
+            if resources.durable_storage:
+                raise NotSupported(
+                    "jobs have no disk to rent", "Declare an output on a bucket, /hub/buckets/OWNER/NAME/FOLDER."
+                )
+            price = await self.quote(resources)
         usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
         file = self._file(token)
         if not file.exists():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError, nothing_sent
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -212,11 +212,12 @@ class LambdaCloud(Rented):
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Launch the type that `quote` names."""
-        label = self.label(token)
-        offer = await self._offer(resources)
-        if isinstance(offer, Unknown):
-            return offer
-        key = await self._key_name()
+        with nothing_sent():
+            label = self.label(token)
+            offer = await self._offer(resources)
+            if isinstance(offer, Unknown):
+                return offer
+            key = await self._key_name()
         if isinstance(key, Unknown):
             return key
         kind, region = offer.value

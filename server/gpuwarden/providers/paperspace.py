@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, NotSupported, WardenError, nothing_sent
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
@@ -201,8 +201,9 @@ class Paperspace(Rented):
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Rent one machine; it starts by itself."""
-        order = self._order(self.label(token), resources)
-        template = await self._template(str(order["machineType"]))
+        with nothing_sent():
+            order = self._order(self.label(token), resources)
+            template = await self._template(str(order["machineType"]))
         if isinstance(template, Unknown):
             return template
         order["templateId"] = template.value

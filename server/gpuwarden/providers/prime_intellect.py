@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError, nothing_sent
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -195,11 +195,12 @@ class PrimeIntellect(Rented):
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Rent the offer that `quote` names."""
-        label = self.label(token)
-        chosen = await self._offer(resources)
-        if isinstance(chosen, Unknown):
-            return chosen
-        key = await self._key_id()
+        with nothing_sent():
+            label = self.label(token)
+            chosen = await self._offer(resources)
+            if isinstance(chosen, Unknown):
+                return chosen
+            key = await self._key_id()
         if isinstance(key, Unknown):
             return key
         offer, team = chosen.value.offer, self.env.get("PRIME_TEAM_ID")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, NotSupported, WardenError, nothing_sent
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -284,11 +284,12 @@ class RunPod(Rented):
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Rent the Pod that `quote` names."""
-        label = self.label(token)
-        offer = await self._offer(resources)
-        if isinstance(offer, Unknown):
-            return offer
-        volume = await self._volume() if resources.durable_storage else Known(None)
+        with nothing_sent():
+            label = self.label(token)
+            offer = await self._offer(resources)
+            if isinstance(offer, Unknown):
+                return offer
+            volume = await self._volume() if resources.durable_storage else Known(None)
         if isinstance(volume, Unknown):
             return volume
         order = self._order(label, resources, offer.value, volume.value)

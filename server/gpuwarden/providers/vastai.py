@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, RateLimited, WardenError
+from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, RateLimited, WardenError, nothing_sent
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -231,8 +231,9 @@ class Vast(Rented):
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Rent the cheapest offer that is still there."""
-        label = self.label(token)
-        offers = await self._offers(resources)
+        with nothing_sent():
+            label = self.label(token)
+            offers = await self._offers(resources)
         if isinstance(offers, Unknown):
             return offers
         for offer in offers.value[: TRIES - 1]:

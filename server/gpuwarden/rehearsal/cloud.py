@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NoCapacity, NotFound, NotSupported, Unreachable
+from gpuwarden.core.errors import (
+    BadReply,
+    BadRequest,
+    Conflict,
+    NoCapacity,
+    NotFound,
+    NotSupported,
+    Unreachable,
+    nothing_sent,
+)
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
@@ -115,7 +124,8 @@ class Cloud:
 
         def rent(s: Session) -> Instance:
             usd = meter.price(s.config.settings, self.profile, resources)
-            self._refuse(s, resources, usd)
+            with nothing_sent():  # as a search before the order finds none
+                self._refuse(s, resources, usd)
             number = s.state.calls.get("instances", 0) + 1
             s.state.calls["instances"] = number
             record = Record(

@@ -57,8 +57,8 @@ class Fault(Frozen):
     from the seed instead, each call or instance by itself.
 
     - `lost_request`: nothing happens, without a response. `lost_reply`: it happens, without a response.
-      `bad_reply`: it happens, the answer has an unexpected shape. `no_capacity`: a definite refusal.
-      `false_refusal`: it happens, the answer is a refusal.
+      `bad_reply`: it happens, the answer has an unexpected shape. `no_capacity`: it does not happen, and the answer
+      is a refusal. `false_refusal`: it happens, and the answer is a refusal.
     - `stale`: for `seconds` a new instance is not seen yet, and a gone one is still seen as terminating.
     - `slow_boot`: `seconds` more. `failed_boot`: it never runs, and bills until it is terminated.
     - `preempt`, `vanish`: when a run reaches `step`, or `seconds` after the instance began to run.

@@ -30,6 +30,7 @@ from gpuwarden.core.plural import counted
 from gpuwarden.core.reasons import Code, Reason, because, known_code
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job
+from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.remote.runner_bundle import one_file
 
 INPUTS_HERE: Final = "inputs.whole"
@@ -111,6 +112,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "log_max_bytes": LOG_MAX_BYTES,
             **place.mapping,
             "archive": pyz,
+            **({"keep": vars(StoreAddress.parse(spec.keep))} if spec.keep else {}),
         },
     )
 

@@ -47,11 +47,13 @@ class SubmitFacts:
     `quote` is None where nothing is metered. `unusable` says why jobs can't be run there, `unsold` why the platform
     does not rent what is asked. `unset_secrets` are declared secrets that have no value here, `account_secrets` those
     that are, or contain, the key of an account that rents machines, or gpuwarden's own secrets. `looked` is what the
-    probe of the place (where one exists before renting) and the check of the account found; each finding names the
-    rule that will report it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very
-    script has succeeded before. `script_url` says what is wrong with an address that a script comes from.
-    `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does not, and
-    `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the command.
+    probe of the place (where one exists before renting) and the check of the account found; each finding names the rule
+    that will report it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very script has
+    succeeded before, or is shipped with gpuwarden. `script_url` says what is wrong with an address that a script comes
+    from. `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does
+    not, and `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the
+    command. `keep` says what is wrong with the kept store, None where none is asked for; `unset_keep` are the variables
+    of its credentials that have no value here.
     """
 
     spec: JobSpec
@@ -74,6 +76,8 @@ class SubmitFacts:
     script_url: Answer[str] = field(default_factory=lambda: Known(""))
     unusable_rules: tuple[str, ...] = ()
     attempts: int = 1
+    keep: Answer[str] | None = None
+    unset_keep: tuple[str, ...] = ()
 
     @property
     def uses(self) -> Uses:
@@ -136,13 +140,17 @@ class SubmitFacts:
 
 @dataclass(frozen=True)
 class OutputFile:
-    """One file that the job declared, as it is on the machine, and what is known of its copy."""
+    """One file that the job declared, as it is on the machine, and what is known of its copies.
+
+    `copied`: it was pulled. `stored`: the kept store has it, equal by the store's own checksum.
+    """
 
     path: str
     size: int
     tier: str
     dies: bool
     copied: bool = False
+    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,8 @@ class TeardownFacts:
     reached. `copy_verdict` is the verification of the pulled copy, None when there was none since it last changed;
     `copy_equal` says that every file of it has the digest that the machine's manifest gives it, whatever its content;
     `copy_unread` are the files that nothing here can read, where they alone keep it from being proven; `copy_aside` the
-    pictures, tables and logs that are as broken on the machine, where they alone refute it.
+    pictures, tables and logs that are as broken on the machine, where they alone refute it. `store` is the address of
+    the kept store where one was looked at, `store_why` why it has not everything that dies.
     """
 
     job_id: str
@@ -174,6 +183,8 @@ class TeardownFacts:
     other_jobs: tuple[str, ...] = ()
     unusable_rules: tuple[str, ...] = ()
     durable_storage: bool = False
+    store: str = ""
+    store_why: str = ""
     disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("not asked"))
 
     @property

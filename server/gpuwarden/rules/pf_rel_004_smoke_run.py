@@ -22,7 +22,8 @@ _KNOWN_GOOD = {
 def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     """A new script has run once on inputs that are known to work.
 
-    Why: when a proven script fails, it is the inputs; when a new one fails, it may be anything.
+    Why: when a proven script fails, it is the inputs; when a new one fails, it may be anything. The trainers that
+    gpuwarden ships, unchanged, count as proven: its tests run each of them to the end.
 
     Example:
         submit_job(gpu="h100", script=new_script, timeout_s=36_000)

@@ -12,7 +12,8 @@ SHOWN = 5
 def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared file that the teardown destroys has a copy elsewhere, equal by digest.
 
-    Why: "saved" in a log is a claim. A file whose only copy is on the machine is lost with it.
+    Why: "saved" in a log is a claim. A file whose only copy is on the machine is lost with it. A copy is one that was
+    pulled, or an object of the kept store whose own checksum there equals the machine's file.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # out/model.safetensors exists only on the machine
@@ -24,9 +25,10 @@ def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.gone:
         return
-    bare = [f for f in facts.dying if not f.copied]
+    bare = [f for f in facts.dying if not f.copied and not f.stored]
     if bare:
         more = f" and {len(bare) - SHOWN} more" if len(bare) > SHOWN else ""
         names = ", ".join(f.path for f in bare[:SHOWN]) + more
         what = f"{counted(len(bare), 'declared file')}, {sum(f.size for f in bare):,} bytes"
-        yield Found(f"{facts.verb} deletes what has no copy, {what}: {names}")
+        store = f". {facts.store}: {facts.store_why}" if facts.store_why else ""
+        yield Found(f"{facts.verb} deletes what has no copy, {what}: {names}{store}")

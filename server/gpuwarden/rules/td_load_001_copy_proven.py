@@ -20,7 +20,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint. A file that
     nothing here can read is a warning when its copy equals the machine's file by digest: copied, load not proven. So is
     a picture, a table or a log that is broken there too. A file that begins like a format that is read here is judged,
-    whatever its name.
+    whatever its name. What is only in a kept store was not loaded here, so that is a warning as well.
 
     Example:
         pull_artifacts(job_id="j1")
@@ -32,8 +32,16 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
         teardown_request(job_id="j1", verb="terminate")
 
     """
-    if facts.gone or not facts.dying or any(not f.copied for f in facts.dying):
+    if facts.gone or not facts.dying or any(not f.copied and not f.stored for f in facts.dying):
         return  # TD-COPY-001 reports these
+    if facts.copy_verdict is not Verdict.PROVEN and all(f.stored for f in facts.dying):
+        what = counted(len(facts.dying), "file")
+        yield Found(
+            f"{what} kept in {facts.store}, load not proven: each object there equals the machine's file by checksum",
+            fix=(do(Action.PULL), "or let a person decide: the files are safe, whether they load is unknown."),
+            severity=Severity.WARNING,
+        )
+        return
     if facts.copy_verdict is None:
         yield Found("the copy was not verified since it last changed")
     elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:

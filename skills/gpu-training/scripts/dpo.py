@@ -140,6 +140,7 @@ class Checked:
 class Settings(Checked):
     """Settings of every trainer."""
 
+    smoke: bool = option(False, "train a tiny random model on made-up rows, to try the script and the machine")
     model: str = option("", "model: Hub id or folder")
     revision: str = option("main", "revision of the model")
     dataset: str = option("", "data: jsonl, json, csv or parquet file, URL, folder, or Hub id")
@@ -873,6 +874,116 @@ def why_bad(name: str, value: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
+# Smoke runs: a tiny random model and made-up rows try the script and the machine without a download.
+
+ROWS = 48
+NOUNS = ("cat", "dog", "tree", "sun", "one", "two", "three", "four", "five", "six")
+WORDS = ("how", "much", "is", "plus", "times", "red", "green", "blue", "the", "of", "a", "and", "what", *NOUNS)
+# Two checkpoints, in seconds on a CPU.
+SHORT = ("--steps", "8", "--save-steps", "4", "--batch-size", "4", "--micro-batch", "2", "--logging-steps", "1")
+MODEL, DATA = "model", "data.jsonl"
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """Inputs of `--smoke`. `make` writes them into a folder; `flags` are the run's, with `{}` for that folder."""
+
+    make: Callable[[Path], None]
+    flags: tuple[str, ...]
+    trains: bool = True
+
+
+def sentences() -> list[str]:
+    """Return short texts that differ from each other."""
+    size = len(WORDS)
+    return [" ".join(WORDS[(i * 7 + j * (i % 5 + 1)) % size] for j in range(3 + i % 4)) for i in range(ROWS)]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
+    """Return a command line that begins with a smoke run's flags, and write its inputs; others stay as they are."""
+    ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ask.add_argument("--smoke", action="store_true")
+    ask.add_argument("--out", default="smoke")
+    known, _ = ask.parse_known_args(words)
+    if not known.smoke:
+        return words
+    import torch
+
+    inputs = Path(f"{known.out}-inputs")
+    if not inputs.exists():
+        making = inputs.with_name(f".{inputs.name}")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        smoke.make(making)
+        put_in_place(making, inputs)
+    say(f"smoke run on made-up inputs in {inputs}")
+    device = ("--cpu",) if smoke.trains and not torch.cuda.is_available() else ()
+    return ["--out", known.out, *device, *(flag.format(inputs) for flag in smoke.flags), *words]
+
+
+# ----------------------------------------------------------------------------------------------------
+# A smoke run's language model: two layers with random weights, and a tokenizer of bytes.
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+ENDS = {"pad_token": "<|pad|>", "eos_token": "<|end|>", "unk_token": None}
+ROLES = ("<|user|>", "<|assistant|>", "<|system|>")
+
+
+def turn(role: str, content: str) -> list[dict[str, str]]:
+    """Return one message, as a list."""
+    return [{"role": role, "content": content}]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Save a tokenizer whose tokens are bytes."""
+    from transformers import Qwen2Tokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    tokens = ["<|pad|>", "<|end|>", *ROLES, *bytes_to_unicode().values()]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], additional_special_tokens=list(ROLES), **ENDS)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def write_language_model(folder: Path, seed: int = 0, hidden: int = 64) -> None:
+    """Save a random Qwen2 with its tokenizer."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    write_tokenizer(folder)
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=512, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1,
+        bos_token_id=None,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def smoke_text(
+    row: Callable[[int, str], dict[str, Any]], *flags: str, model: Callable[[Path, int], None] = write_language_model
+) -> Smoke:
+    """Return the inputs of a method on texts: its rows, a model, and a second one for a teacher."""
+
+    def make(folder: Path) -> None:
+        model(folder / MODEL, 0)
+        model(folder / "teacher", 1)
+        write_rows(folder / DATA, [row(index, text) for index, text in enumerate(sentences())])
+
+    return Smoke(make, ("--model", f"{{}}/{MODEL}", "--dataset", f"{{}}/{DATA}", "--max-length", "128", *SHORT, *flags))
+
+
+# ----------------------------------------------------------------------------------------------------
 # Language models: the tokenizer's checks, the lengths of rows, and loading.
 
 
@@ -1478,10 +1589,12 @@ def peak_memory() -> float | None:
     return round(torch.cuda.max_memory_allocated() / 1e9, 3) if torch.cuda.is_available() else None
 
 
-def run(kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any]) -> int:
+def run(
+    kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
+) -> int:
     """Run one method with the command line's settings; return the exit code."""
     try:
-        settings = read_settings(kind, sys.argv[1:])
+        settings = read_settings(kind, with_inputs(sys.argv[1:], smoke))
     except Stop as stop:
         complain(stop)
         return int(stop.code)
@@ -1578,5 +1691,10 @@ def build(settings: DpoSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def example(index: int, text: str) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"prompt": turn("user", text), "chosen": turn("assistant", text[::-1]), "rejected": turn("assistant", "a")}
+
+
 if __name__ == "__main__":
-    sys.exit(run(DpoSettings, "dpo", lambda settings: load(settings, WANTED, ALSO), build))
+    sys.exit(run(DpoSettings, "dpo", lambda settings: load(settings, WANTED, ALSO), build, smoke_text(example)))

@@ -145,6 +145,7 @@ class Checked:
 class Settings(Checked):
     """Settings of every trainer."""
 
+    smoke: bool = option(False, "train a tiny random model on made-up rows, to try the script and the machine")
     model: str = option("", "model: Hub id or folder")
     revision: str = option("main", "revision of the model")
     dataset: str = option("", "data: jsonl, json, csv or parquet file, URL, folder, or Hub id")
@@ -1183,6 +1184,93 @@ def need_rows(data: Data, least: int) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
+# Smoke runs: a tiny random model and made-up rows try the script and the machine without a download.
+
+ROWS = 48
+NOUNS = ("cat", "dog", "tree", "sun", "one", "two", "three", "four", "five", "six")
+WORDS = ("how", "much", "is", "plus", "times", "red", "green", "blue", "the", "of", "a", "and", "what", *NOUNS)
+# Two checkpoints, in seconds on a CPU.
+SHORT = ("--steps", "8", "--save-steps", "4", "--batch-size", "4", "--micro-batch", "2", "--logging-steps", "1")
+MODEL, DATA = "model", "data.jsonl"
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """Inputs of `--smoke`. `make` writes them into a folder; `flags` are the run's, with `{}` for that folder."""
+
+    make: Callable[[Path], None]
+    flags: tuple[str, ...]
+    trains: bool = True
+
+
+def sentences() -> list[str]:
+    """Return short texts that differ from each other."""
+    size = len(WORDS)
+    return [" ".join(WORDS[(i * 7 + j * (i % 5 + 1)) % size] for j in range(3 + i % 4)) for i in range(ROWS)]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
+    """Return a command line that begins with a smoke run's flags, and write its inputs; others stay as they are."""
+    ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ask.add_argument("--smoke", action="store_true")
+    ask.add_argument("--out", default="smoke")
+    known, _ = ask.parse_known_args(words)
+    if not known.smoke:
+        return words
+    import torch
+
+    inputs = Path(f"{known.out}-inputs")
+    if not inputs.exists():
+        making = inputs.with_name(f".{inputs.name}")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        smoke.make(making)
+        put_in_place(making, inputs)
+    say(f"smoke run on made-up inputs in {inputs}")
+    device = ("--cpu",) if smoke.trains and not torch.cuda.is_available() else ()
+    return ["--out", known.out, *device, *(flag.format(inputs) for flag in smoke.flags), *words]
+
+
+# ----------------------------------------------------------------------------------------------------
+# A smoke run's pictures: a red or a green square on blue, with its class and its box.
+
+SIDE = 32
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def write_pictures(folder: Path) -> list[tuple[str, str, list[int]]]:
+    """Save pictures; return the name, the class and the box (x, y, width, height) of each."""
+    import PIL.Image
+
+    folder.mkdir()
+    made = []
+    for index in range(24):
+        x, y, side = 2 + index % 9, 3 + index % 7, 8 + index % 5
+        picture = PIL.Image.new("RGB", (SIDE, SIDE), (20, 20, 90))
+        color = "green" if index % 2 else "red"
+        picture.paste((0, 128, 0) if index % 2 else (255, 0, 0), (x, y, x + side, y + side))
+        picture.save(folder / f"{index}.png")
+        made.append((f"{folder.name}/{index}.png", color, [x, y, side, side]))
+    return made
+
+
+def smoke_pictures(row: Callable[[str, str, list[int]], dict[str, Any]], model: Callable[[Path], None]) -> Smoke:
+    """Return the inputs of a method on pictures: its rows, and a model."""
+
+    def make(folder: Path) -> None:
+        model(folder / MODEL)
+        write_rows(folder / DATA, [row(*picture) for picture in write_pictures(folder / "pictures")])
+
+    flags = ("--model", f"{{}}/{MODEL}", "--dataset", f"{{}}/{DATA}", "--eval-fraction", "0.2", *SHORT)
+    return Smoke(make, flags)
+
+
+# ----------------------------------------------------------------------------------------------------
 # Finish a run: the final model, its card, result.json, and the push.
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "sentence-transformers")
@@ -1478,10 +1566,12 @@ def peak_memory() -> float | None:
     return round(torch.cuda.max_memory_allocated() / 1e9, 3) if torch.cuda.is_available() else None
 
 
-def run(kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any]) -> int:
+def run(
+    kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
+) -> int:
     """Run one method with the command line's settings; return the exit code."""
     try:
-        settings = read_settings(kind, sys.argv[1:])
+        settings = read_settings(kind, with_inputs(sys.argv[1:], smoke))
     except Stop as stop:
         complain(stop)
         return int(stop.code)
@@ -1731,5 +1821,30 @@ def build(settings: DetectionSettings, plan: Plan, data: Data) -> Any:
     )
 
 
+def write_model(folder: Path) -> None:
+    """Save the random model of a smoke run with its processor."""
+    import torch
+    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
+
+    torch.manual_seed(0)
+    YolosForObjectDetection(
+        YolosConfig(image_size=[SIDE, SIDE], num_detection_tokens=6, patch_size=8, **SHAPE)
+    ).save_pretrained(folder)
+    YolosImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_pad=False).save_pretrained(folder)
+
+
+def example(picture: str, color: str, box: list[int]) -> dict[str, Any]:
+    """Return a row of a smoke run."""
+    return {"image": picture, "objects": {"bbox": [box], "category": [color]}}
+
+
 if __name__ == "__main__":
-    sys.exit(run(DetectionSettings, "object_detection", lambda s: load(s, WANTED, (), check_pictures), build))
+    sys.exit(
+        run(
+            DetectionSettings,
+            "object_detection",
+            lambda s: load(s, WANTED, (), check_pictures),
+            build,
+            smoke_pictures(example, write_model),
+        )
+    )

@@ -40,6 +40,7 @@ class Checked:
 class Settings(Checked):
     """Settings of every trainer."""
 
+    smoke: bool = option(False, "train a tiny random model on made-up rows, to try the script and the machine")
     model: str = option("", "model: Hub id or folder")
     revision: str = option("main", "revision of the model")
     dataset: str = option("", "data: jsonl, json, csv or parquet file, URL, folder, or Hub id")

@@ -17,6 +17,7 @@ from trainers.common.outcome import Exit, Stop, complain, rank, say
 from trainers.common.results import need_push, push, save_final, write_result
 from trainers.common.rows import Data
 from trainers.common.settings import Settings, read_settings
+from trainers.common.smoke import Smoke, with_inputs
 
 T = TypeVar("T", bound=Settings)
 
@@ -199,10 +200,12 @@ def peak_memory() -> float | None:
     return round(torch.cuda.max_memory_allocated() / 1e9, 3) if torch.cuda.is_available() else None
 
 
-def run(kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any]) -> int:
+def run(
+    kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
+) -> int:
     """Run one method with the command line's settings; return the exit code."""
     try:
-        settings = read_settings(kind, sys.argv[1:])
+        settings = read_settings(kind, with_inputs(sys.argv[1:], smoke))
     except Stop as stop:
         complain(stop)
         return int(stop.code)

@@ -140,9 +140,26 @@ def _from_type(args: tuple[Any, ...]) -> bool:
     return fits and CALLS[func](inner) and attributes(args[3])
 
 
+def _numpy_dtype(args: tuple[Any, ...]) -> bool:
+    """Accept what numpy writes: a letter and a size. Longer text is a language of its own, whose reader is code."""
+    code = args[0] if args else None
+    return type(code) is str and re.fullmatch(r"[A-Za-z?][0-9]{0,9}", code) is not None and _scalars(args)
+
+
+def _numpy_scalar(args: tuple[Any, ...]) -> bool:
+    """Accept a dtype and bytes."""
+    return len(args) <= 2 and all(map(_made_dtype, args[:1])) and _scalars(args[1:])
+
+
 def _numpy_values(args: tuple[Any, ...]) -> bool:
-    """Accept a dtype, bytes, shape and order."""
-    return all(_scalar(a) or type(a) is tuple or (isinstance(a, Call) and is_dtype(a)) for a in args)
+    """Accept bytes, a dtype, shape and order."""
+    return all(map(_made_dtype, args[1:2])) and all(
+        _scalar(a) or type(a) is tuple or i == 1 for i, a in enumerate(args)
+    )
+
+
+def _made_dtype(value: Any) -> bool:
+    return isinstance(value, Call) and is_dtype(value)
 
 
 def is_dtype(value: Call) -> bool:
@@ -190,12 +207,12 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
     **{("torch._utils", n): _rebuilt for n in _REBUILT},
     ("torch._utils", "_rebuild_parameter_with_state"): lambda args: _rebuilt(args) and all(map(attributes, args[3:4])),
-    ("numpy", "dtype"): _scalars,
+    ("numpy", "dtype"): _numpy_dtype,
     # numpy's plain array type, which is what `_reconstruct` makes
     ("numpy.core.multiarray", "_reconstruct"): lambda args: (
         len(args) == 3 and _is_one_of(args[0], {("numpy", "ndarray")})
     ),
-    ("numpy.core.multiarray", "scalar"): _numpy_values,
+    ("numpy.core.multiarray", "scalar"): _numpy_scalar,
     ("numpy.core.numeric", "_frombuffer"): _numpy_values,
     **{("numpy.dtypes", n): _nothing for n in _NUMPY_DTYPES},
 }

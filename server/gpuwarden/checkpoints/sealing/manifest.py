@@ -17,11 +17,15 @@ from typing import Any
 from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, short
 from gpuwarden.checkpoints.findings import Expected
 from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.sealing.parts import PartsDigest, part_size
 from gpuwarden.checkpoints.tree import walk
 from gpuwarden.checkpoints.values.content_scan import sweep
 
 FILE = "gpuwarden-manifest.json"
 DIGESTS = ("sha256", "xxh3_128", "crc32")
+PARTS = "parts_sha256"
+"""A digest over those of the parts in which a large file is uploaded, so that a store's object can be checked from its
+headers. Files of one part have none."""
 
 
 def beside(path: Path) -> Path:
@@ -48,7 +52,9 @@ def take(path: Path, *, digests: Iterable[str] = DIGESTS, now: float | None = No
 
 def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
     with Source(path, name) as source:
-        seen = sweep(source, Anatomy("bytes"), wanted)
+        step = part_size(source.size)
+        parts = {PARTS: PartsDigest(step)} if PARTS in wanted and source.size > step else {}
+        seen = sweep(source, Anatomy("bytes"), wanted, extra=parts)
         if source.changed():
             raise Doubtful(f"{name} was written to while it was read")
         return {
@@ -57,6 +63,7 @@ def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
             "mtime_ns": source.mtime_ns,
             "ctime_ns": source.ctime_ns,
             **seen.digests,
+            **({"part_size": step} if parts else {}),
         }
 
 

@@ -44,8 +44,9 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 
 def mac(key: bytes, row: dict[str, Any]) -> str:
-    """Return the MAC of a line. It binds a digest to a file's times, not to its name."""
-    told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at")])
+    """Return the MAC of a line. It binds the digests to a file's times, not to its name."""
+    parts = ("part_size", "parts_sha256") if row.get("parts_sha256") else ()
+    told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at", *parts)])
     return hmac.new(key, told.encode("ascii"), "sha256").hexdigest()
 
 

@@ -8,7 +8,7 @@ end while the others scan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -43,14 +43,17 @@ def sweep(
     wanted: tuple[str, ...] = (),
     progress: Callable[[int], None] | None = None,
     threads: int = 1,
+    extra: Mapping[str, Any] | None = None,
 ) -> Seen:
     """Read the file once from end to end. Raises Broken or Doubtful where it can't be read.
+
+    `extra` are further hashes, by the names that they get among the digests.
 
     `progress` is called with numbers of bytes, from several threads where there are several; what it raises ends
     the pass. With more than one thread, digests cost a second reading of a large file.
     """
     known = checksums.hashers()
-    hashes = {name: known[name]() for name in wanted if name in known}
+    hashes = {name: known[name]() for name in wanted if name in known} | dict(extra or {})
     floats = _floats(anatomy)
     checks = [_Checked(s.start, s.end, s) for s in anatomy.spans]
     cover = _cover(checks, source.size) if checksums.CRC in wanted else []

@@ -19,6 +19,7 @@ from gpuwarden.checkpoints.values import checksums
 
 PAGE = 4096
 _MARK = 16  # bytes of each page that are compared first
+_HEADED = [("mark", "<u8", 2), ("rest", f"V{PAGE - _MARK}")]
 _SLICE = 256  # bytes; smaller rows have edges everywhere
 _RUNS = 200
 _BULK = 16 * PAGE
@@ -29,13 +30,13 @@ _BLOCK_EDGE = 8  # bytes of a quantised block that may be zero by chance
 
 @dataclass
 class PageMarks:
-    """The first bytes of every page in [start, end), folded to 64 bits; 0 where all of them are zero."""
+    """The first bytes of every page in [start, end)."""
 
     numpy: Any
     start: int
     end: int
     line: int = -1
-    found: list[Any] = field(default_factory=list)
+    found: list[Any] = field(default_factory=list)  # arrays of two words a page
     at: int = -1
     carry: bytes = b""
 
@@ -46,24 +47,27 @@ class PageMarks:
         if self.carry:
             self.carry += bytes(piece[: _MARK - len(self.carry)])
             if len(self.carry) == _MARK:
-                self._fold(self.numpy.frombuffer(self.carry, "<u8").reshape(1, 2))
+                self.found.append(self.numpy.frombuffer(self.carry, "<u8").reshape(1, 2))
                 self.carry = b""
         first = -at % PAGE
         if first >= len(piece):
             return
-        whole = (len(piece) - first - _MARK) // PAGE + 1 if len(piece) - first >= _MARK else 0
+        whole = (len(piece) - first) // PAGE
         if whole:
-            raw = self.numpy.frombuffer(piece, self.numpy.uint8)[first:]
-            heads = self.numpy.lib.stride_tricks.as_strided(raw, (whole, _MARK), (PAGE, 1), writeable=False)
-            self._fold(self.numpy.ascontiguousarray(heads).view("<u8"))
-        rest = first + whole * PAGE
-        self.carry = bytes(piece[rest:]) if rest < len(piece) else b""
+            self.found.append(self.numpy.frombuffer(piece, _HEADED, whole, first)["mark"].copy())
+        last = bytes(piece[first + whole * PAGE :][:_MARK])
+        if len(last) == _MARK:
+            self.found.append(self.numpy.frombuffer(last, "<u8").reshape(1, 2))
+        else:
+            self.carry = last
 
-    def _fold(self, pairs: Any) -> None:
-        """Note pages as one number each: of two different pages it is nearly always different."""
+    def folded(self) -> Any:
+        """Return 64 bits a page, 0 where its bytes are all zero: of two different pages they nearly always differ."""
+        pairs = self.numpy.concatenate(self.found)
         left, right = pairs[:, 0], pairs[:, 1]
-        folded = (left * self.numpy.uint64(0x9E3779B97F4A7C15)) ^ right
-        self.found.append(self.numpy.where((left | right) == 0, self.numpy.uint64(0), folded | self.numpy.uint64(1)))
+        marks = (left * self.numpy.uint64(0x9E3779B97F4A7C15)) ^ right | self.numpy.uint64(1)
+        marks[(left | right) == 0] = 0
+        return marks
 
     def part(self, start: int, end: int) -> PageMarks:
         """Return the marks of a part, whose edges are those of pages."""
@@ -92,7 +96,7 @@ def suspicions(source: Source, anatomy: Anatomy, marks: PageMarks, zero: Iterabl
     if len(dense) > 1 and all(id(t) in blank_tensors for t in dense) and sum(t.extent for t in dense) >= _BULK:
         return [f"all of its {len(dense):,} tensors are zero: the bytes were never written, it seems"]
     numpy = marks.numpy
-    pages = numpy.concatenate(marks.found)
+    pages = marks.folded()
     look = _Look(source, dense, blank_tensors)
     base = -(-marks.start // PAGE)
     blank = numpy.flatnonzero(pages == 0)

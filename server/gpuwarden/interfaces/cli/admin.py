@@ -65,10 +65,17 @@ def mcp(write_answers: bool) -> int:
 @click.option(
     "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep everything in this folder."
 )
+@click.option("--overnight", is_flag=True, help="A night in pretend hours instead: a standing order ends the machine.")
 @JSON
 @runs_async
-async def demo(yes: bool, keep: Path | None, as_json: bool) -> int:
+async def demo(yes: bool, keep: Path | None, overnight: bool, as_json: bool) -> int:
     """Walk one training job through its whole life, at no cost."""
-    from gpuwarden.interfaces.cli.demo import play
+    from functools import partial
 
-    return await play(yes=yes, as_json=as_json, keep=keep)
+    from gpuwarden.interfaces.cli.demo import one_life, play
+
+    if overnight:
+        from gpuwarden.interfaces.cli.overnight import one_night
+
+        return await play(one_night, as_json=as_json, keep=keep)
+    return await play(partial(one_life, yes=yes), as_json=as_json, keep=keep)

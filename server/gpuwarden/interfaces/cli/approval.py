@@ -151,9 +151,10 @@ def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
     terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
     terminal.say(f"  the job {view.job.state.told}; cost so far: {usd(lease.cost)}")
     terminal.say(f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:")
-    worst_first = sorted(view.dying, key=lambda f: f.copied)
+    worst_first = sorted(view.dying, key=lambda f: (f.copied, f.stored))
     for file in worst_first[:SHOWN]:
-        terminal.say(f"    {line(file.path)}  {file.size:,} bytes  {'copied' if file.copied else 'NOT COPIED'}")
+        state = "copied" if file.copied else "in the kept store" if file.stored else "NOT COPIED"
+        terminal.say(f"    {line(file.path)}  {file.size:,} bytes  {state}")
     if len(view.dying) > SHOWN:
         terminal.say(f"    and {len(view.dying) - SHOWN:,} more")
     if view.copy_at:

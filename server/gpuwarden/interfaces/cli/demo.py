@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,16 @@ class Stage:
             self.console.print(Padding(text, (0, 0, 0, 3), expand=False))
 
 
-async def play(*, yes: bool, as_json: bool, keep: Path | None) -> int:
-    """Play the whole story; returns the exit code. With `as_json` the last line is one JSON object."""
+Story = Callable[[Path, Stage], Awaitable[dict[str, Any]]]
+"""Plays in a folder and returns what really happened; `ok` is true where it went as it has to."""
+
+
+async def play(story: Story, *, as_json: bool, keep: Path | None) -> int:
+    """Play a whole story; returns the exit code. With `as_json` the last line is one JSON object."""
     stage = Stage(Console(highlight=False, stderr=as_json), quiet=as_json and not os.isatty(2))
     with _folder(keep) as home:
         try:
-            result = await _story(home, stage, yes=yes)
+            result = await story(home, stage)
         except WardenError as error:
             if not as_json:
                 raise
@@ -104,7 +108,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-async def _story(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
+async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
+    """Play one job's whole life: refused, accepted, interrupted, resumed, proven, approved, gone."""
     # The demo's script is part of gpuwarden, so it may run where no sandbox works; it is said.
     channels = Approval(channels=("terminal", "rehearsal"))
     policy = Policy(platforms=("rehearsal/*",), approval=channels, local=Local(unsandboxed=True))
@@ -116,6 +121,18 @@ async def _story(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
     profile = ctx.profile(PLATFORM)
     Cloud(home / "providers" / "rehearsal" / profile.id, profile, clock, settings=settings, faults=faults)
     stage.say(f"[dim]platform {PLATFORM}, pretend money: 1 s of yours is {MINUTES_PER_SECOND} min on the meter[/]")
+    await say_sandbox(stage)
+    refused, job = await _submit_jobs(ctx, stage)
+    job = await _watch_training(ctx, stage, job)
+    blocked = await _claim_done(ctx, stage, job)
+    pulled, caught, report = await _prove_copies(ctx, stage, job)
+    view, channel = await _approve(ctx, stage, job, yes=yes)
+    _bill(ctx, stage, job, view)
+    return _result(ctx, job, refused, blocked, pulled, caught, report, view, channel)
+
+
+async def say_sandbox(stage: Stage) -> None:
+    """Print how the demo's own script is confined on this machine."""
     sandbox = await to_thread.run_sync(detect)
     if sandbox.kind is not Kind.NONE:
         stage.say(f"[dim]its job runs in a sandbox on this machine: {escape(sandbox.kind)}[/]")
@@ -124,13 +141,6 @@ async def _story(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
             "[dim]no sandbox works on this machine: the demo's own script runs without one; an agent's job would be "
             "refused[/]"
         )
-    refused, job = await _submit_jobs(ctx, stage)
-    job = await _watch_training(ctx, stage, job)
-    blocked = await _claim_done(ctx, stage, job)
-    pulled, caught, report = await _prove_copies(ctx, stage, job)
-    view, channel = await _approve(ctx, stage, job, yes=yes)
-    _bill(ctx, stage, job, view)
-    return _result(ctx, job, refused, blocked, pulled, caught, report, view, channel)
 
 
 # -------------------------------------------------------------------------------------------------------- acts

@@ -43,6 +43,10 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option(
     "--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder."
 )
+@click.option(
+    "--keep", default="", metavar="ADDRESS",
+    help="Upload the outputs as they are saved: s3://bucket/path or hf://owner/repo/path.",
+)  # fmt: skip
 @click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit: the estimate and 30 % more.")
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from gpuwarden.core.guidance import Action, approval, do, steps
 from gpuwarden.core.money import at_most
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.sanitize import quoted
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.results.base import FindingReply, WarnedReply, findings
@@ -48,6 +49,8 @@ def submitted(result: Submission) -> SubmitReply:
         same = "The same job was submitted before and is this one. " if result.adopted else ""
         reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
         reply.next = (do(Action.CHECK, "; it does not wait", job_id=job.id),)
+        if job.reason is Code.REFUSAL_UNSETTLED:
+            reply.next = result.next_steps
         if job.state is Job.FAILED and job.handle is None:  # nothing was to be had, and nothing ran
             reply.ok, reply.code = False, "failed"
             reply.next = steps(("Nothing runs. Change what the message names.", do(Action.SUBMIT, receipt="")))

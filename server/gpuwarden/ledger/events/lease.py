@@ -46,14 +46,14 @@ class LeaseAccount(Body):
 
 
 class CreateDoubted(Body):
-    """The platform refused to rent, with an error of `code`; a machine may exist all the same."""
+    """The platform refused to rent, with an error of `code`; a machine may exist until two looks find none."""
 
     event: Literal["create.doubted"] = "create.doubted"
     code: str
 
 
 class CreateRefused(Body):
-    """The platform refused to rent."""
+    """The platform refused to rent, before anything was ordered. Older ledgers believed any refusal after one look."""
 
     event: Literal["create.refused"] = "create.refused"
     MOVES_TO: ClassVar = Lease.NONE
@@ -66,9 +66,12 @@ class CreateUnknown(Body):
 
 
 class CreateAbsent(Body):
-    """One look found no machine with the lease's token."""
+    """One look found no machine with the lease's token. A look at `settles_at`, in seconds since the epoch, or later
+    settles whether there is one.
+    """
 
     event: Literal["create.absent"] = "create.absent"
+    settles_at: float | None = None
 
 
 class LeaseNone(Body):

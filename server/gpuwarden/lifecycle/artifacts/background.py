@@ -13,7 +13,7 @@ from typing import Final
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
-from gpuwarden.core.errors import NotSupported, WardenError
+from gpuwarden.core.errors import DiskError, NotSupported, WardenError
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
@@ -49,8 +49,9 @@ class Keeper:
                 continue
             try:
                 await self._keep(job)
-            except WardenError as error:
-                self.trouble[job.id] = f"its outputs are not copied yet: {error.message}"
+            except (WardenError, OSError) as error:  # a full disk here as well
+                told = error if isinstance(error, WardenError) else DiskError.of(error)
+                self.trouble[job.id] = f"its outputs are not copied yet: {told.message}"
             else:
                 self.trouble.pop(job.id, None)
             # a copy that is proven leaves the list; anything else waits longer before the next try

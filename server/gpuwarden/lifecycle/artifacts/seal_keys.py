@@ -38,6 +38,7 @@ def believed(ctx: Context, job_id: str, roster: Manifest) -> Manifest:
             # a seal comes after the file's last change and before the manifest
             timely = file.ctime_ns / 1e9 - CLOCK_S <= seal.sealed_at <= roster.taken_at + CLOCK_S
             if timely and seal_log.made_with(key, signed):
-                file = file.model_copy(update={"sha256": seal.sha256, "sealed_at": seal.sealed_at})
+                fields = ("sha256", "sealed_at", "part_size", "parts_sha256")
+                file = file.model_copy(update={name: getattr(seal, name) for name in fields})
         files.append(file)
     return roster.model_copy(update={"files": tuple(files)})

@@ -13,12 +13,14 @@ from gpuwarden.core.models import (
     Manifest,
     Unknown,
     Verb,
+    Verdict,
     digest,
 )
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import ArtifactsPulled, JobEnded
+from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store
 from gpuwarden.lifecycle.artifacts.local_copies import (
     Pulled,
     Standing,
@@ -54,10 +56,13 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
     if isinstance(listed, Known):
         pulled = copy_for(ctx, job.id, listed.value)
     copy = verified_now(ctx, job.id, pulled) if pulled else Standing()
+    store = await _stored(ctx, job, handle, listed, pulled, copy)
     changed: tuple[str, ...] = ()
     if isinstance(listed, Known) and pulled is not None:
         before = {a.path: a.stamp for a in pulled.manifest.files}
-        changed = tuple(sorted({a.path for a in listed.value.files if before.get(a.path) != a.stamp}))
+        stored = store.files if store else frozenset()
+        late = {a.path for a in listed.value.files if before.get(a.path) != a.stamp}
+        changed = tuple(sorted(late - stored))
     # the job's end was read from a file that the job itself could write, so it is looked at again
     seen = await observe(ctx, job) if job.state in TERMINAL_JOBS else None
     facts = TeardownFacts(
@@ -66,7 +71,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         verb=record.verb,
         profile=profile,
         machine=machine,
-        files=_files(job, profile, record.verb, listed, pulled),
+        files=_files(job, profile, record.verb, listed, pulled, store),
         missing=() if isinstance(listed, Unknown) else listed.value.missing,
         skipped=() if isinstance(listed, Unknown) else listed.value.skipped,
         manifest=pulled.manifest if pulled else None,
@@ -79,6 +84,8 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         other_jobs=_other_jobs(ctx, job, lease),
         unusable_rules=unusable_rules(),
         durable_storage=job.spec.durable_storage,
+        store=store.address if store else "",
+        store_why=store.why if store else "",
         disclosure=await _disclosed(ctx, job, lease, handle),
     )
     return facts, pulled
@@ -123,6 +130,23 @@ async def _listed(
         return Unknown(error.message)
 
 
+async def _stored(
+    ctx: Context,
+    job: JobRecord,
+    handle: Answer[Handle | None],
+    listed: Answer[Manifest],
+    pulled: Pulled | None,
+    copy: Standing,
+) -> StoreCopy | None:
+    """Look at the kept store, where a job has one and the copy here is not enough."""
+    if not job.spec.keep or isinstance(listed, Unknown) or isinstance(handle, Unknown):
+        return None
+    proven = copy.verdict is Verdict.PROVEN and pulled is not None and all(pulled.has(f) for f in listed.value.files)
+    if proven or handle.value is None:
+        return None
+    return await look_at_store(ctx, job, handle.value, listed.value)
+
+
 async def _disclosed(
     ctx: Context, job: JobRecord, lease: LeaseRecord, handle: Answer[Handle | None]
 ) -> Answer[Disclosure]:
@@ -153,9 +177,14 @@ async def _disclosed(
 
 
 def _files(
-    job: JobRecord, profile: Profile, verb: Verb, listed: Answer[Manifest], pulled: Pulled | None
+    job: JobRecord,
+    profile: Profile,
+    verb: Verb,
+    listed: Answer[Manifest],
+    pulled: Pulled | None,
+    store: StoreCopy | None,
 ) -> Answer[tuple[OutputFile, ...]]:
-    """Return each listed file with its storage tier, whether the verb destroys it, and whether it was pulled."""
+    """Return each listed file with its storage tier, whether the verb destroys it, and where it has a copy."""
     if isinstance(listed, Unknown):
         return listed
     rows = []
@@ -169,6 +198,7 @@ def _files(
                 tier=tier.tier if tier else "unknown",
                 dies=not profile.survives(path, verb, requested=job.spec.durable_storage),
                 copied=pulled is not None and pulled.has(file),
+                stored=store is not None and file.path in store.files,
             )
         )
     return Known(tuple(rows))
@@ -201,6 +231,7 @@ def facts_digest(
             "missing": list(facts.missing),
             "skipped": list(facts.skipped),
             "pull": pulled.digest if pulled else None,
+            **({"store": [facts.store, facts.store_why]} if facts.store else {}),
             "copy": facts.copy_verdict,
             "findings": [f.model_dump(mode="json") for f in findings],
         }

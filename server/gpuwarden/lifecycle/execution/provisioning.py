@@ -98,20 +98,24 @@ def wanted(spec: JobSpec) -> Resources:
 
 
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
-    """Send the create request and record its outcome; an answer that names no machine of ours counts as lost."""
+    """Send the create request and record its outcome; an answer that names no machine of ours counts as lost.
+
+    A platform that refuses a request may have carried it out, and its list may be older than that. So the job keeps
+    waiting for its machine, which counts as billing, until a second look `settle_s` later: a machine that is found is
+    taken as if the request had succeeded, and otherwise the job fails with the refusal. The same work submitted
+    elsewhere meanwhile is a question to a person (`spending_question`). A refusal before anything was ordered, such
+    as that of a search without a result, is certain: the job fails at once, and the caller can go elsewhere.
+    """
     try:
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)
     except MAYBE_DONE as lost:
         answer = Unknown(lost.message)
     except WardenError as refusal:
-        ctx.ledger.add(lease.subject, CreateDoubted(why=refusal.message, code=refusal.code))
-        found = await _carrying(ctx, lease)  # a refusal may have made one
-        if isinstance(found, Unknown):
-            return False
-        if found.value:
-            return _take_on(ctx, lease, found.value)
-        ctx.ledger.add(lease.subject, CreateRefused(why=refusal.message))
-        return _refused_for_good(ctx, job, lease)
+        with ctx.ledger.transaction():
+            ctx.ledger.add(lease.subject, CreateDoubted(why=refusal.message, code=refusal.code))
+            if refusal.unsent:
+                ctx.ledger.add(lease.subject, CreateRefused(why=refusal.message))
+        return _refused_for_good(ctx, job, lease) if refusal.unsent else await _adopt(ctx, lease)
     if isinstance(answer, Known) and answer.value.token != lease.id:
         answer = Unknown(f"the answer names machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
@@ -137,7 +141,7 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
 
 
 def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
-    return move(ctx, job, JobFailed(why=f"the platform refused to rent a machine: {why}", code=code))
+    return move(ctx, job, JobFailed(code=code), because(Code.REFUSED_RENT, message=why))
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
@@ -190,11 +194,14 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
         return False
     if found.value:
         return _take_on(ctx, lease, found.value)
-    looked = ctx.ledger.last(lease.subject, CreateAbsent)
+    looked, settle_s = ctx.ledger.last(lease.subject, CreateAbsent), ctx.provider(lease.platform).settle_s
     if looked is None:
-        ctx.ledger.add(lease.subject, CreateAbsent(why="no instance carries the token; one look"))
+        settles_at = ctx.clock.now() + settle_s
+        ctx.ledger.add(
+            lease.subject, CreateAbsent(why="no instance carries the token; one look", settles_at=settles_at)
+        )
         return False
-    if ctx.clock.now() - looked.at < ctx.provider(lease.platform).settle_s:
+    if ctx.clock.now() - looked.at < settle_s:
         return False
     ctx.ledger.add(lease.subject, LeaseNone(why="no instance carries the token; two looks"))
     return True

@@ -16,6 +16,7 @@ from gpuwarden.core.money import usd
 from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.core.states import Job, Lease
+from gpuwarden.core.store_address import OWN_KEYS, StoreAddress
 from gpuwarden.ledger.events import (
     FolderGone,
     JobCanceled,
@@ -90,14 +91,17 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
 
 async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> bool:
     """Record the intent to launch an attempt, then ask the backend for it. Raises NotFound for a missing secret."""
-    missing = [name for name in job.spec.secrets if not ctx.env.get(name)]
+    store = StoreAddress.parse(job.spec.keep) if job.spec.keep else None
+    missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]
     if missing:
         raise NotFound(
             f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
             "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
         )
     secrets = {name: ctx.env[name] for name in job.spec.secrets}
-    ctx.known_secrets.remember(secrets.values())
+    if store:  # the runner takes these out again: they are the uploader's, not the job's
+        secrets |= {OWN_KEYS + name: value for name, value in store.handed(ctx.env).items()}
+    ctx.known_secrets.remember(ctx.env[name] for name in (*job.spec.secrets, *(store.secrets if store else ())))
     token = f"{job.id}-a{attempt}"
     if ctx.ledger.used(SubmitIntent, token) is None:
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from gpuwarden.core.guidance import NextStep, steps
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.next_step import Machine, Situation, plan
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
-from gpuwarden.ledger.events import EndingAnnounced, EndingObjected, EndingOrdered
+from gpuwarden.ledger.events import CreateAbsent, EndingAnnounced, EndingObjected, EndingOrdered
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.price_change import price_question
@@ -51,6 +52,9 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         verb=job.spec.teardown,
         price_ticket=question.ticket if question else "",
     )
+    if job.reason is Code.REFUSAL_UNSETTLED:
+        looked = ctx.ledger.last(f"lease/{job.lease}", CreateAbsent)
+        now = replace(now, settles_at=(looked and looked.data.settles_at) or now.now)
     lease = machine_of(ctx, job)
     if lease is None:
         return now if job.state not in TERMINAL_JOBS else replace(now, copy=copy_state(ctx, job.id))

@@ -105,6 +105,8 @@ class Watcher:
         if not self.leads():
             return await self.follow()
         try:
+            # Or a timer would copy what has just ended at its next turn only, and the machine would bill until then.
+            await reconcile(self.ctx)
             await self.keeper.round()
             return await self.round()
         finally:

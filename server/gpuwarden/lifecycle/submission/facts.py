@@ -20,11 +20,14 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.sanitize import SECRET_NAME, TOKEN
 from gpuwarden.core.states import Job
+from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.core.task_groups import first_error
+from gpuwarden.data import data_dir
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.facts import HubFacts
 from gpuwarden.hub.preflight_facts import hub_facts
 from gpuwarden.hub.scripts import fetch_script
+from gpuwarden.lifecycle.artifacts.kept_store import reachable
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.bootstrap import look_over_own
 from gpuwarden.lifecycle.execution.provisioning import wanted
@@ -51,6 +54,7 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
     quote: Answer[Quote] | None = None
     unsold = ""
     hub: HubFacts | None = None
+    keep: Answer[str] | None = None
 
     async def ask_price() -> None:
         nonlocal quote, unsold
@@ -61,8 +65,14 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         nonlocal hub
         hub = await hub_facts(script, spec, config, clock=ctx.clock)
 
+    async def ask_store() -> None:
+        nonlocal keep
+        if spec.keep and profile is not None:
+            keep = await _store(ctx, profile, spec)
+
     with first_error():
         async with anyio.create_task_group() as group:
+            group.start_soon(ask_store)
             group.start_soon(ask_price)
             group.start_soon(ask_hub)
     unusable = _unusable(ctx, profile, spec.platform)
@@ -82,11 +92,13 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         unusable_rules=unusable_rules(),
         hub=hub,
         script_url=script_url,
-        proven_script=spec.script is not None and _has_succeeded(ctx, spec.script),
+        proven_script=spec.script is not None and _is_proven(ctx, spec.script),
         looked=await _look(ctx, profile, spec.platform),
         inputs=inputs.files,
         inputs_left_out=inputs.left_out,
         input_leaks=inputs.leaks,
+        keep=keep,
+        unset_keep=tuple(n for n in StoreAddress.parse(spec.keep).secrets if not ctx.env.get(n)) if spec.keep else (),
         attempts=backend.attempts(spec) if isinstance(backend, Optioned) else 1,
     )
 
@@ -105,6 +117,16 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
             "Put them into a dataset on the Hub and load it by its id, or into the script itself.",
         )
     return await anyio.to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.kept))
+
+
+async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
+    """Return what is wrong with the kept store of a job, "" where it can be used."""
+    if not _unusable(ctx, profile, spec.platform) and not ctx.backend(profile.backend).seals:
+        return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which is what uploads")
+    given = StoreAddress.parse(spec.keep).handed(ctx.env)
+    if set(given.values()) & set(account_key_values(ctx.env).values()):
+        return Known("its credentials are those of an account that rents machines; no machine receives them")
+    return await reachable(ctx, spec.keep)
 
 
 async def read_spec(
@@ -128,10 +150,12 @@ async def read_spec(
     return read_command(spec.command, spec.env), trouble
 
 
-def _has_succeeded(ctx: Context, script: str) -> bool:
-    """Return whether a job with exactly this script has succeeded, with any arguments."""
+def _is_proven(ctx: Context, script: str) -> bool:
+    """Return whether exactly this script has succeeded here, with any arguments, or is a shipped trainer, unchanged."""
     alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
-    return any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike)
+    if any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike):
+        return True
+    return any(file.read_text("utf-8") == script for file in data_dir("skills").glob("gpu-training/scripts/*.py"))
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
@@ -201,7 +225,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
     texts += [(f"env.{name}", value) for name, value in spec.env.items()]
-    texts += [("the script", spec.script or ""), ("name", spec.name), ("gpu", spec.gpu or "")]
+    texts += [("the script", spec.script or ""), ("name", spec.name), ("gpu", spec.gpu or ""), ("keep", spec.keep)]
     texts += [("platform", spec.platform), *(("a name in env or secrets", name) for name in (*spec.env, *spec.secrets))]
     texts += [(f"options.{name}", json.dumps(value, ensure_ascii=False)) for name, value in spec.options.items()]
     texts += [(f"outputs[{n}]", path) for n, path in enumerate(spec.outputs)]

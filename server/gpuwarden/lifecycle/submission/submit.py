@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from gpuwarden.backends.base import Confining, Optioned
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused
-from gpuwarden.core.guidance import Action, approval, do
+from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import JobSpec, Quote, Unknown, digest
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
@@ -22,6 +22,7 @@ from gpuwarden.ledger.events import JobAccepted, JobRefused, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
 from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.submission.facts import gather
@@ -47,6 +48,8 @@ class Submission:
     ask: str = ""
     job: JobRecord | None = None
     adopted: bool = False
+    next_steps: tuple[NextStep, ...] = ()
+    """What remains to do for the job, the next step first."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,9 @@ async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt:
     checked = await _check(ctx, spec)
     live = _live_twin(ctx, checked.facts)
     if live is not None and not dry_run:
-        return Submission(
-            checked.findings, checked.quote, checked.facts.worst_cost, job=await advance(ctx, live), adopted=True
-        )
+        job = await advance(ctx, live)
+        cost, rest = checked.facts.worst_cost, following(ctx, job)
+        return Submission(checked.findings, checked.quote, cost, job=job, adopted=True, next_steps=rest)
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
     ask = spending_question(ctx, facts)
@@ -147,7 +150,8 @@ async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
     used = ctx.ledger.used(JobAccepted, receipt)
     if used is not None:  # a repeated call, perhaps after a lost reply
         job = await advance(ctx, used.subject.removeprefix("job/"))
-        return Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, job=job, adopted=True)
+        rest = following(ctx, job)
+        return Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, job=job, adopted=True, next_steps=rest)
     if ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired: facts may have changed since", ANOTHER_RECEIPT)
     checked = await _check(ctx, spec)
@@ -216,8 +220,9 @@ async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
                 if checked.facts.metered and (order := order_for(ctx, receipt)) is not None:
                     ctx.ledger.add(f"job/{job_id}", order)
     job = await advance(ctx, live or job_id)
+    cost, rest = checked.facts.worst_cost, following(ctx, job)
     return Submission(
-        checked.findings, checked.quote, checked.facts.worst_cost, receipt, job=job, adopted=live is not None
+        checked.findings, checked.quote, cost, receipt, job=job, adopted=live is not None, next_steps=rest
     )
 
 

@@ -2,8 +2,8 @@
 
     python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
 
-Verbs: start, supervise (used by start), poll, serve (many polls), logs, stop, list, manifest, read, bundle, disclose,
-examine.
+Verbs: start, supervise (used by start), keep (used by supervise), poll, serve (many polls), logs, stop, list, manifest,
+read, bundle, disclose, examine.
 Python >= 3.8, standard library only. `DIR` is the run folder of one job:
 
     status.json        what is known, replaced atomically, padded so that it can be rewritten in place on a full disk
@@ -13,6 +13,7 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
     alerts.jsonl       written by the supervisor
     seals.jsonl        digests of finished checkpoints, written by the sealer right after their save; the job may write
                        here too, so each line carries a code (MAC) by which the key's owner verifies its author
+    keep.json          state of the upload to a kept store, and keep-sent.json what that upload has sent
     work/              the job's working folder; relative outputs live here
 
 A job is known by (token, attempt) and is launched once: the process that gets the lock and finds no status of that

@@ -67,12 +67,20 @@ def describe(pid: int, marker: str | None) -> str:
         return ""
     if any(ARCHIVE.fullmatch(os.path.basename(w)) and os.path.isfile(os.path.dirname(w) + "/lock") for w in words):
         return ""  # the sealer, which ends by itself
+    if is_keeper(words):
+        return ""  # so does the upload to the kept store, which the gate looks at
     ours = runs_for(words, environ)
     state = observe(ours)["state"] if ours else ""
     if state == "running":
         return ""
     left = f" (left over from {os.path.basename(ours)}, which is {state})" if ours else ""
     return f"pid {pid}: {' '.join(' '.join(words).split())[:200]}{left}"
+
+
+def is_keeper(words: list[str]) -> bool:
+    """Return whether a command line is that of the upload to a kept store."""
+    at = next((at for at, word in enumerate(words) if os.path.basename(word).startswith("runner")), len(words))
+    return words[at + 1 : at + 2] == ["keep"] and len(words) > at + 2 and os.path.isfile(words[at + 2] + "/lock")
 
 
 def runs_for(words: list[str], environ: dict[str, str]) -> str:

@@ -9,6 +9,7 @@ from typing import Callable
 
 from gpuwarden.remote.runner.files import stamp
 from gpuwarden.remote.runner.output_json import reply
+from gpuwarden.remote.runner.parts import PartsDigest, part_size
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.safe_open import SafeOpener
@@ -17,13 +18,16 @@ from gpuwarden.remote.runner.stream import MAX_MEMBER, pack, put_out
 
 MAX_ROSTER = 200_000
 MAX_SKIPPED = 1000
+SEAL = ("sha256", "sealed_at", "mac", "part_size", "parts_sha256")
 
 
 class Roster:
     """Lists declared outputs: regular files, once each; everything else is named in `skipped` with its reason."""
 
-    def __init__(self, folder: str, mapping: PathMapping, emit: Callable[[Json], None], digests: bool) -> None:
-        self.folder, self.mapping, self.emit, self.digests = folder, mapping, emit, digests
+    def __init__(
+        self, folder: str, mapping: PathMapping, emit: Callable[[Json], None], digests: bool, parts: bool = False
+    ) -> None:
+        self.folder, self.mapping, self.emit, self.digests, self.parts = folder, mapping, emit, digests, parts
         self.missing: list[str] = []
         self.skipped: list[Json] = []
         self.seen: dict[str, bool] = {}
@@ -109,7 +113,7 @@ class Roster:
                     self.skip(shown, "it kept changing while it was read")
             sealed = self.seals.get(real)
             if sealed and all(row[k] == sealed[k] for k in stamp(info)):  # what was saved, beside what is there now
-                row["seal"] = {k: sealed[k] for k in ("sha256", "sealed_at", "mac")}
+                row["seal"] = {k: sealed[k] for k in SEAL if k in sealed}
             self.emit(row)
         except UnicodeEncodeError:
             self.skip(shown, "its name is not UTF-8")
@@ -123,24 +127,28 @@ class Roster:
         """
         row: Json = {}
         for _ in range(3):
-            row, digest = self.hash_once(real)
-            if digest:
-                return {**row, "sha256": digest}
+            row, digests = self.hash_once(real)
+            if digests:
+                return {**row, **digests}
         return {**row, "sha256": None}
 
-    def hash_once(self, real: str) -> tuple[Json, str]:
-        """Return size and times after a reading, and its digest; none where the file changed meanwhile."""
+    def hash_once(self, real: str) -> tuple[Json, Json]:
+        """Return size and times after a reading, and its digests; none where the file changed meanwhile."""
         import hashlib
 
         fd = self.opener.open(real)
         try:
             before = os.fstat(fd)
             sha, count, spoke = hashlib.sha256(), 0, time.monotonic()
+            step = part_size(before.st_size)
+            parts = PartsDigest(step) if self.parts and before.st_size > step else None
             while True:
                 block = os.read(fd, 1 << 20)
                 if not block or count > before.st_size:
                     break
                 sha.update(block)
+                if parts:
+                    parts.update(block)
                 count += len(block)
                 if time.monotonic() - spoke > 5:  # a sign of life for the caller
                     spoke = time.monotonic()
@@ -150,8 +158,10 @@ class Roster:
         finally:
             os.close(fd)
         row = stamp(after)
-        same = stamp(before) == row and now.st_ino == after.st_ino and count == row["size"]
-        return row, sha.hexdigest() if same else ""
+        if not (stamp(before) == row and now.st_ino == after.st_ino and count == row["size"]):
+            return row, {}
+        more = {"part_size": step, "parts_sha256": parts.hexdigest()} if parts else {}
+        return row, {"sha256": sha.hexdigest(), **more}
 
 
 def roster(folder: str, request: Json, digests: bool, see: Callable[[Json], None] = lambda _: None) -> Json:
@@ -164,7 +174,7 @@ def roster(folder: str, request: Json, digests: bool, see: Callable[[Json], None
         reply(row, now="progress" in row)
 
     taken = time.time()
-    found = Roster(folder, PathMapping(request), emit, digests)
+    found = Roster(folder, PathMapping(request), emit, digests, parts=request.get("parts") is True)
     for path in request.get("paths") or []:
         found.add(path)
     return {

@@ -37,6 +37,7 @@ def start_sealer(folder: str, spec: Json, key: str) -> Any:
     argv += ["--log", folder + "/seals.jsonl", "--attached"]
     argv += ["--quiet", str(spec.get("seal_quiet_s") or 30), "--every", str(spec.get("seal_every_s") or 10)]
     argv += ["--keyed"] if key else []
+    argv += ["--parts"] if spec.get("keep") else []
     try:
         with open(os.devnull, "r+b") as null:
             sealer = subprocess.Popen(
@@ -80,6 +81,8 @@ def seals(folder: str) -> dict[str, Json]:
             plain = all(type(known[k]) is int for k in ("size", "mtime_ns", "ctime_ns"))
             dated = type(known["sealed_at"]) in (int, float) and 0 <= known["sealed_at"] < 1e12
             known["mac"] = row.get("mac") or ""
+            if type(row.get("part_size")) is int and SHA256.fullmatch(row["parts_sha256"]):
+                known.update(part_size=row["part_size"], parts_sha256=row["parts_sha256"])
             if plain and dated and SHA256.fullmatch(known["sha256"]) and MAC.fullmatch(known["mac"]):
                 rows[str(row["path"])] = known
         except (ValueError, KeyError, TypeError, RecursionError):

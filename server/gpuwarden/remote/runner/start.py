@@ -118,11 +118,11 @@ def supervise(folder: str, order: Json) -> Json | None:
     return None
 
 
-def take_lock(folder: str) -> int:
-    """Return the descriptor of the job's lock, or -1 while another supervisor has it."""
+def take_lock(folder: str, name: str = "lock") -> int:
+    """Return the descriptor of the job's lock, or -1 while another process has it."""
     import fcntl
 
-    fd = os.open(folder + "/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder + "/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

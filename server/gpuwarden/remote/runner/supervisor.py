@@ -11,6 +11,7 @@ from typing import Any, Callable
 from gpuwarden.remote.runner.command import OF_INTENT, Reason, ended, environment, exited, meaning, remain, spawn
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Vitals
+from gpuwarden.remote.runner.keep import keep_trouble, start_keeper, take_keys
 from gpuwarden.remote.runner.log import Log
 from gpuwarden.remote.runner.output import Output
 from gpuwarden.remote.runner.process import hide_memory, kill_group, start_mark
@@ -35,7 +36,8 @@ class Supervisor:
         self.seal_key = self.secrets.pop("GPUWARDEN_SEAL_KEY", "")
         if self.seal_key and not spec.get("root"):  # a rehearsal finds its processes by their environment
             hide_memory()
-        self.redactor = Redactor([*self.secrets.values(), post_token, self.seal_key])
+        self.keep_keys = take_keys(self.secrets)
+        self.redactor = Redactor([*self.secrets.values(), *self.keep_keys.values(), post_token, self.seal_key])
         self.grace = float(spec.get("grace_s") or 10.0)
         self.beat_every = max(float(spec.get("heartbeat_s") or 10.0), 0.2)
         self.inode = os.stat(folder).st_ino
@@ -54,6 +56,8 @@ class Supervisor:
         self.begun, self.beat_at = time.monotonic(), 0.0
         self.child: Any = None
         self.sealer: Any = None
+        self.keeper: Any = None
+        self.keep_told = ""
 
     # -- the phases of an attempt
 
@@ -154,6 +158,7 @@ class Supervisor:
         self.progress.look_at_files(last=True)
         if self.sealer and self.sealer.stdin:
             self.sealer.stdin.close()  # it checks a last time, and nobody awaits it
+        self.keep()  # the end of this process tells the upload that nobody saves any more
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
         self.record.event("state", {"state": state, "reason": reason, "why": why})
@@ -188,6 +193,7 @@ class Supervisor:
         now = time.monotonic()
         if self.sealer is None and now - self.begun >= float(self.spec.get("seal_after_s") or SEAL_AFTER_S):
             self.sealer = start_sealer(self.folder, self.spec, self.seal_key) or False
+            self.keep()
         if now - self.beat_at >= self.beat_every:
             self.beat_at = now
             self.beat()
@@ -197,7 +203,16 @@ class Supervisor:
     def beat(self, last: bool = False) -> None:
         """Measure the machine for the status."""
         self.status["beat"] = self.vitals.take(last)
+        trouble = keep_trouble(self.folder) if self.keeper else ""
+        if trouble and trouble != self.keep_told:
+            self.record.alert("keep", trouble)
+        self.keep_told = trouble
         self.record.dirty = True
+
+    def keep(self) -> None:
+        """Start the upload to the kept store, once."""
+        if self.keeper is None:
+            self.keeper = start_keeper(self.folder, self.spec, self.status["token"], self.keep_keys) or False
 
     def guard(self) -> None:
         """End the job and leave when the run folder is gone: the machine is being torn down."""

@@ -10,6 +10,7 @@ from typing import Callable, NoReturn
 from gpuwarden.remote.runner.crash import report_crash
 from gpuwarden.remote.runner.examine import examine
 from gpuwarden.remote.runner.inventory import disclose
+from gpuwarden.remote.runner.keeper import keep
 from gpuwarden.remote.runner.log import logs
 from gpuwarden.remote.runner.manifest import fetch, roster
 from gpuwarden.remote.runner.observe import poll
@@ -52,6 +53,9 @@ def answer(argv: list[str]) -> Json | None:
     """Carry out one verb."""
     if argv == ["serve"]:
         serve()
+        return None
+    if argv[:1] == ["keep"] and len(argv) == 4:
+        keep(*argv[1:])
         return None
     verb = VERBS.get(argv[0]) if argv else None
     if verb is None or (argv[0] != "poll" and len(argv) != 2):

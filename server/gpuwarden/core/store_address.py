@@ -1,0 +1,100 @@
+"""Addresses of kept stores: places that outlive the rented machine and this one, `s3://bucket/path` or a Hub repo.
+
+The files of a job are below the path and the job's id, so that no job overwrites those of another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+MAX_MANIFEST: Final = 128 << 20
+MANIFEST: Final = "gpuwarden-manifest.json"
+"""The name of a store's own list of files. It is written after the files, so what it lists was stored whole."""
+OWN_KEYS: Final = "GPUWARDEN_KEEP_"
+"""What the names of a store's credentials begin with in gpuwarden's environment."""
+_REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": ("HF_TOKEN",)}
+_OPTIONAL: Final = {"s3": ("AWS_SESSION_TOKEN",), "hf": ()}
+_PUBLIC: Final = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
+                  "hf": ("HF_ENDPOINT",)}  # fmt: skip
+_KINDS: Final[dict[str, Literal["model", "dataset"]]] = {"models": "model", "datasets": "dataset"}
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,127}")
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """A parsed address. `root` is a bucket's name or a repo's id; `kind` the type of that repo."""
+
+    scheme: Literal["s3", "hf"]
+    root: str
+    path: str
+    kind: Literal["model", "dataset"] = "model"
+
+    @classmethod
+    def parse(cls, text: str) -> StoreAddress:
+        """Parse an address. Raises ValueError that says what is wrong with it."""
+        scheme, mark, rest = text.partition("://")
+        parts = rest.rstrip("/").split("/")
+        if scheme == "hf" and parts[0] == "buckets":
+            raise ValueError(
+                "a bucket on the Hub lists no SHA-256, so what is in it can't be checked from here without a download; "
+                "name a repo (hf://owner/name/path) or s3://bucket/path"
+            )
+        kind = _KINDS[parts.pop(0)] if scheme == "hf" and parts[0] in _KINDS else "model"
+        count = 2 if scheme == "hf" else 1
+        root, path = "/".join(parts[:count]), parts[count:]
+        fit = _REPO.fullmatch(root) if scheme == "hf" else _BUCKET.fullmatch(root)
+        if not mark or scheme not in _REQUIRED or not fit or not all(_SEGMENT.fullmatch(part) for part in path):
+            raise ValueError("a kept store is s3://bucket/path or hf://[datasets/]owner/name/path, of plain names")
+        return cls("hf" if scheme == "hf" else "s3", root, "/".join(path), kind)
+
+    def __str__(self) -> str:
+        """Return the address as it is written."""
+        prefix = f"{self.kind}s/" if self.scheme == "hf" and self.kind != "model" else ""
+        return f"{self.scheme}://{prefix}{self.root}{'/' if self.path else ''}{self.path}"
+
+    def key(self, job: str, path: str = "") -> str:
+        """Return the full name of a job's file in the store. An absolute path is below `machine/`, as in a pull."""
+        inside = f"machine/{path.lstrip('/')}" if path.startswith("/") else path
+        return "/".join(part for part in (self.path, job, inside) if part)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Return the variables that must be set here for the uploader."""
+        return tuple(OWN_KEYS + name for name in _REQUIRED[self.scheme])
+
+    def handed(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return what the uploader is given, by the store's own names: its credentials and, public, where it is."""
+        names = (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme], *_PUBLIC[self.scheme])
+        own = {name: env[OWN_KEYS + name] for name in names if env.get(OWN_KEYS + name)}
+        return {name: env[name] for name in _PUBLIC[self.scheme] if env.get(name)} | own
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One object as its store describes it; `parts_sha256` is the digest over those of an upload's `parts`."""
+
+    size: int
+    sha256: str | None = None
+    parts_sha256: str | None = None
+    parts: int = 1
+
+
+class Store(Protocol):
+    """A kept store as it is read from here. Nothing is downloaded but its manifest and small files."""
+
+    async def reach(self) -> None:
+        """Return where the store can be read. Raises a `WardenError` where it can't."""
+        ...
+
+    async def manifest(self, key: str) -> bytes | None:
+        """Return the content of the manifest, bounded; None where there is none."""
+        ...
+
+    async def files(self, keys: Sequence[str]) -> dict[str, StoredFile]:
+        """Return the objects of those names that there are."""
+        ...

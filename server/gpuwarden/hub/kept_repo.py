@@ -1,0 +1,81 @@
+"""Read a kept store in a repo on the Hub: sizes and digests as the Hub lists them at one commit.
+
+The Hub lists no SHA-256 of the small files that it stores in git; those are read whole, within a limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from anyio import to_thread
+
+from gpuwarden.checkpoints.file_model import Broken, Doubtful
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadReply, NotFound, Unreachable
+from gpuwarden.core.store_address import MAX_MANIFEST, StoreAddress, StoredFile
+from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.hub.files import Address, Listing, RangeSource, list_files
+
+SMALL: Final = 10 << 20
+"""No larger file is stored in git."""
+MOST_READ: Final = 256 << 20
+_PIECE: Final = 4 << 20
+
+
+class RepoReader:
+    """A repo as a `Store`. Everything is read at the commit of the first look."""
+
+    def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:
+        self._address, self._config, self._clock = address, config, clock
+        self._listing: Listing | None = None
+
+    async def reach(self) -> None:
+        """List the repo."""
+        await self._list()
+
+    async def manifest(self, key: str) -> bytes | None:
+        """Return the manifest's content, None where there is none."""
+        listing = await self._list()
+        if listing is None or key not in listing.files:
+            return None
+        if listing.files[key].size > MAX_MANIFEST:
+            raise BadReply(f"the manifest in {self._address} is longer than {MAX_MANIFEST:,} bytes")
+        return await to_thread.run_sync(self._read, listing, key)
+
+    async def files(self, keys: Sequence[str]) -> dict[str, StoredFile]:
+        """Return the listed files of those names."""
+        listing = await self._list()
+        found: dict[str, StoredFile] = {}
+        read = 0
+        for key in keys:
+            file = listing.files.get(key) if listing else None
+            if listing is None or file is None:
+                continue
+            digest = file.sha256
+            if digest is None and file.size <= SMALL and read + file.size <= MOST_READ:
+                read += file.size
+                digest = hashlib.sha256(await to_thread.run_sync(self._read, listing, key)).hexdigest()
+            found[key] = StoredFile(file.size, digest)
+        return found
+
+    async def _list(self) -> Listing | None:
+        """Return the files of the repo, None where it has none yet. Raises NotFound for a repo that is not there."""
+        if self._listing is None:
+            address = Address(self._address.kind, self._address.root)
+            async with HubClient(self._config, clock=self._clock) as hub:
+                try:
+                    self._listing = await list_files(hub, address)
+                except NotFound:
+                    about = await hub.get(f"/api/{address.type}s/{address.repo}")
+                    if about.status != 200:
+                        raise
+        return self._listing
+
+    def _read(self, listing: Listing, key: str) -> bytes:
+        source = RangeSource(listing, key, self._config)
+        try:
+            return b"".join(source.at(at, min(_PIECE, source.size - at)) for at in range(0, source.size, _PIECE))
+        except (Broken, Doubtful) as why:
+            raise Unreachable(f"{self._address}: {key} {why}", "Try again.") from why

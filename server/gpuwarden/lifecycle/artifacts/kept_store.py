@@ -1,0 +1,139 @@
+"""Compare a job's kept store with the files on its machine, without downloading them.
+
+What the machine has now is its own listing: with the sealer's digests where those are authentic, else with digests that
+the runner computes now. The store has to agree three times: its manifest lists the same content, its object is there,
+and the store's own checksum of the object is that content's. Everything else is unknown, with a reason.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, WardenError
+from gpuwarden.core.models import Answer, Artifact, Frozen, Handle, Known, Manifest, Unknown
+from gpuwarden.core.reasons import Code, Reason, because
+from gpuwarden.core.sanitize import line
+from gpuwarden.core.store_address import MANIFEST, Store, StoreAddress, StoredFile
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.hub.kept_repo import RepoReader
+from gpuwarden.lifecycle.artifacts.seal_keys import believed
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.remote.s3_store import S3Reader
+
+
+class StoreCopy(Frozen):
+    """What a kept store has of a job. `files` are the paths of those that equal the machine's, by the store's checksum.
+
+    `code` and `why` say why the store is not complete; None and "" where it is.
+    """
+
+    address: str
+    files: frozenset[str] = frozenset()
+    code: Code | None = None
+    why: str = ""
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    path: str
+    size: int
+    sha256: str
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    job: str
+    files: tuple[_Row, ...]
+
+
+def open_store(ctx: Context, address: StoreAddress) -> Store:
+    """Return the store of an address, for reading. Raises NotSupported where its client is not installed."""
+    if address.scheme == "s3":
+        return S3Reader(address, ctx.env)
+    return RepoReader(address, HubConfig.from_env(ctx.env), ctx.clock)
+
+
+async def reachable(ctx: Context, keep: str) -> Answer[str]:
+    """Return what is wrong with a store that a job is to use, "" where it can be read; Unknown without an answer."""
+    try:
+        await open_store(ctx, StoreAddress.parse(keep)).reach()
+    except (NotFound, AuthFailed, NotSupported) as error:
+        return Known(error.message)
+    except WardenError as error:
+        return Unknown(error.message)
+    return Known("")
+
+
+async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> StoreCopy:
+    """Compare the store with the files that are on the machine now."""
+    keep = job.spec.keep
+    try:
+        there = await _digests(ctx, job, handle, listed)
+    except WardenError as error:
+        return _unknown(keep, because(Code.STORE_MACHINE_SILENT, message=error.message))
+    address = StoreAddress.parse(keep)
+    try:
+        store = open_store(ctx, address)
+        content = await store.manifest(address.key(job.id, MANIFEST))
+        if content is None:
+            return _unknown(keep, because(Code.STORE_EMPTY))
+        rows = {row.path: row for row in _Kept.model_validate_json(content).files}
+        objects = await store.files([address.key(job.id, file.path) for file in there.files])
+    except ValidationError as error:
+        return _unknown(keep, because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields"))
+    except WardenError as error:
+        return _unknown(keep, because(_code(error), message=error.message))
+    found = {f.path: _trouble(f, rows.get(f.path), objects.get(address.key(job.id, f.path))) for f in there.files}
+    equal = frozenset(path for path, code in found.items() if code is None)
+    for code in (Code.STORE_CHANGED, Code.STORE_STALE, Code.STORE_UNCHECKED, Code.STORE_INCOMPLETE):
+        if paths := [path for path, trouble in found.items() if trouble is code]:
+            reason = because(code, count=len(paths), path=line(paths[0], 80))
+            return StoreCopy(address=keep, files=equal, code=code, why=reason.text)
+    return StoreCopy(address=keep, files=equal)
+
+
+async def _digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
+    """Return the listing with a digest of each file: the sealer's, else one that the machine computes now."""
+    roster = believed(ctx, job.id, listed)
+    bare = [file.path for file in roster.files if file.sealed_at is None]
+    if not bare:
+        return roster
+    asked = {f.path: f for f in (await ctx.backend(handle.backend).manifest(handle, bare)).files}
+
+    def with_digest(file: Artifact) -> Artifact:
+        now = asked.get(file.path) if file.sealed_at is None else None
+        return now if now is not None and now.stamp == file.stamp else file
+
+    return roster.model_copy(update={"files": tuple(with_digest(file) for file in roster.files)})
+
+
+def _trouble(file: Artifact, row: _Row | None, found: StoredFile | None) -> Code | None:
+    """Return why the store's object is not shown to be a file; None where it is."""
+    if row is None or found is None:
+        return Code.STORE_INCOMPLETE
+    if file.sha256 is None or (row.size, row.sha256) != (file.size, file.sha256.removeprefix("sha256:")):
+        return Code.STORE_STALE
+    if found.size != file.size:
+        return Code.STORE_CHANGED
+    if found.sha256 is not None:
+        return None if found.sha256 == row.sha256 else Code.STORE_CHANGED
+    if found.parts_sha256 is None or file.parts_sha256 is None or file.part_size is None:
+        return Code.STORE_UNCHECKED
+    parts = -(-file.size // file.part_size)
+    return None if (found.parts, found.parts_sha256) == (parts, file.parts_sha256) else Code.STORE_CHANGED
+
+
+def _unknown(keep: str, reason: Reason) -> StoreCopy:
+    return StoreCopy(address=keep, code=reason.code, why=line(reason.text, 300))
+
+
+def _code(error: WardenError) -> Code:
+    kinds = (
+        (NotSupported, Code.STORE_NO_CLIENT),
+        ((AuthFailed, NotFound), Code.STORE_DENIED),
+        (BadReply, Code.STORE_INVALID),
+    )
+    return next((code for kind, code in kinds if isinstance(error, kind)), Code.STORE_UNREACHABLE)

@@ -1,0 +1,59 @@
+"""The upload to a kept store: start its process, and read what that process reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from gpuwarden.remote.runner.files import read_small, write_all
+from gpuwarden.remote.runner.protocol import Json
+
+KEEP_KEYS = "GPUWARDEN_KEEP_"  # what the names of a store's credentials begin with among the secrets
+KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and for people
+
+
+def take_keys(secrets: dict[str, str]) -> dict[str, str]:
+    """Take a store's credentials out of the secrets: the job itself does not get them."""
+    return {name[len(KEEP_KEYS) :]: secrets.pop(name) for name in list(secrets) if name.startswith(KEEP_KEYS)}
+
+
+def start_keeper(folder: str, spec: Json, token: str, keys: dict[str, str]) -> Any:
+    """Start the upload beside the job at low priority. Return None where there is none to start or that fails.
+
+    The credentials are sent on stdin and nowhere else. The process learns by the end of stdin that nobody saves any
+    more; it then uploads the rest and ends.
+    """
+    import shutil
+    import subprocess
+
+    if not spec.get("keep"):
+        return None
+    ionice = shutil.which("ionice")
+    where = spec["keep"]
+    how = [folder, str(where["scheme"]), "boxed" if spec.get("sandbox") else "open"]
+    own = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "keep", *how]
+    fields = ("keep", "outputs", "root", "mounts", "within", "keep_bytes_s", "keep_every_s")
+    order = {name: spec[name] for name in fields if name in spec}
+    order.update(token=token, keys=keys, prefix="/".join(part for part in (where["path"], token) if part) + "/")
+    try:
+        with open(os.devnull, "r+b") as null:
+            keeper = subprocess.Popen(
+                [*([ionice, "-c3"] if ionice else []), *own],
+                cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        if keeper.stdin:
+            write_all(keeper.stdin.fileno(), json.dumps(order).encode("ascii") + b"\n")
+        return keeper
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def keep_trouble(folder: str) -> str:
+    """Return why the upload does not go on at present; empty where it does, or nothing is reported."""
+    try:
+        report = json.loads(read_small(folder + "/" + KEEP_REPORT, 65536))
+        return str(report.get("error") or "")[:300]
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""

@@ -1,0 +1,201 @@
+"""Kept stores, each through its own well-kept client: boto3 for S3, huggingface_hub for a repo on the Hub."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+from typing import Any, Callable
+
+from gpuwarden.remote.runner.parts import part_size
+from gpuwarden.remote.runner.protocol import Json, Problem
+
+CLIENTS = {"s3": "boto3", "hf": "huggingface_hub"}
+Throttle = Callable[[int], None]
+SMALL = 10 << 20
+
+
+class Changed(Exception):
+    """The file is not what was sealed any more. Its new content is uploaded after it is sealed in turn."""
+
+
+class S3Store:
+    """A bucket. An upload in parts goes on where an earlier process left it: parts that are there are not sent again.
+
+    It needs the rights PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last one it sends all
+    parts again. `uploads` are those under way, by key.
+    """
+
+    def __init__(self, keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> None:
+        import boto3  # type: ignore[import-untyped,unused-ignore]
+        from botocore.config import Config  # type: ignore[import-untyped,unused-ignore]
+
+        self.bucket, self.uploads, self.remember = keep["root"], uploads, remember
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=keys.get("AWS_ENDPOINT_URL_S3") or keys.get("AWS_ENDPOINT_URL"),
+            region_name=keys.get("AWS_REGION") or keys.get("AWS_DEFAULT_REGION") or "us-east-1",
+            aws_access_key_id=keys.get("AWS_ACCESS_KEY_ID"),
+            aws_secret_access_key=keys.get("AWS_SECRET_ACCESS_KEY"),
+            aws_session_token=keys.get("AWS_SESSION_TOKEN"),
+            config=Config(signature_version="s3v4", retries={"max_attempts": 5, "mode": "standard"},
+                          connect_timeout=20, read_timeout=60, max_pool_connections=2),
+        )  # fmt: skip
+
+    def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
+        """Upload one file. Raises Changed where its bytes are not those of its row; then no object of it is there."""
+        size, step = row["size"], part_size(row["size"])
+        if size <= step:
+            data = whole(fd, 0, size)
+            if hashlib.sha256(data).hexdigest() != row["sha256"]:
+                raise Changed
+            self.put_bytes(key, data)
+            pace(size)
+            return
+        there = self.there(key)
+        upload = self.uploads[key]
+        sha, parts = hashlib.sha256(), []
+        for number, at in enumerate(range(0, size, step), 1):
+            data = whole(fd, at, min(step, size - at))
+            sha.update(data)
+            digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
+            tag = hashlib.md5(data).hexdigest()  # noqa: S324 - an ETag is one
+            if there.get(number) != tag:
+                answer = self.client.upload_part(
+                    Bucket=self.bucket, Key=key, UploadId=upload, PartNumber=number, Body=data, ChecksumSHA256=digest
+                )
+                tag = answer["ETag"].strip('"')
+                pace(len(data))
+            parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": digest})
+        if sha.hexdigest() != row["sha256"]:
+            self.client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
+            self.forget(key)
+            raise Changed
+        self.client.complete_multipart_upload(
+            Bucket=self.bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
+        )
+        self.forget(key)
+
+    def there(self, key: str) -> dict[int, str]:
+        """Return the parts of an upload under way that the store has: number -> ETag. Begin one where there is none."""
+        from botocore.exceptions import ClientError  # type: ignore[import-untyped,unused-ignore]
+
+        if key in self.uploads:
+            named = {"Bucket": self.bucket, "Key": key, "UploadId": self.uploads[key]}
+            try:
+                pages = list(self.client.get_paginator("list_parts").paginate(**named))
+                return {part["PartNumber"]: part["ETag"].strip('"') for page in pages for part in page.get("Parts", ())}
+            except ClientError as error:
+                if error.response["Error"]["Code"] == "AccessDenied":
+                    return {}
+                self.uploads.pop(key)  # the store ended it
+        made = self.client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm="SHA256")
+        self.uploads[key] = str(made["UploadId"])
+        self.remember()
+        return {}
+
+    def forget(self, key: str) -> None:
+        """Remove an upload that was completed or given up."""
+        self.uploads.pop(key)
+        self.remember()
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Upload a small object, which the server compares with its digest."""
+        digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
+        self.client.put_object(Bucket=self.bucket, Key=key, Body=data, ChecksumSHA256=digest)
+
+    def commit(self, key: str, manifest: bytes) -> None:
+        """Write the manifest, last of all."""
+        self.put_bytes(key, manifest)
+
+
+class HubStore:
+    """A repo on the Hub. Files are collected, and one commit adds them together with the manifest.
+
+    Large files are stored by their digest before the commit, so those that an earlier process sent are not sent again.
+    """
+
+    def __init__(self, keep: Json, keys: dict[str, str]) -> None:
+        os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+        from huggingface_hub import HfApi
+
+        self.repo, self.kind = keep["root"], keep["kind"]
+        self.api: Any = HfApi(endpoint=keys.get("HF_ENDPOINT"), token=keys.get("HF_TOKEN"))
+        self.added: list[Any] = []
+
+    def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
+        """Collect one file, and send it where the Hub stores it outside of git. Raises Changed as above."""
+        from huggingface_hub import CommitOperationAdd
+
+        # Above this size the Hub never stores a file in git, so the content is not needed for the commit.
+        small = row["size"] <= SMALL
+        file: Any = PacedFile(fd, row["size"])
+        operation = CommitOperationAdd(path_in_repo=key, path_or_fileobj=whole(fd, 0, row["size"]) if small else file)
+        if operation.upload_info.sha256.hex() != row["sha256"]:
+            raise Changed
+        file.pace = pace
+        self.api.preupload_lfs_files(self.repo, [operation], repo_type=self.kind, num_threads=1)
+        self.added.append(operation)
+
+    def commit(self, key: str, manifest: bytes) -> None:
+        """Commit what was collected, with the manifest."""
+        from huggingface_hub import CommitOperationAdd
+
+        added, self.added = self.added, []
+        listed = CommitOperationAdd(path_in_repo=key, path_or_fileobj=manifest)
+        self.api.create_commit(
+            self.repo, [*added, listed], commit_message=f"Keep {len(added)} files of a job", repo_type=self.kind
+        )
+
+
+class PacedFile(io.BufferedIOBase):
+    """A file for reading by its descriptor, which waits where it is read faster than allowed."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size, self.at = fd, size, 0
+        self.pace: Throttle = lambda count: None
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return true."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self.at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move the position."""
+        self.at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.size}[whence])
+        return self.at
+
+    def read(self, count: int | None = -1) -> bytes:
+        """Return the next bytes, within the size that the file had."""
+        left = max(0, self.size - self.at)
+        data = os.pread(self.fd, left if count is None or count < 0 else min(count, left), self.at)
+        self.at += len(data)
+        self.pace(len(data))
+        return data
+
+
+def whole(fd: int, at: int, count: int) -> bytes:
+    """Return exactly so many bytes of a file. Raises Changed where it is shorter now."""
+    parts = []
+    while count:
+        data = os.pread(fd, count, at)
+        if not data:
+            raise Changed
+        parts.append(data)
+        at, count = at + len(data), count - len(data)
+    return b"".join(parts)
+
+
+def open_store(keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> Any:
+    """Return the store of an order. `remember` writes down the `uploads` under way."""
+    if keep.get("scheme") not in CLIENTS:
+        raise Problem("bad_request", "the kept store has an unknown scheme")
+    return S3Store(keep, keys, uploads, remember) if keep["scheme"] == "s3" else HubStore(keep, keys)

@@ -1,0 +1,271 @@
+"""The process that uploads a job's outputs to its kept store, beside the job and until they are all there.
+
+While the job runs, only what the sealer found whole is uploaded, a checkpoint at a time; the manifest is written after
+the files that it lists. When nobody saves any more, the rest follows. Nothing is ever deleted in the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any, NoReturn
+
+from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
+from gpuwarden.remote.runner.keep import KEEP_REPORT
+from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
+from gpuwarden.remote.runner.manifest import Roster
+from gpuwarden.remote.runner.path_mapping import PathMapping
+from gpuwarden.remote.runner.process import hide_memory
+from gpuwarden.remote.runner.protocol import Json
+from gpuwarden.remote.runner.redact import Redactor
+from gpuwarden.remote.runner.seals import seals
+from gpuwarden.remote.runner.start import take_lock
+from gpuwarden.remote.runner.status import read_status
+
+KEEP_BYTES_S = 50 << 20  # while the job runs; afterwards the machine has nothing better to do
+KEEP_EVERY_S = 10.0
+LONGEST_PAUSE_S = 300.0
+GIVE_UP_S = 86400.0  # after the job's end
+KEPT_LIST = "gpuwarden-manifest.json"
+SENT = "keep-sent.json"
+KEPT_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "parts_sha256", "sealed_at", "mac")
+
+
+def keep(folder: str, scheme: str, how: str) -> None:
+    """Become a Python that has the store's client; then, where `how` is `ready`, upload."""
+    folder = os.path.realpath(folder)
+    if how != "ready":
+        become_client(folder, scheme, how == "boxed")
+    os.nice(19)
+    order = json.loads(read_order())
+    if not order.get("root"):  # a rehearsal finds its processes by their environment
+        hide_memory()
+    Keeper(folder, order).run()
+
+
+def read_order() -> bytes:
+    """Return the first line of stdin, read byte by byte."""
+    line = bytearray()
+    while len(line) < 1 << 20:
+        byte = os.read(0, 1)
+        if byte in (b"", b"\n"):
+            break
+        line += byte
+    return bytes(line)
+
+
+def report_keep(folder: str, state: str, error: str = "") -> None:
+    """Leave the upload's state in the run folder. Ends the process where that folder is gone."""
+    try:
+        text = json.dumps({"state": state, "error": error, "at": time.time(), "pid": os.getpid()})
+        write_atomic(folder + "/" + KEEP_REPORT, text.encode("ascii"))
+    except FileNotFoundError:
+        sys.exit(3)
+    except OSError:
+        pass  # a full disk stops no upload
+
+
+# -- the client
+
+
+def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
+    """Replace this process by one of a Python that has the store's client, which the job may install meanwhile.
+
+    The order stays unread on stdin, for the process that this one becomes.
+    """
+    module = CLIENTS[scheme]
+    while True:
+        over = input_closed(0.0)
+        for python in pythons(folder, module, boxed):
+            if has_module(python, module):
+                os.execv(python[0], [*python, "-I", os.path.abspath(sys.argv[0]), "keep", folder, scheme, "ready"])  # noqa: S606
+        report_keep(
+            folder, "no_client",
+            f"nothing is uploaded to the kept store: no Python on the machine can import {module}. Install it for "
+            f"python3 there, or among the packages of the job's own environment, or put uv on the PATH",
+        )  # fmt: skip
+        if over:
+            sys.exit(4)
+        input_closed(30.0)
+
+
+def input_closed(seconds: float) -> bool:
+    """Wait until the other end of stdin is closed, at most so long. Reads nothing."""
+    poller = select.poll()
+    poller.register(0, select.POLLHUP)
+    return bool(poller.poll(seconds * 1000))
+
+
+def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
+    """Return how to start each Python that may have the client: the job's own first, one that uv makes last.
+
+    What a sandboxed job wrote is not run outside of its sandbox.
+    """
+    if boxed:
+        return [[sys.executable]]
+    own = [folder + "/work/.venv/bin/python", folder + "/work/venv/bin/python", sys.executable]
+    named = [path for path in (shutil.which("python3"), shutil.which("python")) if path]
+    found = [[path] for path in dict.fromkeys([*own, *named]) if os.access(path, os.X_OK)]
+    uv = shutil.which("uv")
+    return [*found, [uv, "run", "--no-project", "--quiet", "--with", module, "python"]] if uv else found
+
+
+def has_module(python: list[str], module: str) -> bool:
+    """Return whether a Python can import a module."""
+    try:
+        argv = [*python, "-I", "-c", "import " + module]
+        with open(os.devnull, "r+b") as null:
+            return subprocess.call(argv, stdin=null, stdout=null, stderr=null, cwd="/", timeout=120) == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+# -- the upload
+
+
+class Keeper:
+    """Uploads what is due. `rows` are the files that are in the store, by path, as the next manifest lists them."""
+
+    def __init__(self, folder: str, order: Json) -> None:
+        self.folder, self.order, self.where = folder, order, order["keep"]
+        self.mapping = PathMapping(order)
+        self.redactor = Redactor(list(order["keys"].values()))
+        self.store: Any = None
+        self.rate = float(order.get("keep_bytes_s") or KEEP_BYTES_S)
+        self.every = float(order.get("keep_every_s") or KEEP_EVERY_S)
+        self.rows: dict[str, Json] = {}
+        self.uploads: dict[str, str] = {}
+        self.final = False
+        self.free_at = 0.0
+        try:
+            record = json.loads(read_small(folder + "/" + SENT, 256 << 20))
+            if record["keep"] == self.where:
+                self.rows = {row["path"]: row for row in record["files"]}
+                self.uploads = dict(record["uploads"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            self.rows, self.uploads = {}, {}  # everything is uploaded again
+
+    def run(self) -> None:
+        """Upload until nobody saves any more and everything is there, with longer and longer pauses after failures."""
+        while take_lock(self.folder, "keep.lock") < 0:  # an earlier attempt's upload is ending
+            time.sleep(1.0)
+        pause, over, began = self.every, input_closed(0.0), time.monotonic()
+        while not (over and time.monotonic() - began > GIVE_UP_S):
+            try:
+                self.final = over and self.job_ended()
+                done = self.turn()
+                report_keep(self.folder, "done" if self.final and done else "waiting")
+                if over and (done or not self.final):
+                    return
+                pause = self.every
+            except Exception as error:  # of three libraries: whatever it is, the next turn tries again
+                self.store = None
+                text = self.redactor.text(f"the upload to the kept store failed: {client_error(error)}")
+                report_keep(self.folder, "failed", text)
+                pause = min(pause * 2, LONGEST_PAUSE_S)
+            if over:
+                time.sleep(pause)
+            elif input_closed(pause):
+                over, began, pause = True, time.monotonic(), self.every
+
+    def job_ended(self) -> bool:
+        """Return whether the job has ended; its supervisor may have died before it."""
+        status = read_status(self.folder)
+        return status is not None and status["state"] != "running"
+
+    def turn(self) -> bool:
+        """Upload everything that is due now. Return whether everything that is declared is in the store."""
+        listed, complete = self.listed()
+        groups = self.sealed(listed)
+        if self.final:
+            groups.append(listed)
+        for group in groups:
+            self.store = self.store or open_store(self.where, self.order["keys"], self.uploads, self.remember)
+            due = [row for row in group if not self.has(row)]
+            sent = [row for row in (self.sent(row) for row in due) if row]
+            complete = complete and len(sent) == len(due)
+            if len(sent) == len(due) or self.final:
+                self.rows.update({row["path"]: row for row in sent})
+                if sent or self.final:
+                    self.write_manifest()
+            else:
+                self.store = None  # what was sent of a checkpoint that is not whole any more is not listed
+        return complete
+
+    def listed(self) -> tuple[list[Json], bool]:
+        """Return the declared files, and whether that is all: no link that leads out, nothing unreadable."""
+        found: list[Json] = []
+        roster = Roster(self.folder, self.mapping, found.append, False)
+        for path in self.order.get("outputs") or []:
+            roster.add(path)
+        return found, not roster.skipped
+
+    def sealed(self, listed: list[Json]) -> list[list[Json]]:
+        """Return the checkpoints that were sealed and that are there as a whole, the oldest first."""
+        sizes: dict[float, int] = {}
+        for seal in seals(self.folder).values():
+            sizes[seal["sealed_at"]] = sizes.get(seal["sealed_at"], 0) + 1
+        groups: dict[float, list[Json]] = {}
+        for row in listed:
+            if "seal" in row:
+                groups.setdefault(row["seal"]["sealed_at"], []).append(row)
+        return [groups[at] for at in sorted(groups) if len(groups[at]) == sizes[at]]
+
+    def has(self, row: Json) -> bool:
+        """Return whether exactly this file is in the store by this process's own record."""
+        known = self.rows.get(row["path"])
+        return known is not None and all(known[key] == row[key] for key in ("size", "mtime_ns", "ctime_ns"))
+
+    def sent(self, row: Json) -> Json | None:
+        """Upload one file. Return its row of the manifest, None where it changed meanwhile."""
+        roster = Roster(self.folder, self.mapping, lambda row: None, True, parts=True)
+        real = os.path.realpath(self.mapping.locate(self.folder, row["path"])[0])
+        try:
+            known = {**row, **(row.get("seal") or roster.hash(real))}
+            if not known["sha256"] or stamp(os.lstat(real)) != {key: known[key] for key in stamp(os.lstat(real))}:
+                return None
+            fd = roster.opener.open(real)
+        except OSError:
+            return None
+        try:
+            inside = "machine/" + row["path"].lstrip("/") if row["path"].startswith("/") else row["path"]
+            self.store.put(self.order["prefix"] + inside, fd, known, self.pace)
+            return {key: known[key] for key in KEPT_FIELDS if known.get(key) is not None}
+        except Changed:
+            return None
+        finally:
+            os.close(fd)
+
+    def write_manifest(self) -> None:
+        """Commit the list of everything that is in the store, then remember it here."""
+        files = [self.rows[path] for path in sorted(self.rows)]
+        body = {"schema": 1, "job": self.order["token"], "taken_at": time.time(), "final": self.final, "files": files}
+        self.store.commit(self.order["prefix"] + KEPT_LIST, json.dumps(body, sort_keys=True).encode("ascii"))
+        self.remember()
+
+    def remember(self) -> None:
+        """Write down what is in the store and which uploads are under way, for a process that goes on."""
+        record = {"keep": self.where, "files": list(self.rows.values()), "uploads": self.uploads}
+        write_atomic(self.folder + "/" + SENT, json.dumps(record).encode("ascii"))
+
+    def pace(self, count: int) -> None:
+        """Wait as long as the sent bytes take at the allowed rate, while the job runs."""
+        if self.final:
+            return
+        now = time.monotonic()
+        self.free_at = max(self.free_at, now) + count / self.rate
+        if self.free_at > now and input_closed(self.free_at - now):
+            self.free_at = now
+
+
+def client_error(error: BaseException) -> str:
+    """Return an error of a client, bounded, with the code that the store gave."""
+    answer = getattr(error, "response", None)
+    code = answer.get("Error", {}).get("Code", "") if isinstance(answer, dict) else getattr(answer, "status_code", "")
+    text = " ".join(str(error).split())[:160]
+    return f"{type(error).__name__}{f' ({code})' if code else ''}: {text}"

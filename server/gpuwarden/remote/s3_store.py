@@ -1,0 +1,116 @@
+"""Read a kept store in S3 from here: the manifest, and sizes and checksums of objects by HEAD requests.
+
+It needs boto3 (the extra `s3`), and a key that may list and read; the uploader on the machine has another one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from anyio import to_thread
+
+from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, Unreachable
+from gpuwarden.core.sanitize import line
+from gpuwarden.core.store_address import MAX_MANIFEST, StoreAddress, StoredFile
+
+_THREADS = 8  # a request is mostly waiting
+_ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
+_DENIED = frozenset({"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
+_T = TypeVar("_T")
+
+
+class S3Reader:
+    """A bucket as a `Store`."""
+
+    def __init__(self, address: StoreAddress, env: Mapping[str, str]) -> None:
+        self.address = address
+        try:
+            import boto3  # type: ignore[import-untyped,unused-ignore]
+            from botocore.config import Config  # type: ignore[import-untyped,unused-ignore]
+        except ImportError as error:
+            raise NotSupported(
+                "boto3 is not installed here", "Install gpuwarden with its extra: gpuwarden[s3]."
+            ) from error
+        # Keys and region that are not in the environment are found as the AWS tools find them.
+        self._client: Any = boto3.client(
+            "s3",
+            endpoint_url=env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL"),
+            region_name=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"),
+            aws_access_key_id=env.get("AWS_ACCESS_KEY_ID"),
+            aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY"),
+            aws_session_token=env.get("AWS_SESSION_TOKEN"),
+            config=Config(signature_version="s3v4", retries={"max_attempts": 2, "mode": "standard"}, connect_timeout=5,
+                          read_timeout=20, max_pool_connections=_THREADS),
+        )  # fmt: skip
+
+    async def reach(self) -> None:
+        """List one object of the path."""
+        named = {"Bucket": self.address.root, "Prefix": self.address.path, "MaxKeys": 1}
+        await to_thread.run_sync(lambda: self._ask(lambda: self._client.list_objects_v2(**named)))
+
+    async def manifest(self, key: str) -> bytes | None:
+        """Return the manifest's content, None where there is none. Raises BadReply for one that is too long."""
+
+        def get() -> bytes:
+            body = self._client.get_object(Bucket=self.address.root, Key=key)["Body"]
+            content: bytes = body.read(MAX_MANIFEST + 1)
+            return content
+
+        content = await to_thread.run_sync(lambda: self._ask(get))
+        if content is not None and len(content) > MAX_MANIFEST:
+            raise BadReply(f"the manifest of {self.address} is longer than {MAX_MANIFEST:,} bytes")
+        return content
+
+    async def files(self, keys: Sequence[str]) -> dict[str, StoredFile]:
+        """Ask for the headers of each object."""
+
+        def head(key: str) -> tuple[str, StoredFile | None]:
+            named = {"Bucket": self.address.root, "Key": key, "ChecksumMode": "ENABLED"}
+            reply = self._ask(lambda: self._client.head_object(**named))
+            return key, None if reply is None else _described(reply)
+
+        def heads() -> dict[str, StoredFile]:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                return {key: found for key, found in pool.map(head, keys) if found}
+
+        return await to_thread.run_sync(heads)
+
+    def _ask(self, request: Callable[[], _T]) -> _T | None:
+        """Send a request. None where the object is absent; else the client's errors as gpuwarden's own."""
+        from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped,unused-ignore]
+
+        try:
+            return request()
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if code in _ABSENT:
+                return None
+            said = f"{self.address.root}: {line(code, 40)}"
+            if code == "NoSuchBucket":
+                raise NotFound(f"there is no bucket {self.address.root}", "Check the name and the endpoint.") from None
+            if code in _DENIED:
+                hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here, of a key that may list and read it."
+                raise AuthFailed(said, hint) from None
+            raise Unreachable(said, "Try again in a minute.") from None
+        except BotoCoreError as error:
+            if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError", "NoRegionError"}:
+                raise AuthFailed(line(error, 120), "Set AWS_ACCESS_KEY_ID and the others here.") from None
+            raise Unreachable(
+                f"{type(error).__name__}: {line(error, 120)}", "Check the network, then try again."
+            ) from None
+
+
+def _described(reply: Mapping[str, Any]) -> StoredFile:
+    """Return size and checksum of a HEAD reply. A checksum of an upload in parts ends in their number."""
+    size, (text, mark, count) = int(reply["ContentLength"]), str(reply.get("ChecksumSHA256") or "").partition("-")
+    try:
+        digest = base64.b64decode(text, validate=True).hex()
+    except binascii.Error:
+        digest = ""
+    if len(digest) != 64 or (mark and not count.isdigit()):
+        return StoredFile(size)
+    return StoredFile(size, None, digest, int(count)) if mark else StoredFile(size, digest)

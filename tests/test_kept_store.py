@@ -1,0 +1,229 @@
+"""Kept stores: the runner uploads whole checkpoints, and the gate counts what the store's own checksums prove."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.checkpoints.sealing import parts as sealed_parts
+from gpuwarden.core.store_address import StoreAddress
+from gpuwarden.remote.launch import checker
+from gpuwarden.remote.runner import keeper, parts
+from runner_kit import call
+from store_kit import ADMIN, BUCKET, READER, WRITER, S3Server, s3_server
+
+KEY = "5e" * 32
+SAVE = """
+import json, os, struct, sys, time
+def save(step, floats=4096):
+    draft, final = f"out/tmp-checkpoint-{step}", f"out/checkpoint-{step}"
+    os.makedirs(draft)
+    head = json.dumps({"w": {"dtype": "F32", "shape": [floats], "data_offsets": [0, 4 * floats]}}).encode()
+    head += b" " * (-len(head) % 8)
+    with open(draft + "/model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + struct.pack("<f", 0.5) * floats)
+    json.dump({"global_step": step}, open(draft + "/trainer_state.json", "w"))
+    os.rename(draft, final)
+"""
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+# ------------------------------------------------------------------------------------------------- parts and addresses
+
+
+def test_both_halves_cut_a_file_into_the_same_parts_and_no_more_than_s3_takes() -> None:
+    for size in (0, 1, parts.PART, parts.PART + 1, 72 << 30, 73 << 30, 5 << 40):
+        step = parts.part_size(size)
+        assert step == sealed_parts.part_size(size) and size <= step * 10_000
+
+
+@pytest.mark.parametrize("made", [parts.PartsDigest, sealed_parts.PartsDigest])
+def test_a_digest_of_parts_is_that_of_the_digests_however_the_bytes_come(made: Any) -> None:
+    data = os.urandom(1000)
+    for size in (999, 1000):  # the second one is a multiple of the part
+        found = made(250)
+        for at in range(0, size, 77):
+            found.update(data[at : min(at + 77, size)])
+        digests = [hashlib.sha256(data[at : min(at + 250, size)]).digest() for at in range(0, size, 250)]
+        assert found.hexdigest() == hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s3://", "s3://B", "s3://bucket/../x", "s3://bucket/a b", "gs://bucket/x", "hf://alone", "bucket/x"]
+)
+def test_an_address_that_names_no_store_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="kept store"):
+        StoreAddress.parse(text)
+
+
+def test_a_bucket_on_the_hub_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="SHA-256"):
+        StoreAddress.parse("hf://buckets/owner/name/path")
+
+
+def test_files_of_jobs_never_share_a_name_and_absolute_paths_stay_inside() -> None:
+    store = StoreAddress.parse("s3://bucket/team/")
+    assert store.key("j1", "out/a") == "team/j1/out/a"
+    assert store.key("j1", "/work/out/a") == "team/j1/machine/work/out/a"
+
+
+def test_the_uploader_gets_its_own_key_and_never_the_reader_s() -> None:
+    env = {"AWS_ACCESS_KEY_ID": "reader", "AWS_REGION": "r", "GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID": "writer"}
+    assert StoreAddress.parse("s3://bucket").handed(env) == {"AWS_ACCESS_KEY_ID": "writer", "AWS_REGION": "r"}
+
+
+# ------------------------------------------------------------------------------------------------------- the uploader
+
+
+def until(good: Callable[[], Any], seconds: float = 60.0) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = good()
+        if found:
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"not within {seconds} s")
+
+
+def start(folder: Path, server: S3Server, text: str, *, who: tuple[str, str] = WRITER, **more: Any) -> None:
+    """Start a job whose outputs are kept below `<test>/t/` of the bucket."""
+    name, content = checker()
+    (folder / name).write_bytes(content)
+    where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
+    fast = {"seal_after_s": 0.01, "seal_quiet_s": 0.2, "seal_every_s": 0.1, "archive": name, "outputs": ["out"]}
+    spec = {"argv": [sys.executable, "-c", SAVE + text], "env": {}, "keep": where, "keep_every_s": 0.3, **fast, **more}
+    keys = {f"GPUWARDEN_KEEP_{name}": value for name, value in server.writer(who).items()}
+    order = {"spec": spec, "secrets": {"GPUWARDEN_SEAL_KEY": KEY, **keys}, "token": "t", "attempt": 1}
+    assert call("start", folder, order)["ok"]
+
+
+def stored(folder: Path, server: S3Server) -> dict[str, Any]:
+    """What is in the store, by path."""
+    prefix = f"{folder.parent.name}/t/"
+    rows = server.client().list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+    return {row["Key"].removeprefix(prefix): row for row in rows}
+
+
+def manifest(folder: Path, server: S3Server) -> dict[str, Any]:
+    key = f"{folder.parent.name}/t/gpuwarden-manifest.json"
+    found: dict[str, Any] = json.loads(server.client().get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    return found
+
+
+def reported(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "keep.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    path = Path(os.path.realpath(tmp_path)) / "job"
+    path.mkdir()
+    yield path
+    call("stop", path, {"grace_s": 0})
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_in_the_store_while_the_job_runs_and_the_rest_after_its_end(folder: Path, s3: S3Server) -> None:
+    text = """
+save(10)
+save(20, floats=6_000_000)  # 24 MB: three parts
+open("out/notes.txt", "w").write("not a checkpoint")
+os.makedirs("out/tmp-checkpoint-30")
+open("out/tmp-checkpoint-30/model.safetensors", "wb").write(b"half")
+while not os.path.exists("go"): time.sleep(0.02)
+assert not any(name.startswith("GPUWARDEN_KEEP") for name in os.environ)
+"""
+    start(folder, s3, text)
+    until(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and len(manifest(folder, s3)["files"]) == 4)
+    names = {f"out/checkpoint-{step}/{n}" for step in (10, 20) for n in ("model.safetensors", "trainer_state.json")}
+    assert set(stored(folder, s3)) == {*names, "gpuwarden-manifest.json"}  # nothing half saved, nothing unsealed
+    assert all(row["mac"] for row in manifest(folder, s3)["files"]) and not manifest(folder, s3)["final"]
+    (folder / "work" / "go").touch()
+    until(lambda: reported(folder).get("state") == "done")
+    assert json.loads((folder / "status.json").read_bytes())["state"] == "succeeded"
+    body = manifest(folder, s3)
+    assert body["final"] and {row["path"] for row in body["files"]} == {
+        *names, "out/notes.txt", "out/tmp-checkpoint-30/model.safetensors"
+    }  # fmt: skip
+    large = next(row for row in body["files"] if row["size"] > parts.PART)
+    key = f"{folder.parent.name}/t/{large['path']}"
+    head = s3.client(READER).head_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
+    composite, count = head["ChecksumSHA256"].split("-")
+    assert (base64.b64decode(composite).hex(), int(count)) == (large["parts_sha256"], 3)
+    for text in ("keep.json", "keep-sent.json", "status.json", "runner.err"):
+        assert WRITER[1] not in (folder / text).read_text()
+
+
+@pytest.mark.slow
+def test_half_an_upload_goes_on_where_it_ended(folder: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "work" / "out").mkdir(parents=True)
+    (folder / "work" / "out" / "big.bin").write_bytes(os.urandom(3 * parts.PART - 5))
+    where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
+    prefix = f"{folder.parent.name}/t/"
+    order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": prefix, "keys": s3.writer(ADMIN)}
+    first = keeper.Keeper(str(folder), order)
+    first.final = True
+    sent = []
+
+    def cut(count: int) -> None:
+        sent.append(count)
+        if len(sent) == 2:
+            raise ConnectionError("the network is gone")
+
+    monkeypatch.setattr(first, "pace", cut)
+    with pytest.raises(ConnectionError):
+        first.turn()
+    assert not stored(folder, s3)  # an upload in parts is no object before it is complete
+    second = keeper.Keeper(str(folder), order)
+    second.final, more = True, []
+    monkeypatch.setattr(second, "pace", more.append)
+    assert second.turn() and len(more) == 1  # the third part alone
+    assert set(stored(folder, s3)) == {"out/big.bin", "gpuwarden-manifest.json"}
+
+
+@pytest.mark.slow
+def test_wrong_rights_are_an_alert_and_the_job_is_not_disturbed(folder: Path, s3: S3Server) -> None:
+    start(folder, s3, "save(10)\nwhile not os.path.exists('go'): time.sleep(0.02)", who=READER, heartbeat_s=0.2)
+
+    def alerts() -> list[dict[str, Any]]:
+        status = json.loads((folder / "status.json").read_bytes())
+        return [alert for alert in status["last_alerts"] if alert["kind"] == "keep"]
+
+    assert "AccessDenied" in until(alerts)[0]["text"]
+    (folder / "work" / "go").touch()
+    until(lambda: json.loads((folder / "status.json").read_bytes())["state"] == "succeeded")
+    assert not stored(folder, s3)
+
+
+def test_a_machine_without_the_client_says_what_is_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "has_module", lambda python, module: False)
+    monkeypatch.setattr(keeper, "input_closed", lambda seconds: True)
+    with pytest.raises(SystemExit):
+        keeper.become_client(str(folder), "s3", False)
+    assert "import boto3" in reported(folder)["error"] and "uv" in reported(folder)["error"]
+
+
+def test_what_a_sandboxed_job_wrote_is_not_run_outside_of_its_sandbox(folder: Path) -> None:
+    own = folder / "work" / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    assert [str(own)] in keeper.pythons(str(folder), "boto3", False)
+    assert keeper.pythons(str(folder), "boto3", True) == [[sys.executable]]

@@ -1,0 +1,267 @@
+"""The teardown gate and kept stores: what agrees counts as a copy, everything else is unknown with its reason."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import Refused
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.rules import Severity
+from gpuwarden.core.states import TERMINAL_JOBS, Teardown
+from gpuwarden.core.store_address import MANIFEST, StoreAddress
+from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, request
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.rehearsal.hub.server import HubServer
+from hubserver import READER as HUB_READER
+from hubserver import STRANGER, hub_server
+from lifecycle_kit import launch, open_house, prove, rent_cloud, training
+from store_kit import BUCKET, WRITER, S3Server, s3_server
+from test_kept_store import SAVE
+
+pytestmark = pytest.mark.anyio
+KEEP = f"s3://{BUCKET}/team"
+JOB = SAVE + "\nsave(10)\nsave(20, floats=3_000_000)  # 12 MB: two parts\nopen('out/log.txt', 'w').write('done')\n"
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+def house(tmp_path: Path, env: dict[str, str]) -> Context:
+    ctx = open_house(tmp_path / "home", SystemClock())
+    ctx = replace(ctx, env=env)
+    rent_cloud(ctx)
+    return ctx
+
+
+async def ended(ctx: Context, tmp_path: Path, keep: str = KEEP, last: str = "") -> str:
+    """A job that saved and ended, whatever became of its upload."""
+    spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB + last), keep=keep)
+    job = await launch(ctx, spec)
+    with anyio.fail_after(90):
+        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
+            await anyio.sleep(0.05)
+    return job
+
+
+def run_dir(ctx: Context, job: str) -> Path:
+    handle = read_job(ctx.ledger, job).handle
+    assert handle is not None
+    return Path(handle.run_dir)
+
+
+async def uploaded(ctx: Context, job: str, state: str = "done") -> dict[str, Any]:
+    """Wait until the upload reports that state."""
+    with anyio.fail_after(90):
+        while True:
+            try:
+                found: dict[str, Any] = json.loads((run_dir(ctx, job) / "keep.json").read_bytes())
+            except (OSError, ValueError):
+                found = {}
+            if found.get("state") == state:
+                return found
+            await anyio.sleep(0.05)
+
+
+async def looked(ctx: Context, job: str) -> StoreCopy:
+    record = read_job(ctx.ledger, job)
+    assert record.handle is not None
+    listed = await ctx.backend(record.handle.backend).list_files(record.handle, record.outputs)
+    return await look_at_store(ctx, record, record.handle, listed)
+
+
+def findings(view: TeardownView) -> dict[str, str]:
+    return {f.rule: f.message for f in view.findings}
+
+
+# ---------------------------------------------------------------------------------------------------------------- S3
+
+
+@pytest.mark.prove
+async def test_a_store_that_agrees_is_a_copy_and_a_person_may_end_the_machine(tmp_path: Path, s3: S3Server) -> None:
+    ctx = house(tmp_path, s3.environment())
+    job = await ended(ctx, tmp_path)
+    await uploaded(ctx, job)
+    found = await looked(ctx, job)
+    assert found.code is None and len(found.files) == 5
+    view = await request(ctx, job, "terminate")
+    # Nothing was pulled, so that it loads is shown by nobody here: a warning, which a click in a client can't accept.
+    assert {f.rule: f.severity for f in view.findings} == {"TD-LOAD-001": Severity.WARNING}
+    assert KEEP in findings(view)["TD-LOAD-001"] and view.record.state is Teardown.AWAITING_HUMAN
+    assert all(file.stored and not file.copied for file in view.dying) and not view.complete
+    assert view.record.digest
+    with pytest.raises(Refused, match="click"):
+        await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by="test")
+    done = await approve(ctx, view.record.id, view.record.digest, channel="terminal", by="test")
+    assert done.record.state in {Teardown.EXECUTING, Teardown.VERIFIED_STOPPED}
+
+
+@pytest.mark.prove
+async def test_a_copy_that_was_pulled_and_proven_needs_no_store(tmp_path: Path, s3: S3Server) -> None:
+    ctx = house(tmp_path, s3.environment())
+    job = await ended(ctx, tmp_path)
+    await pull(ctx, job)
+    await prove(ctx, job)
+    ctx.env = ctx.env | {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}  # it is not even asked
+    assert not (await request(ctx, job, "terminate")).findings
+
+
+@pytest.mark.prove
+async def test_faults_of_the_store_are_unknown_with_a_reason_and_block(tmp_path: Path, s3: S3Server) -> None:
+    ctx = house(tmp_path, s3.environment())
+    job = await ended(ctx, tmp_path)
+    await uploaded(ctx, job)
+    admin, address = s3.client(), StoreAddress.parse(KEEP)
+    good = dict(ctx.env)
+
+    async def fault() -> Code | None:
+        found = await looked(ctx, job)
+        view = await request(ctx, job, "terminate")
+        if found.code is not None:
+            assert view.record.state is Teardown.BLOCKED and found.why in findings(view)["TD-COPY-001"]
+        return found.code
+
+    ctx.env = good | {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
+    assert await fault() is Code.STORE_UNREACHABLE
+    ctx.env = good | {"AWS_SECRET_ACCESS_KEY": "wrong" * 8}
+    assert await fault() is Code.STORE_DENIED
+    ctx.env = good | {"AWS_ACCESS_KEY_ID": WRITER[0], "AWS_SECRET_ACCESS_KEY": WRITER[1]}  # it may not read
+    assert await fault() is Code.STORE_DENIED
+    ctx.env = good
+    assert await fault() is None
+    # an object is replaced by other bytes of the same size, one by fewer, a large one by one put in one piece
+    for path in ("out/log.txt", "out/checkpoint-20/model.safetensors"):
+        key = address.key(job, path)
+        kept = admin.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        for other in (bytes(len(kept)), kept[:-1]):
+            admin.put_object(Bucket=BUCKET, Key=key, Body=other, ChecksumAlgorithm="SHA256")
+            assert await fault() is Code.STORE_CHANGED
+        admin.put_object(Bucket=BUCKET, Key=key, Body=kept, ChecksumAlgorithm="SHA256")
+        assert await fault() is None  # the digest of the whole is as good as that of parts
+        admin.delete_object(Bucket=BUCKET, Key=key)
+        assert await fault() is Code.STORE_INCOMPLETE
+        admin.put_object(Bucket=BUCKET, Key=key, Body=kept, ChecksumAlgorithm="SHA256")
+    # the manifest: absent, cut, of another time
+    key = address.key(job, MANIFEST)
+    text = admin.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+    admin.put_object(Bucket=BUCKET, Key=key, Body=text[: len(text) // 2])
+    assert await fault() is Code.STORE_INVALID
+    body = json.loads(text)
+    body["files"] = body["files"][1:]
+    admin.put_object(Bucket=BUCKET, Key=key, Body=json.dumps(body).encode())
+    assert await fault() is Code.STORE_INCOMPLETE
+    admin.delete_object(Bucket=BUCKET, Key=key)
+    assert await fault() is Code.STORE_EMPTY
+    admin.put_object(Bucket=BUCKET, Key=key, Body=text)
+    assert await fault() is None
+    # the machine's file changes after the upload
+    (run_dir(ctx, job) / "work" / "out" / "log.txt").write_text("more")
+    assert await fault() is Code.STORE_STALE
+
+
+@pytest.mark.prove
+async def test_a_seal_that_the_job_wrote_proves_nothing(tmp_path: Path, s3: S3Server) -> None:
+    """A job that forges a seal for other bytes gains nothing: the machine's digest is computed again."""
+    ctx = house(tmp_path, s3.environment())
+    job = await ended(ctx, tmp_path)
+    await uploaded(ctx, job)
+    path = run_dir(ctx, job) / "work" / "out" / "log.txt"
+    path.write_text("lost")
+    info = path.stat()
+    body = json.loads(
+        s3.client().get_object(Bucket=BUCKET, Key=StoreAddress.parse(KEEP).key(job, MANIFEST))["Body"].read()
+    )
+    row = next(row for row in body["files"] if row["path"] == "out/log.txt")
+    stamps = {"size": info.st_size, "mtime_ns": info.st_mtime_ns, "ctime_ns": info.st_ctime_ns}
+    with (run_dir(ctx, job) / "seals.jsonl").open("a") as log:
+        line = {
+            **stamps,
+            "path": str(path.resolve()),
+            "sha256": row["sha256"],
+            "sealed_at": info.st_mtime,
+            "mac": "0" * 64,
+        }
+        log.write("\n" + json.dumps(line) + "\n")
+    assert (await looked(ctx, job)).code is Code.STORE_STALE
+
+
+@pytest.mark.prove
+async def test_what_can_t_work_is_said_before_a_machine_is_rented(tmp_path: Path, s3: S3Server) -> None:
+    async def said(env: dict[str, str], keep: str = KEEP) -> str:
+        ctx = house(tmp_path / str(len(list(tmp_path.iterdir()))), env)
+        try:
+            await submit(ctx, training(tmp_path / "said", keep=keep), dry_run=True)
+        except Refused as refusal:
+            return " ".join(f.message for f in refusal.findings if f.rule == "PF-KEEP-001")
+        return ""
+
+    good = s3.environment()
+    assert not await said(good)
+    assert "can't be used" in await said(good, "s3://nobucket/x")
+    assert "GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID" in await said({k: v for k, v in good.items() if "KEEP" not in k})
+    assert "unknown" in await said(good | {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"})
+    account = good | {"VAST_API_KEY": good["GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY"]}
+    assert "rents machines" in await said(account)
+
+
+@pytest.mark.prove
+async def test_a_job_gets_none_of_the_uploader_s_credentials(tmp_path: Path, s3: S3Server) -> None:
+    ctx = house(tmp_path, s3.environment())
+    job = await ended(ctx, tmp_path, last="import os; print(sorted(os.environ.items()))")
+    await uploaded(ctx, job)
+    secret = WRITER[1].encode()
+    for path in [*run_dir(ctx, job).rglob("*"), *(tmp_path / "home").rglob("*.db*")]:
+        assert not path.is_file() or secret not in path.read_bytes(), path
+
+
+# --------------------------------------------------------------------------------------------------------------- Hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with hub_server(tmp_path / "hub") as server:
+        server.store.create("model", "stranger/kept", private=True)
+        yield server
+
+
+def of_hub(hub: HubServer, reader: str = STRANGER, writer: str = STRANGER) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.url, "HF_TOKEN": reader, "GPUWARDEN_KEEP_HF_TOKEN": writer}
+
+
+@pytest.mark.slow
+async def test_a_repo_on_the_hub_is_a_copy_when_it_lists_the_same_digests(tmp_path: Path, hub: HubServer) -> None:
+    ctx = house(tmp_path, of_hub(hub))
+    job = await ended(ctx, tmp_path, "hf://stranger/kept/runs")
+    await uploaded(ctx, job)
+    found = await looked(ctx, job)
+    assert (found.code, found.why, len(found.files)) == (None, "", 5)
+    view = await request(ctx, job, "terminate")
+    assert set(findings(view)) == {"TD-LOAD-001"} and view.record.state is Teardown.AWAITING_HUMAN
+    ctx.env = of_hub(hub, reader=HUB_READER)
+    assert (await looked(ctx, job)).code is Code.STORE_DENIED
+
+
+@pytest.mark.slow
+async def test_a_token_that_can_t_write_uploads_nothing_and_the_gate_says_so(tmp_path: Path, hub: HubServer) -> None:
+    ctx = house(tmp_path, of_hub(hub, writer=HUB_READER))
+    job = await ended(ctx, tmp_path, "hf://stranger/kept/runs")
+    assert "kept store failed" in (await uploaded(ctx, job, "failed"))["error"]
+    assert (await looked(ctx, job)).code is Code.STORE_EMPTY
+    view = await request(ctx, job, "terminate")
+    assert view.record.state is Teardown.BLOCKED and "nothing was uploaded whole" in findings(view)["TD-COPY-001"]
