@@ -788,6 +788,8 @@ def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
     cause = error.__cause__ or error
     text = " ".join(str(cause).split())[:300]
     kind = type(error).__name__
+    if isinstance(cause, StopIteration):
+        return Exit.DATA, f"{source} has no rows", "choose other data or another --split"
     if "Gated" in kind or "gated" in text:
         return Exit.ENVIRONMENT, f"{source} is gated: {text}", "accept its terms on the Hub and pass HF_TOKEN"
     if kind in {"ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout"}:
