@@ -867,6 +867,8 @@ def why_bad(name: str, value: Any) -> str:
         return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
     if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
         return "neither text nor a list of messages with role and content"
+    if any(turn["content"] is None and not turn.get("tool_calls") for turn in value):
+        return "a message without content"
     if name != "prompt" and value[-1]["role"] != "assistant":
         return "the last message is not the assistant's"
     if name == "prompt" and value[-1]["role"] == "assistant":
