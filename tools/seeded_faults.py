@@ -30,6 +30,7 @@ from seeded.jobs import ARGS, Outcome, jobs_in  # noqa: E402
 
 MARKS = ("<!-- generated:seeded-faults -->", "<!-- /generated -->")
 GOAL = 0.95
+SOUND = [Case(f"no fault, {method}", "control", method, "", {}, SURVIVES) for method in ARGS]
 SAID = {
     SURVIVES: "survives it",
     GATE: "refused by the gate",
@@ -54,17 +55,20 @@ def main(words: Sequence[str] | None = None) -> int:
     ask.add_argument("--only", default="", help="a regular expression over the names and kinds of the cases")
     ask.add_argument("--seen", action="store_true", help="leave out the third that stays unseen")
     ask.add_argument("--unseen", action="store_true", help="run that third only")
+    ask.add_argument("--recorded", action="store_true", help="run nothing; print what the folder --at has")
     ask.add_argument("--write", type=Path, default=None, help="a page whose marked block is replaced")
     ask.add_argument(
         "--at", type=Path, default=None, help="where the jobs' folders are kept; a run that was cut goes on"
     )
     asked = ask.parse_args(words)
     left_out = {True} if asked.seen else {False} if asked.unseen else set()
+    if asked.recorded and asked.at is None:
+        ask.error("--recorded needs --at")
     chosen = [c for c in cases() if re.search(asked.only, f"{c.kind}: {c.name}") and c.unseen not in left_out]
     with tempfile.TemporaryDirectory() as made:
         folder = asked.at or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
-        controls, rows = measured(folder, chosen)
+        controls, rows = recorded(folder, chosen) if asked.recorded else measured(folder, chosen)
     text = tables(controls, rows)
     if asked.write:
         page = asked.write.read_text(encoding="utf-8")
@@ -75,25 +79,26 @@ def main(words: Sequence[str] | None = None) -> int:
     return int(not whole or share(row.guarded for row in rows) < GOAL)
 
 
-def measured(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
-    """Return the outcomes of the jobs without a fault, and of the cases."""
+def recorded(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
+    """Return the outcomes that a folder has of the jobs without a fault, and of the cases."""
     log = folder / "outcomes.jsonl"
     done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     known = {row["name"]: (Outcome(**row["plain"]), Outcome(**row["guarded"])) for row in done}
-    sound = [Case(f"no fault, {method}", "control", method, "", {}, SURVIVES) for method in ARGS]
+    sound, faulty = ([Row(c, *known[c.name]) for c in group if c.name in known] for group in (SOUND, chosen))
+    return sound, faulty
+
+
+def measured(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
+    """Run what a folder has no outcome of; return the outcomes of the jobs without a fault, and of the cases."""
+    had = {row.case.name for rows in recorded(folder, chosen) for row in rows}
     with jobs_in(folder) as jobs:
-        rows = []
-        for case in [*sound, *chosen]:
-            if case.name in known:
-                rows.append(Row(case, *known[case.name]))
-                continue
+        for case in [c for c in (*SOUND, *chosen) if c.name not in had]:
             row = Row(case, jobs.plain(case), jobs.guarded(case))
-            rows.append(row)
-            with log.open("a") as file:
+            with (folder / "outcomes.jsonl").open("a") as file:
                 line = {"name": case.name, "plain": asdict(row.plain), "guarded": asdict(row.guarded)}
                 file.write(json.dumps(line) + "\n")
             print(f"{case.kind}: {case.name}: {shown(row.plain)} | {shown(row.guarded)}", file=sys.stderr, flush=True)
-    return rows[: len(sound)], rows[len(sound) :]
+    return recorded(folder, chosen)
 
 
 def shown(outcome: Outcome) -> str:
