@@ -38,6 +38,7 @@ class Action(str, Enum):  # noqa: UP042
     DOCTOR = "doctor"
     USE_POLICY = "use_policy"
     ALLOW_LOCAL = "allow_local"
+    CONVERT_ROWS = "convert_rows"
     MANUAL = "manual"
 
 

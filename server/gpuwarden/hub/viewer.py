@@ -157,9 +157,11 @@ def short_type(feature: Any, depth: int = 0) -> str:
         return f"list<{short_type(feature[0] if feature else None, depth + 1)}>"
     if not isinstance(feature, dict):
         return "unknown"
-    kind = feature.get("_type")
+    kind, inside = feature.get("_type"), feature.get("feature")
+    if kind == "Sequence" and isinstance(inside, dict) and "_type" not in inside:  # rows have one dict of lists
+        return short_type({name: {"_type": "List", "feature": value} for name, value in inside.items()}, depth)
     if kind in {"Sequence", "List", "LargeList"}:
-        return f"list<{short_type(feature.get('feature'), depth + 1)}>"
+        return f"list<{short_type(inside, depth + 1)}>"
     if kind == "ClassLabel":
         return f"class<{len(feature.get('names') or ())}>"
     if kind == "Value":

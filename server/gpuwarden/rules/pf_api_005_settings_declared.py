@@ -4,9 +4,6 @@ from collections.abc import Iterator
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.scripts.static_eval import UNKNOWN
-from gpuwarden.scripts.typed_settings import Declared
-
-_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool, int)}
 
 
 @rule(
@@ -35,7 +32,7 @@ def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
         fix = f"Write {_flag(near[0])}, or leave it out." if near else "Leave it out; --help lists the settings."
         yield Found(f"{_flag(name)} is not a setting of this script", fix=fix)
     for name, value in typed.given.items():
-        if name in typed.declared and value is not UNKNOWN and (problem := _problem(typed.declared[name], value)):
+        if name in typed.declared and value is not UNKNOWN and (problem := typed.declared[name].correction(value)):
             yield Found(f"{_flag(name)} is {value!r}, which the script refuses", fix=problem)
     for name in typed.missing:
         yield Found(f"{_flag(name)} is not given, and the script does not start without it", fix=f"Add {_flag(name)}.")
@@ -44,22 +41,6 @@ def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _problem(setting: Declared, value: object) -> str:
-    """Return how to correct a value, an empty string where it is right."""
-    words = [word.strip() for word in str(value).split(",")] if setting.several else [str(value)]
-    if setting.choices and not set(words) <= set(setting.choices):
-        return f"Choose one of {', '.join(setting.choices)}."
-    if setting.kind in _KINDS and not isinstance(value, _KINDS[setting.kind]):
-        return f"Give a value of type {setting.kind}."
-    low, high = setting.least, setting.most
-    outside = isinstance(value, int | float) and (
-        (low is not None and value < low) or (high is not None and value > high)
-    )
-    return (
-        f"Choose a value from {low if low is not None else 'any'} to {high if high is not None else 'any'}." * outside
-    )
 
 
 def _batches(facts: SubmitFacts) -> Iterator[Found]:

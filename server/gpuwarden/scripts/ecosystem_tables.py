@@ -61,6 +61,13 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "image": ("img", "picture", "pixel_values", "photo"),
     "objects": ("annotations", "bboxes", "boxes", "litter"),
     "mask": ("masks", "segmentation", "annotation", "seg", "label"),
+    "anchor": ("query", "question"),
+    "positive": ("pos", "answer", "passage", "document", "response"),
+    "negative": ("neg", "hard_negative"),
+    "sentence1": ("text1", "sent1"),
+    "sentence2": ("text2", "sent2"),
+    "score": ("similarity_score", "similarity"),
+    "answer": ("solution", "final_answer", "ground_truth", "target", "gold"),
 }
 
 # Heads of transformers that reveal the method of a plain Trainer.

@@ -19,6 +19,7 @@ _READS = "read_settings"
 _ENVIRONMENT = "TRAIN_"
 # Flags of the command line that are not settings.
 _OTHER_FLAGS = frozenset({"config", "help"})
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool, int)}
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,30 @@ class Declared:
     name: str
     kind: str
     default: Any = None
+    about: str = ""
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
     several: bool = False
+
+    @property
+    def flag(self) -> str:
+        """Return the flag of the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def correction(self, value: object) -> str:
+        """Return how to correct a value, an empty string where it is right."""
+        words = [word.strip() for word in str(value).split(",")] if self.several else [str(value)]
+        if self.choices and not set(words) <= set(self.choices):
+            return f"Choose one of {', '.join(self.choices)}."
+        if self.kind in _KINDS and not isinstance(value, _KINDS[self.kind]):
+            return f"Give a value of type {self.kind}."
+        low, high = self.least, self.most
+        outside = isinstance(value, int | float) and (
+            (low is not None and value < low) or (high is not None and value > high)
+        )
+        limits = f"from {low if low is not None else 'any'} to {high if high is not None else 'any'}"
+        return f"Choose a value {limits}." * outside
 
 
 @dataclass(frozen=True)
@@ -52,8 +73,9 @@ class TypedSettings:
 
     @property
     def missing(self) -> list[str]:
-        """Return the required settings that are not given; none where a file may give them."""
-        return [] if self.from_file else sorted(name for name in self.required if not self.given.get(name))
+        """Return the required settings that are not given; none where a file may give them, or a smoke run does."""
+        elsewhere = self.from_file or self.given.get("smoke")
+        return [] if elsewhere else sorted(name for name in self.required if not self.given.get(name))
 
     def text(self, name: str) -> str:
         """Return a given setting as text, an empty string where it is not given."""
@@ -135,6 +157,7 @@ def _declared(program: Program, classes: list[ast.ClassDef]) -> Iterator[Declare
             name,
             kind,
             default=program.value(call.args[0]) if call.args else None,
+            about=str(program.value(call.args[1])) if len(call.args) > 1 else "",
             choices=tuple(choices) if isinstance(choices, list) else (),
             least=_number(limits.get("least")),
             most=_number(limits.get("most")),

@@ -810,11 +810,14 @@ def shortened(row: dict[str, Any]) -> str:
 def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]:
     """Return rows in a form that the method reads, and the name of the form that they had."""
     has, names = set(rows.column_names), {n for group in wanted for n in group}
+    pairs_too = {"prompt", "chosen", "rejected"} <= has & names
+    if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
+        return rows.map(from_whole_pair, remove_columns=rows.column_names), "pairs of whole conversations"
     if any(set(group) <= has for group in wanted):
         return rows, ""
     if "messages" in names and "conversations" in has:
         first = rows[0]["conversations"]
-        if first and "from" in first[0]:
+        if first and "from" in (first if isinstance(first, dict) else first[0]):
             return rows.map(from_sharegpt, remove_columns=rows.column_names), "ShareGPT"
         return rows.rename_column("conversations", "messages"), "conversations"
     if "completion" in names and {"instruction", "output"} <= has:
@@ -827,7 +830,22 @@ def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]
 def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
     """Return the turns of ShareGPT as messages."""
     turns = row["conversations"] or []
+    if isinstance(turns, dict):  # a table: one list of speakers, one of texts
+        turns = [{"from": who, "value": text} for who, text in zip(turns["from"], turns["value"], strict=True)]
     return {"messages": [{"role": SHAREGPT.get(t["from"], t["from"]), "content": t["value"]} for t in turns]}
+
+
+def from_whole_pair(row: dict[str, Any]) -> dict[str, Any]:
+    """Return two conversations as the turns that they have in common and the answers; `prompt` repeats these as text.
+
+    TRL joins the prompt and the answers as they are, and can't join a text and a conversation.
+    """
+    chosen, rejected = row["chosen"], row["rejected"]
+    same = 0
+    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
+        same += 1
+    prompt = chosen[:same] or [{"role": "user", "content": row["prompt"]}]
+    return {"prompt": prompt, "chosen": chosen[same:], "rejected": rejected[same:]}
 
 
 def from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
@@ -864,6 +882,8 @@ def why_bad(name: str, value: Any) -> str:
         return "empty"
     if name == "label" and not isinstance(value, (bool, int)):
         return f"{value!r} is not a label"
+    if name == "messages" and isinstance(value, str):
+        return "text instead of a list of messages"
     if name not in {"messages", "completion", "chosen", "rejected", "prompt"} or isinstance(value, str):
         return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
     if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
@@ -918,7 +938,7 @@ def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
         return words
     import torch
 
-    inputs = Path(f"{known.out}-inputs")
+    inputs = Path(known.out) / "inputs"
     if not inputs.exists():
         making = inputs.with_name(f".{inputs.name}")
         shutil.rmtree(making, ignore_errors=True)
@@ -931,7 +951,7 @@ def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A smoke run's language model: two layers with random weights, and a tokenizer of bytes.
+# A smoke run on texts: its rows, and a tokenizer of bytes.
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
@@ -940,11 +960,6 @@ TEMPLATE = (
 )
 ENDS = {"pad_token": "<|pad|>", "eos_token": "<|end|>", "unk_token": None}
 ROLES = ("<|user|>", "<|assistant|>", "<|system|>")
-
-
-def turn(role: str, content: str) -> list[dict[str, str]]:
-    """Return one message, as a list."""
-    return [{"role": role, "content": content}]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -957,6 +972,26 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], additional_special_tokens=list(ROLES), **ENDS)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
+
+
+def smoke_rows(row: Callable[[int, str], dict[str, Any]], model: Callable[[Path, int], None], *flags: str) -> Smoke:
+    """Return the inputs of a method on texts: its rows, a model, and a second one for a teacher."""
+
+    def make(folder: Path) -> None:
+        model(folder / MODEL, 0)
+        model(folder / "teacher", 1)
+        write_rows(folder / DATA, [row(index, text) for index, text in enumerate(sentences())])
+
+    return Smoke(make, ("--model", f"{{}}/{MODEL}", "--dataset", f"{{}}/{DATA}", "--max-length", "128", *SHORT, *flags))
+
+
+# ----------------------------------------------------------------------------------------------------
+# A smoke run's language model: two layers with random weights.
+
+
+def turn(role: str, content: str) -> list[dict[str, str]]:
+    """Return one message, as a list."""
+    return [{"role": role, "content": content}]
 
 
 def write_language_model(folder: Path, seed: int = 0, hidden: int = 64) -> None:
@@ -974,17 +1009,9 @@ def write_language_model(folder: Path, seed: int = 0, hidden: int = 64) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def smoke_text(
-    row: Callable[[int, str], dict[str, Any]], *flags: str, model: Callable[[Path, int], None] = write_language_model
-) -> Smoke:
-    """Return the inputs of a method on texts: its rows, a model, and a second one for a teacher."""
-
-    def make(folder: Path) -> None:
-        model(folder / MODEL, 0)
-        model(folder / "teacher", 1)
-        write_rows(folder / DATA, [row(index, text) for index, text in enumerate(sentences())])
-
-    return Smoke(make, ("--model", f"{{}}/{MODEL}", "--dataset", f"{{}}/{DATA}", "--max-length", "128", *SHORT, *flags))
+def smoke_text(row: Callable[[int, str], dict[str, Any]], *flags: str) -> Smoke:
+    """Return the inputs of a method that trains a language model."""
+    return smoke_rows(row, write_language_model, *flags)
 
 
 # ----------------------------------------------------------------------------------------------------

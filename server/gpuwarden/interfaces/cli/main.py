@@ -21,12 +21,14 @@ from gpuwarden.interfaces.cli import (  # each adds its commands to the group
     policy,
     reference,
     rehearsal,
+    templates,
 )
 from gpuwarden.interfaces.cli.base import GroupedCommands, cli, fail
 
 GroupedCommands.rooms = {
     glance.__name__: "At a glance",
     jobs.__name__: "A job",
+    templates.__name__: "A script to take",
     billing.__name__: "What costs",
     reference.__name__: "What is known",
     knowledge.__name__: "What you keep",

@@ -149,7 +149,11 @@ async def _launched(night: Night, name: str) -> JobRecord:
     good = demo_spec()
     changes = {"name": name, "interruptible": False, "gpu": "H100", "timeout_s": 28_800, "estimate_s": TRAINING_S}
     # The name is an argument too: the same work would be refused while the first job does it.
-    more = {"max_cost_usd": 60.0, "env": {"PACE_S": PACE_S, "OMP_NUM_THREADS": "1"}, "args": (str(STEPS), str(SAVE_EVERY), name)}
+    more = {
+        "max_cost_usd": 60.0,
+        "env": {"PACE_S": PACE_S, "OMP_NUM_THREADS": "1"},
+        "args": (str(STEPS), str(SAVE_EVERY), name),
+    }
     spec = good.model_copy(update=changes | more)
     checked = await submit(night.ctx, spec)
     done = await submit(night.ctx, spec, receipt=checked.receipt)

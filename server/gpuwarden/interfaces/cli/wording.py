@@ -25,6 +25,7 @@ COMMANDS: Final = {
     Action.DOCTOR: "doctor",
     Action.USE_POLICY: "policy use",
     Action.ALLOW_LOCAL: "policy allow local",
+    Action.CONVERT_ROWS: "template convert",
 }
 OPTIONS: Final = {
     "timeout_s": "--timeout",
@@ -49,6 +50,7 @@ _POSITIONAL: Final = {
     Action.SHOW_PROFILE: ("name",),
     Action.SHOW_NOTES: (),
     Action.DOCTOR: (),
+    Action.CONVERT_ROWS: ("name", "path"),
 }
 
 

@@ -58,6 +58,9 @@ def in_call(step: NextStep) -> str:
             return sentence(f"ask the user to run gpuwarden {command}", step)
         case Action.ALLOW_LOCAL:
             return sentence("ask the user to run gpuwarden policy allow local in a terminal", step)
+        case Action.CONVERT_ROWS:
+            words = f"{_value(given.get('name', 'NAME'))} {_value(given.get('path', 'PATH'))}"
+            return sentence(f"run gpuwarden template convert {words} in a terminal", step)
         case Action.USE_POLICY:
             return sentence(f"ask the user to run gpuwarden policy use {_value(given.get('file', 'FILE'))}", step)
         case Action.SUBMIT:

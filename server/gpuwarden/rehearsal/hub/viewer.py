@@ -24,7 +24,7 @@ from gpuwarden.rehearsal.hub.store import HubStore, StoredRepo
 PAGE = 100
 CELL = 100_000
 _SUFFIXES = frozenset({".jsonl", ".json", ".csv", ".parquet"})
-_SPLIT = re.compile(r"(train|test|validation|valid|dev|eval|prompts)", re.IGNORECASE)
+_SPLIT = re.compile(r"((?:train|test|validation|valid|dev|eval|prompts)(?:_(?:sft|prefs|gen)\b)?)", re.IGNORECASE)
 _MISSING = "The dataset does not exist, or is not accessible without authentication (private or gated)."
 
 Table = tuple[dict[str, Any], list[dict[str, Any]]]

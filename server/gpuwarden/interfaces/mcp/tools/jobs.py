@@ -11,11 +11,13 @@ from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec, Verb
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import ENDS, READ, WRITE, JobId, answer
+from gpuwarden.interfaces.results.templates import TEMPLATES
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S, Until, wait
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.scripts.shipped_trainers import trainer
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
@@ -55,7 +57,9 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         platform: Annotated[
             str, Field(description="Profile name: local, runpod ...; rehearsal/<name> is free practice")
         ],
-        script: Annotated[str | None, Field(description="Text of a PEP 723 Python script")] = None,
+        script: Annotated[
+            str | None, Field(description="Text of a PEP 723 Python script, or gpuwarden://templates/NAME")
+        ] = None,
         command: Annotated[list[str] | None, Field(description="Argument list, instead of script")] = None,
         args: Annotated[list[str] | None, Field(description="Arguments of the script")] = None,
         name: Annotated[str, Field(description="Short name")] = "job",
@@ -96,6 +100,8 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         given = {
             field: value for field, value in locals().items() if field in JobSpec.model_fields and value is not None
         }
+        if script is not None and script.startswith(TEMPLATES):
+            given["script"] = trainer(script.removeprefix(TEMPLATES)).text
         return answer(
             ctx, results.submitted(await submit(ctx, build(JobSpec, given), dry_run=dry_run, receipt=receipt))
         )

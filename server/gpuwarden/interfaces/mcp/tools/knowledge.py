@@ -1,4 +1,4 @@
-"""The tool search_references, the entries that it finds, and the prompts."""
+"""The tool search_references, the entries that it finds, the templates, and the prompts."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from typing import Annotated, Any
@@ -9,13 +9,19 @@ from mcp.server.mcpserver.exceptions import ResourceNotFoundError
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from gpuwarden.core.errors import NotFound
+from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.sanitize import line
+from gpuwarden.hub.client import HubConfig
 from gpuwarden.interfaces.mcp import prompts
 from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, MARKDOWN, entry_text
 from gpuwarden.interfaces.mcp.tools.base import LOOK, answer
+from gpuwarden.interfaces.mcp.wording import in_calls
+from gpuwarden.interfaces.results import worded
 from gpuwarden.interfaces.results.references import LEAD, SearchReply, look_up
+from gpuwarden.interfaces.results.templates import FILLED_URI, filled_page, filled_reply, template_page
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.templates.fill import Wish, fill
+from gpuwarden.scripts.shipped_trainers import trainer
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
@@ -39,6 +45,19 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             return await anyio.to_thread.run_sync(entry_text, id)
         except NotFound as error:
             raise ResourceNotFoundError(line(error.message)) from error
+
+    @server.resource(FILLED_URI, name="template", title="One training template", mime_type=MARKDOWN)
+    async def template(name: str, model: str = "", dataset: str = "", platform: str = "", push: str = "") -> str:
+        """A shipped training script; with a model and a dataset of the Hub, the arguments that fit them."""
+        try:
+            if not (model or dataset):
+                return template_page(await anyio.to_thread.run_sync(trainer, name))
+            profile = ctx.profile(platform) if platform else None
+            wish = Wish(name, model, dataset, push=push)
+            filled = await fill(wish, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile)
+            return filled_page(worded(filled_reply(filled, platform), in_calls))
+        except WardenError as error:
+            raise ResourceNotFoundError(f"{line(error.message)} {in_calls(error.next_steps)}") from error
 
     for prompt in (prompts.start_training_run, prompts.debug_run, prompts.finish_run):
         server.prompt()(prompt)

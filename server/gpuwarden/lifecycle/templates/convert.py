@@ -1,0 +1,94 @@
+"""Convert the rows of a file into a new file that a shipped trainer reads, and show some before and after.
+
+A row that can't be converted is left out, counted and named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from gpuwarden.core.errors import BadRequest, DiskError
+from gpuwarden.core.sanitize import line
+from gpuwarden.lifecycle.templates.forms import BadRow, for_method, plain_form
+from gpuwarden.lifecycle.templates.rows import Row
+from gpuwarden.scripts.shipped_trainers import Trainer
+
+SHOWN: Final = 3
+NAMED: Final = 5
+
+
+@dataclass
+class Conversion:
+    """The outcome: rows read and written, the forms that they had, those left out and why, some before and after."""
+
+    read: int = 0
+    written: int = 0
+    forms: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    named: list[str] = field(default_factory=list)
+    shown: list[tuple[Row, tuple[Row, ...]]] = field(default_factory=list)
+
+
+def convert(rows: Iterable[Row], to: Trainer, renames: Mapping[str, str], done: Conversion) -> Iterator[Row]:
+    """Yield rows as a trainer reads them, and record in `done` what happened."""
+    for number, row in enumerate(rows, 1):
+        done.read += 1
+        named = {renames.get(name, name): value for name, value in row.items()}
+        try:
+            form, plain = plain_form(named)
+            made = tuple(for_method(plain, to))
+        except BadRow as problem:
+            done.left_out[str(problem)] += 1
+            if len(done.named) < NAMED:
+                done.named.append(f"row {number}: {problem}")
+            continue
+        done.forms[form] += 1
+        done.written += len(made)
+        if len(done.shown) < SHOWN:
+            done.shown.append((row, made))
+        yield from made
+
+
+def write_rows(rows: Iterator[Row], file: Path, done: Conversion) -> None:
+    """Write converted rows to a new jsonl file; nothing is left where none could be converted.
+
+    Raises:
+        BadRequest: the file exists, or no row could be converted.
+
+    """
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            for row in rows:
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    except FileExistsError:
+        raise BadRequest(f"{file} exists; nothing was written", "Choose another name, or move that file.") from None
+    except OSError as error:
+        raise DiskError.of(error) from error
+    except BaseException:
+        file.unlink()
+        raise
+    if not done.written:
+        file.unlink()
+        need_some(done)
+
+
+def need_some(done: Conversion) -> None:
+    """Raise BadRequest where rows were read and none could be converted."""
+    if not done.written:
+        why = "; ".join(f"{reason} ({count})" for reason, count in done.left_out.most_common(3)) or "there are no rows"
+        raise BadRequest(
+            f"none of {done.read} rows could be converted: {line(why, 400)}",
+            "Choose another template, or rename columns so that they say what they are.",
+        )
+
+
+def preview(rows: Iterator[Row]) -> None:
+    """Convert a few rows, to show them, without writing any."""
+    for _ in islice(rows, SHOWN):
+        pass

@@ -1,0 +1,300 @@
+"""Fill a template from a look at the Hub: what to pass to a shipped trainer so that the submit gate has nothing to say.
+
+The trainer's file stays as it is shipped. Everything that a dataset and a model ask for is a setting: config, split,
+names of columns, a chat template from elsewhere, the column that a reward reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadRequest, NotFound, Unreachable
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.repos import Config, Repo, RepoType
+from gpuwarden.core.sanitize import line
+from gpuwarden.hub import viewer
+from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.hub.details import look
+from gpuwarden.lifecycle.templates.rows import rows_of, types_of
+from gpuwarden.scripts.ecosystem_tables import SYNONYMS
+from gpuwarden.scripts.row_layouts import Fit, fit
+from gpuwarden.scripts.shipped_trainers import ALIASES, Trainer, trainer
+from gpuwarden.scripts.static_eval import flags
+
+TOKEN: Final = "HF_TOKEN"  # noqa: S105  (the name of a variable)
+_PURPOSE: Final = {
+    "sft": "sft", "cpt": "sft", "dpo": "prefs", "orpo": "prefs", "reward": "prefs", "kto": "prefs",
+    "grpo": "gen", "rloo": "gen", "distill": "gen",
+}  # fmt: skip
+"""The ending of a split's name that says for which method it was made, as in train_prefs."""
+_HELD_OUT: Final = ("validation", "valid", "val", "dev")
+_TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
+"""Endings of the model of the same family that was trained on conversations."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for. `settings` are settings of the trainer; `push` is the Hub repo that results go to."""
+
+    template: str
+    model: str = ""
+    dataset: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    push: str = ""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A template with its settings. `missing` are the settings that are still to be given, `alias` explains the word
+    that was asked for, and `other_model` is where the chat template comes from.
+    """
+
+    trainer: Trainer
+    settings: Mapping[str, str]
+    alias: str = ""
+    model: Repo | None = None
+    dataset: Repo | None = None
+    fit: Fit | None = None
+    missing: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    durable_storage: bool = False
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Return the arguments of the script."""
+        pairs = ((self.trainer.options[name], value) for name, value in self.settings.items())
+        return tuple(
+            chain.from_iterable(
+                ((o.flag if value == "true" else f"--no-{o.flag[2:]}"),) if o.kind == "bool" else (o.flag, value)
+                for o, value in pairs
+            )
+        )
+
+
+async def fill(
+    wish: Wish,
+    config: HubConfig,
+    *,
+    clock: Clock | None = None,
+    profile: Profile | None = None,
+    here: Path | None = None,
+) -> Filled:
+    """Return a template filled for a model, a dataset and a platform. Names of files are read below `here`, if given.
+
+    Raises:
+        NotFound: there is no such template, model or dataset.
+        BadRequest: a setting is wrong, a repo can't be read, or the dataset doesn't fit; the hint says what would.
+
+    """
+    found = trainer(wish.template)
+    word = wish.template.strip().lower()
+    settings = {"model": wish.model, "dataset": wish.dataset, "hub_model_id": wish.push, **wish.settings}
+    settings = {name: value for name, value in settings.items() if value}
+    _check(found, settings)
+    filled = Filled(found, settings, alias=ALIASES[word][1] if word in ALIASES else "")
+    async with HubClient(config, clock=clock) as hub:
+        if wish.dataset and "dataset" in found.options:
+            filled = await _with_data(filled, hub, here)
+        if wish.model:
+            filled = await _with_model(filled, hub, here)
+    return _placed(filled, profile)
+
+
+def _check(found: Trainer, settings: Mapping[str, str]) -> None:
+    """Raise BadRequest for a setting that the trainer doesn't have or whose value it would refuse."""
+    unknown = next((name for name in settings if name not in found.options), None)
+    if unknown is not None:
+        near = found.nearest(unknown)
+        fix = f"Did you mean {near}?" if near else f"Its settings: {', '.join(found.options)}."
+        raise BadRequest(f"{found.name} has no setting {line(unknown, 60)!r}", fix)
+    for name, value in flags([f"{found.options[n].flag}={v}" for n, v in settings.items()]).items():
+        if fix := found.options[name].correction(value):
+            raise BadRequest(f"{name} is {line(repr(value), 80)}", fix)
+
+
+# ------------------------------------------------------------------------------------------------------------- data
+
+
+async def _with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
+    source = filled.settings["dataset"]
+    if here is not None and (file := here / source).exists():
+        types = await anyio.to_thread.run_sync(lambda: types_of(rows_of(file)))
+        fits = _fitted(filled, source, types)
+        return replace(_rewarded(filled, fits, types, source), inputs=(source,), fit=fits)
+    repo = await _readable(hub, source, "dataset", filled)
+    chosen = _config(filled, repo)
+    columns = {c.name: c.type for c in chosen.columns}
+    settings = dict(filled.settings)
+    if chosen.name != "default" and len(repo.structure.configs if repo.structure else ()) > 1:
+        settings["dataset_config"] = chosen.name
+    settings |= _splits(filled, repo, chosen)
+    filled = replace(filled, settings=settings, dataset=repo)
+    if not columns:
+        return filled  # the viewer knows none; the trainer looks for itself
+    fits = _fitted(filled, source, columns)
+    return replace(_rewarded(filled, fits, columns, source), fit=fits)
+
+
+def _config(filled: Filled, repo: Repo) -> Config:
+    """Return the config to read: the one named, the only one, `default`, or the only one that fits."""
+    structure, wanted = repo.structure, filled.settings.get("dataset_config")
+    if structure is None or not structure.known:
+        raise BadRequest(
+            f"what is in {repo.id} is not known: {structure.why if structure else 'nobody looked'}",
+            "Try again later, or download it and name the file.",
+        )
+    named = {c.name: c for c in structure.configs}
+    if wanted:
+        if wanted not in named:
+            raise BadRequest(f"{repo.id} has no config {line(wanted, 60)!r}", f"It has {', '.join(named)}.")
+        return named[wanted]
+    if len(named) == 1 or "default" in named:
+        return named.get("default") or structure.configs[0]
+    fitting = [
+        c.name
+        for c in structure.configs
+        if not fit(_renamed(filled, {x.name: x.type for x in c.columns}), filled.trainer.wanted).missing
+    ]
+    if len(fitting) == 1:
+        return named[fitting[0]]
+    listed = ", ".join(fitting or named)
+    raise BadRequest(
+        f"{repo.id} has {len(named)} configs and none is named", f"Set dataset_config to one that you want: {listed}."
+    )
+
+
+def _splits(filled: Filled, repo: Repo, config: Config) -> dict[str, str]:
+    """Return the settings for the split to train on and, where the dataset has one for it, to evaluate on."""
+    names = [s.name for s in config.splits]
+    made_for = _PURPOSE.get(filled.trainer.name, "")
+    asked = filled.settings.get("split", "")
+    starts = [n for n in names if n.startswith("train")]
+    candidates = [asked] if asked else [n for n in ("train", f"train_{made_for}") if n in names] or starts or names
+    if asked.partition("[")[0] not in ("", *names) or (not asked and len(candidates) != 1 and "train" not in names):
+        missing = f"no split {asked!r}" if asked else f"{len(candidates)} splits to train on"
+        raise BadRequest(f"{repo.id} has {line(missing, 80)}", f"Set split to one of {', '.join(names)}.")
+    found = {} if candidates[0] == "train" else {"split": candidates[0]}
+    judged = next((n for n in (f"test_{made_for}", *_HELD_OUT) if n in names and n != candidates[0]), None)
+    if judged and not {"eval_split", "eval_dataset", "eval_fraction"} & filled.settings.keys():
+        found["eval_split"] = judged
+    return found
+
+
+def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return columns after the renames that were asked for. Raises BadRequest for a column that is not there."""
+    pairs = [part.partition("=") for part in filled.settings.get("columns", "").split(",") if part]
+    renames = {old.strip(): new.strip() for old, _, new in pairs}
+    if absent := renames.keys() - columns.keys():
+        listed = ", ".join(list(columns)[:20])
+        raise BadRequest(f"columns renames {line(min(absent), 60)}, which is not there", f"There are {listed}.")
+    return {renames.get(name, name): kind for name, kind in columns.items()}
+
+
+def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
+    """Return how the columns fit, with the renames that were asked for among those needed. Raises BadRequest."""
+    fits = fit(_renamed(filled, columns), filled.trainer.wanted)
+    if fits.missing:
+        needs = " or ".join(" + ".join(names) for names in filled.trainer.wanted)
+        lacks = f"Nothing there can serve as {', '.join(fits.missing)}."
+        raise BadRequest(
+            f"{source} has the columns {line(', '.join(list(columns)[:20]))}; {filled.trainer.name} needs {needs}",
+            (
+                lacks,
+                do(Action.CONVERT_ROWS, "where its rows say it in another form", name=filled.trainer.name, path=source),
+                "Or rename columns with the setting columns (old=new), or choose other data.",
+            ),
+        )
+    return fits
+
+
+def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str) -> Filled:
+    """Return the template with its renames, and with the reward that the columns allow where it needs one."""
+    asked = [part for part in filled.settings.get("columns", "").split(",") if part]
+    pairs = [*asked, *(f"{old}={new}" for old, new in fits.renames.items())]
+    settings = dict(filled.settings)
+    if "reward" in filled.trainer.required and settings.get("reward", "answer") in {"answer", "boxed"}:
+        now = _renamed(filled, columns)
+        other = next((o for o in SYNONYMS["answer"] if now.get(o) == "string" and o not in fits.renames), None)
+        if "answer" not in now or "answer" in fits.renames:
+            if other is None:
+                raise BadRequest(
+                    f"{source} has no column that answers can be compared with",
+                    "Set reward to file.py:function or to a reward model, or rename a column with columns=old=answer.",
+                )
+            pairs.append(f"{other}=answer")
+        settings.setdefault("reward", "answer")
+    return replace(filled, settings=settings | ({"columns": ",".join(pairs)} if pairs else {}))
+
+
+# ------------------------------------------------------------------------------------------------------ model, place
+
+
+async def _with_model(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
+    """Look at the model, and find a chat template where the rows need one and the model has none."""
+    name = filled.settings["model"]
+    if here is not None and (here / name).is_dir():
+        return replace(filled, inputs=(*filled.inputs, name))
+    repo = await _readable(hub, name, "model", filled)
+    filled = replace(filled, model=repo)
+    talks = filled.fit is not None and filled.fit.talks
+    if not talks or repo.chat_template is not False or "chat_template_from" not in filled.trainer.options:
+        return filled
+    if "chat_template_from" in filled.settings:
+        return filled
+    for ending in _TALKING:
+        other = await look(hub, f"{repo.id_now or repo.id}{ending}", "model")
+        if other.exists and other.chat_template and other.readable:
+            return replace(filled, settings={**filled.settings, "chat_template_from": other.id})
+    raise BadRequest(
+        f"the rows are conversations, and {repo.id} has no chat template",
+        "Take the instruct model, or set chat_template_from to a model of the same family that has one.",
+    )
+
+
+async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -> Repo:
+    """Return a repo that exists and can be read, with its structure. Raises what says why it can't."""
+    repo = await look(hub, name, kind)
+    if repo.status == "error" and not repo.exists:
+        raise Unreachable(f"{kind} {line(name, 120)}: {repo.why}", "Check the name, or try again.")
+    if not repo.exists:
+        near = f"Did you mean {', '.join(repo.did_you_mean[:3])}?" if repo.did_you_mean else "Check the name."
+        raise NotFound(f"{kind} {line(name, 120)}: {repo.why}", near)
+    if repo.access is not True:
+        page = f"{hub.config.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo.id}"
+        raise BadRequest(
+            f"{kind} {repo.id} is {repo.why or 'gated'}",
+            f"Accept its terms on {page} with the account of {TOKEN}, or choose an open {kind}.",
+        )
+    if kind == "dataset":
+        repo = repo.model_copy(update={"structure": await viewer.structure(hub, repo.id_now or repo.id)})
+    return repo
+
+
+def _placed(filled: Filled, profile: Profile | None) -> Filled:
+    """Return the template with its outputs and secrets. Raises BadRequest where nothing would be kept."""
+    push = filled.settings.get("hub_model_id")
+    if profile is not None and profile.kind == "serverless" and not push:
+        raise BadRequest(
+            f"{profile.id} deletes a job's files when it ends", "Give the Hub repo that results go to: push owner/name."
+        )
+    closed = any(repo is not None and (repo.gated or repo.private) for repo in (filled.model, filled.dataset))
+    serverless = profile is not None and profile.kind == "serverless"
+    out = (
+        f"/hub/models/{push}" if serverless else filled.settings.get("out", str(filled.trainer.options["out"].default))
+    )
+    missing = tuple(name for name in filled.trainer.required if name not in filled.settings)
+    # Where only the tier on request outlives the machine, the results belong there.
+    durable = profile is not None and not profile.survives(profile.place_of(out), "terminate")
+    durable = durable and profile is not None and profile.survives(profile.place_of(out), "terminate", requested=True)
+    secrets = (TOKEN,) if push or closed else ()
+    return replace(filled, outputs=(out,), secrets=secrets, missing=missing, durable_storage=durable)

@@ -1,0 +1,256 @@
+"""The forms of rows that people have, and what each becomes.
+
+A row becomes one of a few plain forms first: a conversation, a prompt with its answer, a pair of answers, a marked
+answer, a text, a picture. From there it becomes what the method reads. Nothing is guessed: `BadRow` says why not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import Any, Final
+
+from gpuwarden.core.sanitize import line
+from gpuwarden.lifecycle.templates.rows import Row
+from gpuwarden.scripts.shipped_trainers import Trainer
+
+_ROLES: Final = {
+    "human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant",
+    "bing": "assistant", "bard": "assistant", "assistant": "assistant", "model": "assistant", "ai": "assistant",
+    "system": "system", "tool": "tool", "function": "tool", "observation": "tool",
+}  # fmt: skip
+_TURN: Final = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+_CHOSEN: Final = ("chosen", "chosen_response", "response_j", "preferred", "accepted", "winner", "better")
+_REJECTED: Final = ("rejected", "rejected_response", "response_k", "dispreferred", "loser", "worse")
+_PROMPT: Final = ("prompt", "question", "instruction", "input", "query", "history", "problem")
+_ANSWER: Final = ("completion", "output", "response", "answer", "target", "solution")
+_CONTEXT: Final = ("input", "context")
+_TWO: Final = (
+    ("response_0", "response_1", "better_response_id", 0),
+    ("response_a", "response_b", "winner", "model_a"),
+    ("human_ref_A", "human_ref_B", "labels", 1),
+    ("answer_0", "answer_1", "score", 1),
+)  # the two answers, the column that judges them, and its value where the first is the better
+
+
+class BadRow(ValueError):
+    """A row that can't be converted, and why."""
+
+
+def plain_form(row: Row) -> tuple[str, Row]:
+    """Return the form of a row, and the row as messages, prompt and completion, a pair, marks, texts or a picture."""
+    for form, read in _FORMS:
+        if (found := read(row)) is not None:
+            return form, found
+    raise BadRow(f"no known form has the columns {line(', '.join(sorted(row)), 160)}")
+
+
+def _conversation(row: Row) -> Row | None:
+    """Read ShareGPT, OpenAI messages and their variants: a list, a JSON text of one, or a table of lists."""
+    name = next((n for n in ("messages", "conversations", "conversation", "chat", "dialogue") if row.get(n)), None)
+    if name is None or {"chosen", "rejected"} <= row.keys():
+        return None
+    messages = _messages(row[name])
+    system = row.get("system") or row.get("system_prompt")
+    if isinstance(system, str) and system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    return {"messages": messages}
+
+
+def _messages(value: Any) -> list[dict[str, str]]:
+    """Return turns as messages with role and content."""
+    if isinstance(value, str):
+        if value.lstrip()[:1] not in "[{":
+            return _transcript(value)
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise BadRow("the conversation is a text that is not JSON") from None
+    if isinstance(value, dict):
+        lists = {k: v for k, v in value.items() if isinstance(v, list)}
+        size = min(map(len, lists.values()), default=0)
+        value = [{k: v[n] for k, v in lists.items()} for n in range(size)]
+    if not isinstance(value, list) or not value or not all(isinstance(turn, dict) for turn in value):
+        raise BadRow("the conversation is not a list of turns")
+    return [_message(turn) for turn in value]
+
+
+def _message(turn: Row) -> dict[str, str]:
+    who = str(turn.get("role") or turn.get("from") or "").lower()
+    said = turn.get("content", turn.get("value"))
+    if who not in _ROLES:
+        raise BadRow(f"a turn is by {line(who or 'nobody', 40)!r}, which is not a known role")
+    if not isinstance(said, str):
+        raise BadRow("a turn is not text")
+    return {"role": _ROLES[who], "content": said}
+
+
+def _transcript(text: str) -> list[dict[str, str]]:
+    r"""Return a text of `\n\nHuman: ... \n\nAssistant: ...` as messages."""
+    parts = _TURN.split(text)
+    if len(parts) < 3 or parts[0].strip():
+        raise BadRow("the text is not a transcript of Human and Assistant")
+    turns = zip(parts[1::2], parts[2::2], strict=True)
+    return [{"role": _ROLES[who.lower()] if who == "Human" else "assistant", "content": said} for who, said in turns]
+
+
+def _pair(row: Row) -> Row | None:
+    """Read a preferred and a rejected answer, with the prompt beside them or inside both."""
+    good = next((n for n in _CHOSEN if row.get(n)), None)
+    bad = next((n for n in _REJECTED if row.get(n)), None)
+    if good is None or bad is None:
+        return None
+    chosen, rejected = row[good], row[bad]
+    prompt = next((row[n] for n in _PROMPT if row.get(n)), None)
+    inside = isinstance(chosen, list) or (prompt is None and isinstance(chosen, str) and _TURN.search(chosen))
+    if inside:
+        first, second = _messages(chosen), _messages(rejected)
+        common = list(takewhile(lambda both: both[0] == both[1], zip(first[:-1], second[:-1], strict=False)))
+        shared, first, second = [a for a, _ in common], first[len(common) :], second[len(common) :]
+        asked = shared or (_messages(prompt) if isinstance(prompt, list) else _asked(prompt))
+        if (
+            not asked
+            or not first
+            or not second
+            or first[-1]["role"] != "assistant"
+            or second[-1]["role"] != "assistant"
+        ):
+            raise BadRow("the two answers have no prompt in common")
+        return {"prompt": asked, "chosen": first, "rejected": second}
+    if prompt is None:
+        raise BadRow("the pair has no prompt")
+    return {"prompt": _asked(prompt, row), "chosen": _said(chosen), "rejected": _said(rejected)}
+
+
+def _judged(row: Row) -> Row | None:
+    """Read two answers and a column that says which is better."""
+    for one, other, verdict, first in _TWO:
+        if not {one, other, verdict} <= row.keys():
+            continue
+        prompt = next((row[n] for n in _PROMPT if row.get(n)), None)
+        if prompt is None or row[verdict] is None:
+            raise BadRow("the two answers have no prompt or no verdict")
+        pair = (row[one], row[other]) if row[verdict] == first else (row[other], row[one])
+        return {"prompt": _asked(prompt, row), "chosen": _said(pair[0]), "rejected": _said(pair[1])}
+    return None
+
+
+def _marked(row: Row) -> Row | None:
+    """Read a prompt, an answer and a mark."""
+    if not {"prompt", "completion", "label"} <= row.keys():
+        return None
+    if row["label"] not in (True, False):
+        raise BadRow(f"the label is {line(row['label'], 40)!r}, not true or false")
+    return {"prompt": _asked(row["prompt"]), "completion": _said(row["completion"]), "label": bool(row["label"])}
+
+
+def _exchange(row: Row) -> Row | None:
+    """Read Alpaca, Dolly and other questions with one answer."""
+    asked = next((n for n in _PROMPT if row.get(n)), None)
+    answer = next((n for n in _ANSWER if row.get(n) and n != asked), None)
+    if asked is None or answer is None:
+        return None
+    more = next((row[n] for n in _CONTEXT if n != asked and isinstance(row.get(n), str) and row[n]), "")
+    prompt = _asked(row[asked], row)
+    if more and isinstance(row[asked], str):
+        prompt[-1]["content"] += f"\n\n{more}"
+    return {"prompt": prompt, "completion": _said(row[answer])}
+
+
+def _asked(value: Any, row: Row | None = None) -> list[dict[str, str]]:
+    """Return a prompt as messages, behind the row's system prompt."""
+    if isinstance(value, list):
+        return _messages(value)
+    if not isinstance(value, str) or not value:
+        raise BadRow("the prompt is empty or not text")
+    system = (row or {}).get("system") or (row or {}).get("system_prompt")
+    before = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
+    return [*before, {"role": "user", "content": value}]
+
+
+def _said(value: Any) -> list[dict[str, str]]:
+    """Return an answer as messages."""
+    if isinstance(value, list):
+        return _messages(value)
+    if not isinstance(value, str) or not value.strip():
+        raise BadRow("an answer is empty or not text")
+    return [{"role": "assistant", "content": value}]
+
+
+def _text(row: Row) -> Row | None:
+    value = row.get("text") or row.get("content")
+    return {"text": value} if isinstance(value, str) and value.strip() else None
+
+
+def _picture(row: Row) -> Row | None:
+    """Read a picture with its class, or with objects: lists beside it, a table of lists, or a list of objects."""
+    image = next((row[n] for n in ("image", "img", "file_name", "image_path") if row.get(n)), None)
+    if image is None:
+        return None
+    if not isinstance(image, str):
+        raise BadRow("the picture is not a path")
+    objects = row.get("objects") or row.get("annotations") or (row if "bbox" in row else None)
+    if objects is not None:
+        return {"image": image, "objects": _objects(objects)}
+    label = next((row[n] for n in ("label", "labels", "class") if row.get(n) is not None), None)
+    if not isinstance(label, int | str):
+        raise BadRow("the picture has no label")
+    return {"image": image, "label": label}
+
+
+def _objects(value: Any) -> Row:
+    """Return boxes (x, y, width, height) with their categories."""
+    if isinstance(value, list):
+        value = {"bbox": [o.get("bbox") for o in value], "category": [_category(o) for o in value]}
+    boxes, kinds = value.get("bbox"), _category(value)
+    if not isinstance(boxes, list) or not isinstance(kinds, list) or len(boxes) != len(kinds):
+        raise BadRow("the boxes and their categories don't match")
+    if not all(isinstance(b, list) and len(b) == 4 and all(isinstance(n, int | float) for n in b) for b in boxes):
+        raise BadRow("a box is not four numbers")
+    if not all(isinstance(kind, int | str) for kind in kinds):
+        raise BadRow("an object has no category")
+    return {"bbox": boxes, "category": kinds}
+
+
+def _category(value: Row) -> Any:
+    return next((value[n] for n in ("category", "categories", "category_id", "label", "labels") if n in value), None)
+
+
+_FORMS: Final[tuple[tuple[str, Callable[[Row], Row | None]], ...]] = (
+    ("conversation", _conversation),
+    ("pair of answers", _pair),
+    ("judged answers", _judged),
+    ("marked answer", _marked),
+    ("picture", _picture),
+    ("question and answer", _exchange),
+    ("text", _text),
+)
+
+
+def for_method(row: Row, to: Trainer) -> Iterator[Row]:
+    """Yield the rows that a method reads, made from a plain row."""
+    if any(set(names) <= row.keys() for names in to.wanted):
+        yield row
+        return
+    wanted = {name for names in to.wanted for name in names}
+    if "messages" in row:
+        *asked, last = row["messages"]
+        if last["role"] != "assistant" or not any(m["role"] == "user" for m in asked):
+            raise BadRow("the conversation does not end with an answer")
+        row = {"prompt": asked, "completion": [last]}
+    if {"prompt", "chosen", "rejected"} <= row.keys() and "label" in wanted:
+        yield {"prompt": row["prompt"], "completion": row["chosen"], "label": True}
+        yield {"prompt": row["prompt"], "completion": row["rejected"], "label": False}
+    elif {"prompt", "chosen"} <= row.keys() and "completion" in wanted:
+        yield {"prompt": row["prompt"], "completion": row["chosen"]}
+    elif wanted == {"prompt"} and "prompt" in row:
+        answer = {"answer": row["completion"][-1]["content"]} if "completion" in row else {}
+        yield {"prompt": row["prompt"], **answer}
+    elif {"anchor", "positive"} <= wanted and {"prompt", "completion"} <= row.keys():
+        yield {"anchor": row["prompt"][-1]["content"], "positive": row["completion"][-1]["content"]}
+    elif any(set(names) <= row.keys() for names in to.wanted):
+        yield row
+    else:
+        raise BadRow(f"{', '.join(sorted(row))} can't become rows of {to.name}")

@@ -1,0 +1,271 @@
+"""Templates: written as shipped, filled so that the submit gate has no remark, refused in one line with the fix."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from cli_kit import Cli
+from gpuwarden.app import open_context
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import JobSpec
+from gpuwarden.core.rules import Severity
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.interfaces.results.templates import filled_reply
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.templates.fill import Wish, fill
+from gpuwarden.rehearsal.hub.server import HubServer
+from gpuwarden.scripts.shipped_trainers import ALIASES, trainer, trainer_file, trainer_names
+from hubserver import READER, hub_server
+from rulefacts import HF_TOKEN, seed_for_rules
+from trainer_kit import SCRIPTS
+
+CHAT, BASE = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B"
+TOKENLESS = "rehearsal/quiet"
+VIT, DETR, BERT = "google/vit-base-patch16-224", "PekingU/rtdetr_v2_r18vd", "google-bert/bert-base-uncased"
+# template, model, dataset, what the filling has to find
+FILLED = [
+    ("sft", BASE, "trl-lib/Capybara", {}),
+    ("sft", CHAT, "HuggingFaceH4/ultrachat_200k", {}),
+    ("sft", CHAT, "trl-lib/tldr", {}),
+    ("sft", BASE, "tatsu-lab/alpaca", {}),
+    ("sft", TOKENLESS, "trl-lib/Capybara", {"chat_template_from": f"{TOKENLESS}-Instruct"}),
+    ("sft", CHAT, "rehearsal/dolly", {"columns": "response=output,context=input"}),
+    ("sft", CHAT, "rehearsal/turns", {}),
+    ("qlora", CHAT, "rehearsal/one-fits", {"dataset_config": "talks"}),
+    ("cpt", BASE, "Salesforce/wikitext", {}),
+    ("cpt", BASE, "stanfordnlp/imdb", {}),
+    ("dpo", CHAT, "trl-lib/ultrafeedback_binarized", {}),
+    ("dpo", CHAT, "argilla/distilabel-intel-orca-dpo-pairs", {"columns": "input=prompt"}),
+    (
+        "dpo", CHAT, "rehearsal/pairs-other-names",
+        {"columns": "question=prompt,chosen_response=chosen,rejected_response=rejected"},
+    ),
+    ("dpo", CHAT, "rehearsal/splits", {"split": "train_prefs", "eval_split": "test_prefs"}),
+    ("sft", CHAT, "rehearsal/splits", {"split": "train_sft", "eval_split": "test_sft"}),
+    ("orpo", CHAT, "argilla/distilabel-intel-orca-dpo-pairs", {"columns": "input=prompt"}),
+    ("reward", CHAT, "argilla/dpo-mix-7k", {}),
+    ("kto", CHAT, "trl-lib/kto-mix-14k", {}),
+    ("grpo", CHAT, "trl-lib/DeepMath-103K", {"columns": "solution=answer", "reward": "answer"}),
+    ("rlhf", CHAT, "trl-lib/DeepMath-103K", {"columns": "solution=answer", "reward": "answer"}),
+    ("distill", CHAT, "trl-lib/DeepMath-103K", {}),
+    ("image_classification", VIT, "ethz/food101", {}),
+    ("object_detection", DETR, "rishitdagli/cppe-5", {}),
+    ("sentence_embedding", BERT, "rehearsal/questions", {"columns": "question=anchor,answer=positive"}),
+]  # fmt: skip
+GIVEN = {"distill": {"teacher": "Qwen/Qwen2.5-1.5B"}, "qlora": {"quantize": "4bit"}}
+GPU = {"rehearsal/runpod": "A100 80GB", "hf-jobs": "a100-large"}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with hub_server(tmp_path_factory.mktemp("hub")) as server:
+        store = server.store
+        seed_for_rules(store)
+        talk = {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}
+        pair = {"prompt": "a?", "chosen": "b", "rejected": "c"}
+        turns = {"conversations": [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}]}
+        dolly = {"instruction": "a", "context": "b", "response": "c", "category": "d"}
+        data = {
+            "dolly": {"train.jsonl": dolly},
+            "turns": {"train.jsonl": turns},
+            "one-fits": {"talks/train.jsonl": talk, "ids/train.jsonl": {"id": 1}},
+            "questions": {"train.jsonl": {"question": "a", "answer": "b"}},
+            "no-answers": {"train.jsonl": {"prompt": "a"}},
+            "many": {"en/train.jsonl": talk, "de/train.jsonl": talk},
+        }
+        for name, files in data.items():
+            store.put("dataset", f"rehearsal/{name}", {path: json.dumps(row) for path, row in files.items()})
+        names = ["train_sft", "test_sft", "train_prefs", "test_prefs"]
+        store.put("dataset", "rehearsal/splits", {f"data/{n}.jsonl": json.dumps(talk | pair) for n in names})
+        about = {"config.json": json.dumps({"architectures": ["Qwen2ForCausalLM"]})}
+        for ending, extra in (("", {"eos_token": "x"}), ("-Instruct", {"chat_template": "{{ messages }}"})):
+            store.put("model", f"{TOKENLESS}{ending}", {**about, "tokenizer_config.json": json.dumps(extra)})
+        yield server
+
+
+@pytest.fixture
+def ctx(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    # What a header asks for is brought by uv on the machine; a dry run starts nothing, so any program of the name does.
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.touch(0o755)
+    monkeypatch.setenv("PATH", str(uv.parent), prepend=":")
+    policy = tmp_path / "policy.toml"
+    caps = "[caps]\nper_job_usd = 500\nper_day_usd = 5000\nper_instance_usd = 500\n"
+    policy.write_text(f"{caps}[local]\nnetwork = true\nunsandboxed = true\n")
+    env = {**hub.env, "HF_TOKEN": HF_TOKEN, "GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(policy)}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return open_context("cli", env=env)
+
+
+def filling(ctx: Context, wish: Wish, platform: str = "", here: Path | None = None) -> Any:
+    profile = ctx.profile(platform) if platform else None
+    return anyio.run(lambda: fill(wish, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile, here=here))
+
+
+def test_every_shipped_trainer_is_a_template_and_its_file_is_the_shipped_one() -> None:
+    assert set(trainer_names()) == {p.stem for p in SCRIPTS.glob("*.py")} - {"check_staleness"}
+    for name in trainer_names():
+        found = trainer(name)
+        assert found.sha256 == hashlib.sha256(trainer_file(name).read_bytes()).hexdigest()
+        assert found.title and found.required
+    assert {name for name, _ in ALIASES.values()} <= set(trainer_names())
+    assert trainer("ppo").name == trainer("RLHF").name == "rloo"
+
+
+@pytest.mark.parametrize(("name", "model", "data", "found"), FILLED, ids=lambda v: str(v)[:40])
+def test_filling_finds_what_a_dataset_and_a_model_ask_for(
+    ctx: Context, name: str, model: str, data: str, found: dict[str, str]
+) -> None:
+    filled = filling(ctx, Wish(name, model, data, GIVEN.get(name, {})), "rehearsal/runpod")
+    assert found.items() <= filled.settings.items()
+    assert filled.settings.keys() - found.keys() <= {"model", "dataset", *GIVEN.get(name, {})}
+    assert not filled.missing and filled.durable_storage
+
+
+FIRST = [row for n, row in enumerate(FILLED) if row[0] not in {earlier[0] for earlier in FILLED[:n]}]
+ONCE = [(*row, list(GPU)[n % 2]) for n, row in enumerate(FIRST)]
+EACH = [(*row, platform) for row in FILLED for platform in GPU]
+
+
+def remarks(ctx: Context, name: str, model: str, data: str, platform: str) -> list[str]:
+    """Return what the submit gate finds above information in a template that was filled for it."""
+    push = "rehearsal/tuned" if platform == "hf-jobs" else ""
+    filled = filling(ctx, Wish(name, model, data, GIVEN.get(name, {}), push), platform)
+    job = filled_reply(filled, platform, more={"gpu": GPU[platform], "timeout_s": 86_400}).submit
+    job |= {"script": filled.trainer.text, "max_cost_usd": 300}
+    checked = anyio.run(lambda: submit(ctx, JobSpec.model_validate(job), dry_run=True))
+    assert checked.receipt
+    return [f"{f.rule} {f.message}" for f in checked.findings if f.severity is not Severity.INFO]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "model", "data", "found", "platform"), ONCE, ids=lambda v: str(v)[:40])
+def test_a_filled_template_passes_the_submit_gate_at_the_first_try(
+    ctx: Context, name: str, model: str, data: str, found: dict[str, str], platform: str
+) -> None:
+    assert remarks(ctx, name, model, data, platform) == []
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("name", "model", "data", "found", "platform"), EACH, ids=lambda v: str(v)[:40])
+def test_every_filling_passes_the_submit_gate_on_both_kinds_of_platform(
+    ctx: Context, name: str, model: str, data: str, found: dict[str, str], platform: str
+) -> None:
+    assert remarks(ctx, name, model, data, platform) == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "message", "fix"),
+    [
+        (Wish("sftt"), "no template", "Did you mean sft?"),
+        (Wish("sft", settings={"learning_rat": "1"}), "no setting", "Did you mean learning_rate?"),
+        (Wish("sft", settings={"learning_rate": "3"}), "learning_rate is 3", "from 0.0 to 1.0"),
+        (Wish("sft", settings={"too_long": "cut"}), "too_long is 'cut'", "refuse, truncate, drop"),
+        (Wish("sft", "no/such"), "no model with this id", ""),
+        (Wish("sft", BASE, "argilla/dpo-mix-7"), "no dataset with this id", "Did you mean argilla/dpo-mix-7k"),
+        (Wish("sft", "meta-llama/Llama-3.2-1B"), "is gated", "Accept its terms on http"),
+        (Wish("dpo", CHAT, "trl-lib/tldr"), "dpo needs prompt + chosen + rejected or", "serve as chosen, rejected"),
+        (Wish("sft", CHAT, "rehearsal/many"), "2 configs and none is named", "dataset_config"),
+        (Wish("sft", CHAT, "rehearsal/many", {"dataset_config": "fr"}), "no config 'fr'", "de, en"),
+        (Wish("sft", CHAT, "trl-lib/tldr", {"split": "test"}), "no split 'test'", "one of train"),
+        (Wish("sft", CHAT, "trl-lib/tldr", {"columns": "a=b"}), "renames a, which is not there", "prompt, completion"),
+        (Wish("grpo", CHAT, "rehearsal/no-answers"), "no column that answers can be compared", "file.py:function"),
+        (Wish("sft", "openai-community/gpt2", "trl-lib/Capybara"), "has no chat template", "instruct model"),
+    ],
+    ids=lambda v: v.template + str(sorted(v.settings))[:30] if isinstance(v, Wish) else "",
+)
+def test_what_can_not_work_is_refused_in_one_line_with_the_fix(
+    ctx: Context, wish: Wish, message: str, fix: str
+) -> None:
+    ctx.env = {**ctx.env, "HF_TOKEN": READER}
+    with pytest.raises(WardenError) as refusal:
+        filling(ctx, wish)
+    said = " ".join(str(step.parameters.get("text", "")) for step in refusal.value.next_steps)
+    assert message in refusal.value.message and "\n" not in refusal.value.message
+    assert fix in said
+
+
+def test_results_on_a_platform_that_deletes_them_need_a_place(ctx: Context) -> None:
+    with pytest.raises(WardenError, match="deletes a job's files"):
+        filling(ctx, Wish("sft", CHAT, "trl-lib/Capybara"), "hf-jobs")
+
+
+def test_rows_of_a_file_here_are_read_and_go_along(ctx: Context, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("question,answer\na,b\n")
+    filled = filling(ctx, Wish("sft", CHAT, "mine.csv"), here=tmp_path)
+    assert filled.inputs == ("mine.csv",)
+    assert filled.settings["columns"] == "question=prompt,answer=completion"
+    with pytest.raises(WardenError, match=r"mine\.csv"):
+        filling(ctx, Wish("sft", CHAT, "mine.csv"))  # a client's call doesn't read files
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+@pytest.fixture
+def run(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    found = Cli(tmp_path / "home", monkeypatch, capsys)
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.touch(0o755)
+    for name, value in {**hub.env, "HF_TOKEN": HF_TOKEN}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", str(uv.parent), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def test_a_template_is_written_once_as_it_is_shipped(run: Cli, tmp_path: Path) -> None:
+    words = ("template", "write", "rlhf", "--model", CHAT, "--dataset", "trl-lib/DeepMath-103K")
+    code, reply = run(*words, "--platform", "rehearsal/runpod", "--set", "steps=5")
+    assert code == 0
+    file = tmp_path / "rloo.py"
+    assert reply["file"] == "rloo.py" and "PPO" in reply["explained"]
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == reply["sha256"] == trainer("rloo").sha256
+    assert file.stat().st_mode & 0o111
+    assert reply["submit"]["args"][-6:] == ["--steps", "5", "--reward", "answer", "--columns", "solution=answer"]
+    assert reply["dataset"]["license"] == "apache-2.0"
+    file.write_text("mine")
+    code, reply = run(*words)
+    assert code == 2 and "exists; nothing was written" in reply["message"]
+    assert file.read_text() == "mine"
+
+
+def test_the_printed_command_is_one_that_submit_takes(run: Cli, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("[local]\nnetwork = true\nunsandboxed = true\n")
+    code, shown = run.shown(
+        "template", "write", "sft", "--model", CHAT, "--dataset", "trl-lib/Capybara", "--platform", "rehearsal/runpod",
+        "--gpu", "A100 80GB", "--timeout", "86400",
+    )  # fmt: skip
+    assert code == 0
+    [line] = [line for line in shown.splitlines() if line.startswith("gpuwarden submit")]
+    command, *words = shlex.split(line)[1:]
+    code, said = run.shown(command, "--json", "--max-cost", "300", *words)
+    assert code == 0 and json.loads(said)["receipt"], said
+
+
+def test_what_is_still_to_be_given_is_said(run: Cli) -> None:
+    code, reply = run("template", "write", "grpo")
+    assert code == 0
+    assert reply["missing"] == ["model", "dataset", "reward"]
+    assert "--reward" in reply["message"]
+
+
+def test_list_and_show_name_everything(run: Cli) -> None:
+    assert {t["name"] for t in run("template", "list")[1]["templates"]} == set(trainer_names())
+    assert all(name in run.shown("template", "list")[1] for name in trainer_names())
+    shown = run.shown("template", "show", "ppo")[1]
+    assert "TRL 1.16 removed PPO" in shown and "--steps-per-rollout" in shown
+    assert {s["name"] for s in run("template", "show", "sft")[1]["settings"]} == set(trainer("sft").options)
+    assert run("template", "show", "sftt")[1]["hint"] == "Did you mean sft?"
