@@ -29,8 +29,9 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         repo = fact.repo
         near = f"Did you mean {', '.join(map(named, repo.did_you_mean[:3]))}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
-            # A name without an owner may be a folder that another program writes.
-            severity = None if "/" in fact.use.id else Severity.WARNING
+            # A name without an owner may be a folder that another program writes. A shipped trainer runs alone.
+            certain = "/" in fact.use.id or facts.uses.typed is not None
+            severity = None if certain else Severity.WARNING
             yield Found(f"{fact.where}: {repo.why}", fix=near, severity=severity)
         elif repo.status == "error":
             fix = "Try again when the Hub answers."

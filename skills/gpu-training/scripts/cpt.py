@@ -788,6 +788,8 @@ def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
     cause = error.__cause__ or error
     text = " ".join(str(cause).split())[:300]
     kind = type(error).__name__
+    if isinstance(cause, StopIteration):
+        return Exit.DATA, f"{source} has no rows", "choose other data or another --split"
     if "Gated" in kind or "gated" in text:
         return Exit.ENVIRONMENT, f"{source} is gated: {text}", "accept its terms on the Hub and pass HF_TOKEN"
     if kind in {"ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout"}:
@@ -886,6 +888,8 @@ def why_bad(name: str, value: Any) -> str:
         return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
     if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
         return "neither text nor a list of messages with role and content"
+    if any(turn["content"] is None and not turn.get("tool_calls") for turn in value):
+        return "a message without content"
     if name != "prompt" and value[-1]["role"] != "assistant":
         return "the last message is not the assistant's"
     if name == "prompt" and value[-1]["role"] == "assistant":

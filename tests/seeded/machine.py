@@ -1,0 +1,172 @@
+"""A rented machine, as far as a job's process can tell: what it has installed, its disk, memory, and its end.
+
+Reads one JSON object a line and runs each job in a forked child, as `trainer_zygote` does. `conditions` of a job:
+`steps`: the steps after which the timeout ends the process, those of earlier attempts included; `kill`, `terminate`,
+`nan`, `always_nan`, `full_disk`: the step of that event; `kill_in_save`: the step whose save is cut; `oom_above`: the
+rows at a time that don't fit; `free_gb`: the free space that is reported; `installed`: the modules that can't be
+imported. With an argument, runs the one job of that file without a fork, for a process that has imported nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+AGAIN = 200
+Conditions = dict[str, Any]
+
+
+class Missing(PathFinder):
+    """Find no module that is not installed on this machine."""
+
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Return None for what is missing, and for its parts."""
+        return None if fullname.partition(".")[0] in cls.names else PathFinder.find_spec(fullname, path, target)
+
+
+def take_away(names: list[str]) -> None:
+    """Make some modules impossible to import."""
+    Missing.names = frozenset(names)
+    sys.meta_path[:] = [Missing if finder is PathFinder else finder for finder in sys.meta_path]
+    for name in [n for n in sys.modules if n.partition(".")[0] in Missing.names]:
+        del sys.modules[name]
+
+
+def watch(conditions: Conditions, steps: Path) -> None:
+    """Attach what happens to the machine to every trainer that this process builds."""
+    import torch
+    import transformers
+
+    class Events(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
+        """What happens at a step."""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            self.nan(state.global_step + 1, model)
+            if conditions.get("kill_in_save") == state.global_step + 1 and once(steps, "kill_in_save"):
+                torch.save = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+            if conditions.get("full_disk") == state.global_step + 1:
+                torch.save = full
+
+        def nan(self, step: int, model: Any) -> None:
+            now = conditions.get("nan") == step and once(steps, "nan")
+            if now or conditions.get("always_nan") == step:
+                weight = next(p for p in model.parameters() if p.requires_grad)
+                weight.register_hook(lambda gradient: gradient * float("nan"))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            with steps.open("a") as file:
+                file.write(f"{state.global_step}\n")
+            if len(steps.read_text().split()) >= conditions.get("steps", 1_000_000):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if conditions.get("kill") == state.global_step and once(steps, "kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if conditions.get("terminate") == state.global_step and once(steps, "terminate"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    build, step = transformers.Trainer.__init__, transformers.Trainer.training_step
+
+    def built(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        # Before the trainer's own: a signal of this step is heard at this step.
+        self.callback_handler.callbacks.insert(0, Events())
+
+    def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.args.per_device_train_batch_size > conditions.get("oom_above", 1_000_000):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return step(self, *args, **kwargs)
+
+    transformers.Trainer.__init__, transformers.Trainer.training_step = built, stepped
+
+
+def full(*args: Any, **kwargs: Any) -> None:
+    """Fail as a write to a full disk does."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def once(steps: Path, name: str) -> bool:
+    """Return whether this is the first time that an event of this name happens to the machine."""
+    mark = steps.with_suffix(f".{name}")
+    first = not mark.exists()
+    mark.touch()
+    return first
+
+
+def furnish(conditions: Conditions, again: Path) -> None:
+    """Set up what a process sees of the machine before any library is loaded."""
+    take_away(conditions.get("missing", []))
+    if "free_gb" in conditions:
+        usage = shutil.disk_usage("/")
+        free = int(conditions["free_gb"] * 1e9)
+        shutil.disk_usage = lambda path: usage._replace(free=free)  # type: ignore[assignment, unused-ignore]
+
+    def execute(path: str, argv: list[str]) -> None:
+        again.write_text(json.dumps({"argv": argv[1:], "env": {k: v for k, v in os.environ.items() if "TRAIN_" in k}}))
+        sys.stdout.flush()
+        os._exit(AGAIN)
+
+    os.execv = execute  # type: ignore[assignment, unused-ignore]
+
+
+def run(job: dict[str, Any]) -> int:
+    """Run one job in this process; return its exit code."""
+    from trainer_zygote import run as run_script
+
+    os.chdir(job["cwd"])
+    os.environ.update(job["env"])
+    for name in job.get("unset", ()):
+        os.environ.pop(name, None)
+    conditions, steps = job["conditions"], Path(job["steps"])
+    furnish(conditions, Path(job["again"]))
+    watch(conditions, steps)
+    return run_script(job)
+
+
+def main() -> None:
+    """Serve jobs until the input ends."""
+    import albumentations  # noqa: F401
+    import datasets  # noqa: F401
+    import peft  # noqa: F401
+    import torch  # noqa: F401
+    import transformers
+    import trl
+
+    from forked import own_progress_locks
+
+    for name in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
+        getattr(trl, name)
+    _ = transformers.AutoModelForCausalLM, transformers.AutoModelForImageClassification
+    _ = transformers.ViTForImageClassification, transformers.ViTImageProcessorPil, transformers.Qwen2ForCausalLM
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if not child:
+            own_progress_locks()
+            log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            code = 1
+            try:
+                code = run(job)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit(run(json.loads(Path(sys.argv[1]).read_text())))
+    main()
