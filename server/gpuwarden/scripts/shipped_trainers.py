@@ -90,7 +90,9 @@ def _read(name: str) -> Trainer:
     tree = ast.parse(text)
     # The settings alone: reading a whole trainer takes half a second, and a listing reads all of them.
     kept = (ast.ClassDef, ast.Assign)
-    parts = [n for n in tree.body if isinstance(n, kept) or (isinstance(n, ast.FunctionDef) and _reads_settings(n))]
+    parts: list[ast.stmt] = [
+        n for n in tree.body if isinstance(n, kept) or (isinstance(n, ast.FunctionDef) and _reads_settings(n))
+    ]
     typed = typed_settings(Program(ast.Module(parts, [])))
     assert typed is not None, name
     wanted = [ast.literal_eval(n.value) for n in parts if isinstance(n, ast.Assign) and _is_wanted(n)]

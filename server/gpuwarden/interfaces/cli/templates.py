@@ -10,7 +10,6 @@ import click
 
 from gpuwarden.core.errors import BadRequest, DiskError
 from gpuwarden.interfaces.cli.base import JSON, answer, cli, emit, open_context, runs_async, without_secrets
-from gpuwarden.interfaces.cli.wording import option
 
 if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @cli.group()
 def template() -> None:
-    """Training scripts that are ready: list, show, write, and convert rows for them."""
+    """Take a training script that is ready, and rows for it."""
 
 
 @template.command(name="list")
@@ -124,6 +123,7 @@ def refuse_to_overwrite(file: Path) -> None:
 
 def _tell(reply: FilledReply) -> None:
     from gpuwarden.interfaces.cli import console
+    from gpuwarden.interfaces.cli.wording import option
 
     out, shown = console.out, console.shown
     if reply.explained:

@@ -109,7 +109,8 @@ def _pair(row: Row) -> Row | None:
         first, second = _messages(chosen), _messages(rejected)
         common = list(takewhile(lambda both: both[0] == both[1], zip(first[:-1], second[:-1], strict=False)))
         shared, first, second = [a for a, _ in common], first[len(common) :], second[len(common) :]
-        asked = shared or (_messages(prompt) if isinstance(prompt, list) else _asked(prompt))
+        beside = [] if prompt is None else _messages(prompt) if isinstance(prompt, list) else _asked(prompt)
+        asked = shared or beside
         if (
             not asked
             or not first
@@ -231,26 +232,23 @@ _FORMS: Final[tuple[tuple[str, Callable[[Row], Row | None]], ...]] = (
 
 def for_method(row: Row, to: Trainer) -> Iterator[Row]:
     """Yield the rows that a method reads, made from a plain row."""
-    if any(set(names) <= row.keys() for names in to.wanted):
-        yield row
-        return
     wanted = {name for names in to.wanted for name in names}
-    if "messages" in row:
+    if "messages" in row and "messages" not in wanted:
         *asked, last = row["messages"]
         if last["role"] != "assistant" or not any(m["role"] == "user" for m in asked):
             raise BadRow("the conversation does not end with an answer")
         row = {"prompt": asked, "completion": [last]}
-    if {"prompt", "chosen", "rejected"} <= row.keys() and "label" in wanted:
+    if wanted == {"prompt"} and "prompt" in row:
+        answer = {"answer": row["completion"][-1]["content"]} if "completion" in row else {}
+        yield {"prompt": row["prompt"], **answer}
+    elif any(set(names) <= row.keys() for names in to.wanted):
+        yield row
+    elif {"prompt", "chosen", "rejected"} <= row.keys() and "label" in wanted:
         yield {"prompt": row["prompt"], "completion": row["chosen"], "label": True}
         yield {"prompt": row["prompt"], "completion": row["rejected"], "label": False}
     elif {"prompt", "chosen"} <= row.keys() and "completion" in wanted:
         yield {"prompt": row["prompt"], "completion": row["chosen"]}
-    elif wanted == {"prompt"} and "prompt" in row:
-        answer = {"answer": row["completion"][-1]["content"]} if "completion" in row else {}
-        yield {"prompt": row["prompt"], **answer}
     elif {"anchor", "positive"} <= wanted and {"prompt", "completion"} <= row.keys():
         yield {"anchor": row["prompt"][-1]["content"], "positive": row["completion"][-1]["content"]}
-    elif any(set(names) <= row.keys() for names in to.wanted):
-        yield row
     else:
         raise BadRow(f"{', '.join(sorted(row))} can't become rows of {to.name}")
