@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests check format lint types selftest prove attacks corruption bench docs picture wheel clean
+.PHONY: help demo test tests check format lint types selftest prove gguf attacks corruption bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ check: lint types tests selftest  ## everything a change must pass
 
 prove: $(READY)  ## the slow proofs
 	$(TESTS) -m prove $(ARGS)
+
+gguf: $(READY)  ## build llama.cpp once (minutes), and write and prove real GGUF files with it
+	@made="$$($(BIN)/python tools/llama_cpp.py)" && GPUWARDEN_LLAMA_CPP="$$made" \
+	$(TESTS) -m prove -k "gguf or conversion" tests/test_trainers_runs.py tests/test_trainers_lives.py $(ARGS)
 
 attacks: $(READY)  ## play every attack and print a table of what came of each
 	$(BIN)/python tools/attacks.py $(ARGS)

@@ -88,9 +88,9 @@ def log(*steps: int) -> Callable[[Path], object]:
     return edit
 
 
-def optimizer(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+def optimizer(edit: Callable[[dict[str, Any]], object], step: int = 4) -> Callable[[Path], object]:
     def save(run: Path) -> None:
-        path = run / "checkpoint-4/optimizer.pt"
+        path = run / f"checkpoint-{step}/optimizer.pt"
         state = torch().load(path, weights_only=True)
         edit(state)
         torch().save(state, path)
@@ -131,6 +131,22 @@ def test_weights_that_were_frozen_are_a_doubt(run: Path) -> None:
         (run / f"checkpoint-{step}/optimizer.pt").unlink()
     report = verify(run, Level.CONTENT)
     assert report.verdict is Verdict.UNKNOWN and "frozen, or of another step" in seen(report)
+
+
+def test_weights_without_a_gradient_stay_and_are_proven(run: Path) -> None:
+    """So begins a run of GRPO whose answers all have the same reward: nothing is lost, and the report says so."""
+
+    def still(made: Any) -> None:
+        for state in made["state"].values():
+            state["exp_avg"].zero_()
+            state["exp_avg_sq"].zero_()
+
+    from_before(*_SHARDS)(run)
+    for step in (2, 4):
+        optimizer(still, step)(run)
+    report = verify(run, Level.CONTENT)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert any("every gradient was zero" in line for found in report.checkpoints for line in found.warnings)
 
 
 def test_an_optimizer_that_began_afresh_is_a_doubt(run: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -199,7 +200,7 @@ def test_half_an_upload_goes_on_where_it_ended(folder: Path, s3: S3Server, monke
     assert set(stored(folder, s3)) == {"out/big.bin", "gpuwarden-manifest.json"}
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_wrong_rights_are_an_alert_and_the_job_is_not_disturbed(folder: Path, s3: S3Server) -> None:
     start(folder, s3, "save(10)\nwhile not os.path.exists('go'): time.sleep(0.02)", who=READER, heartbeat_s=0.2)
 
@@ -211,6 +212,18 @@ def test_wrong_rights_are_an_alert_and_the_job_is_not_disturbed(folder: Path, s3
     (folder / "work" / "go").touch()
     until(lambda: json.loads((folder / "status.json").read_bytes())["state"] == "succeeded")
     assert not stored(folder, s3)
+
+
+@pytest.mark.prove
+def test_an_uploader_that_is_killed_is_started_again(folder: Path, s3: S3Server) -> None:
+    start(folder, s3, "save(10)\nwhile not os.path.exists('go'): time.sleep(0.02)\nsave(20)", heartbeat_s=0.2)
+    until(lambda: "gpuwarden-manifest.json" in stored(folder, s3))
+    first = reported(folder)["pid"]
+    os.kill(first, signal.SIGKILL)
+    until(lambda: reported(folder)["pid"] != first)
+    (folder / "work" / "go").touch()
+    until(lambda: reported(folder)["state"] == "done")
+    assert len(manifest(folder, s3)["files"]) == 4
 
 
 def test_a_machine_without_the_client_says_what_is_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

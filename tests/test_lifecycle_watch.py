@@ -34,7 +34,7 @@ from gpuwarden.lifecycle.monitoring.notify import SECRET, sign
 from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.rehearsal.cloud import Cloud
-from gpuwarden.rehearsal.model import Fault, Settings
+from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, promises, records, rent_cloud, training
@@ -249,6 +249,22 @@ async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(
     assert 4 <= house.cloud.store.state().calls["list"] - asked <= 8, "the lists are read seldom"
     news = await house.go(5, times=24)
     assert news.count("+came_back") == 1 and house.cloud.truth(machine).meter
+
+
+async def test_a_list_that_could_not_be_read_is_read_again_soon_and_then_less_often(tmp_path: Path) -> None:
+    house = await House(tmp_path).start()
+    house.seen.state = Job.SUCCEEDED
+    await house.go(1)
+    machine = records(house.cloud)[0].id
+    house.cloud.inject(machine, Fault(kind="comes_back", seconds=1000))
+    house.cloud.terminate(machine)
+    await house.go(1, times=4)
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="list", count=3),)))
+    back = [await house.go(1) for _ in range(26)]
+    assert sum(news.count("+came_back") for news in back) == 1, "not one sweep of ten minutes later"
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="list", count=10_000),)))
+    await house.go(1, times=60)
+    assert 5 <= house.cloud.store.state().calls["list"] <= 12, "a platform that is down is not asked every minute"
 
 
 async def test_what_nobody_foresaw_at_one_machine_hides_no_other(

@@ -8,7 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
@@ -18,7 +18,7 @@ from gpuwarden.core.guidance import Action, NextStep
 from gpuwarden.core.models import Verb
 from gpuwarden.core.next_step import Copy, Machine, Situation, plan
 from gpuwarden.core.reasons import Code
-from gpuwarden.core.states import TERMINAL_JOBS, Job, Teardown
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import ReceiptIssued
@@ -28,7 +28,7 @@ from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.execution.situation import following_of, situation
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
-from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.records import lease_ids, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault
 from lifecycle_kit import launch, records
@@ -127,6 +127,7 @@ class Walk(House):
         else:
             raise AssertionError(f"it goes on and on: {self.path}")
         assert not any(t.meter for t in self.cloud.truths().values()), f"it bills at the end: {self.path}"
+        assert not lease_ids(self.ctx.ledger, *LIVE_LEASES), f"a lease is left: {self.path}"
         assert read_job(self.ctx.ledger, job).state in TERMINAL_JOBS, self.path
 
     async def obey(self, job: str, rest: tuple[NextStep, ...], step: NextStep) -> tuple[NextStep, ...]:
@@ -348,6 +349,24 @@ async def refused_and_rented_all_the_same_and_canceled(walk: Walk) -> str:
     return await canceled_while_it_boots(walk)
 
 
+async def given_up_unseen(walk: Walk, kind: Any) -> str:
+    """A person approves the end of a machine that a refused request may have rented, before anybody saw it."""
+    walk.opens(Fault(kind=kind, call="create"), LISTED_LATE)
+    job = await canceled_while_it_boots(walk)
+    view = await walk.asks(job)
+    assert view.record.state is Teardown.BLOCKED and view.record.digest
+    await walk.yes(view, loss=view.job.spec.name)
+    return job
+
+
+async def given_up_unseen_and_rented_all_the_same(walk: Walk) -> str:
+    return await given_up_unseen(walk, "false_refusal")
+
+
+async def given_up_unseen_and_never_rented(walk: Walk) -> str:
+    return await given_up_unseen(walk, "no_capacity")
+
+
 async def copied_too_early(walk: Walk) -> str:
     job = await walk.started()
     walk.backend.write(walk.handle(job), "model.safetensors", weights()[:50])
@@ -401,7 +420,8 @@ STORIES: tuple[Callable[[Walk], Awaitable[str]], ...] = (
     copied_too_early, copied_to_two_folders, damaged_here, wrote_elsewhere, waits_for_a_late_person,
     whose_end_is_lost_twice, refused_by_its_platform, refused_by_its_platform_and_canceled,
     refused_by_a_platform_that_can_not_be_listed, refused_and_rented_all_the_same,
-    refused_and_rented_all_the_same_and_canceled,
+    refused_and_rented_all_the_same_and_canceled, given_up_unseen_and_rented_all_the_same,
+    given_up_unseen_and_never_rented,
 )  # fmt: skip
 
 

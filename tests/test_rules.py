@@ -57,6 +57,14 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
         [submit(timeout_s=7200, max_cost_usd=3)],
         [submit(timeout_s=7200, max_cost_usd=4), submit(max_cost_usd=3, quote=Unknown("no answer")), submit()],
     ),
+    "PF-KEEP-001": (
+        [
+            submit(keep=Unknown("no answer")),
+            submit(keep=Known("there is no bucket runs")),
+            submit(keep=Known(""), unset_keep=("GPUWARDEN_KEEP_HF_TOKEN",)),
+        ],
+        [submit(), submit(keep=Known(""))],
+    ),
     "PF-OUT-001": ([submit(outputs=())], [submit()]),
     "PF-OUT-002": (
         [submit(), MISPLACED, submit(interruptible=True)],
@@ -114,9 +122,13 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
         [submit(teardown="stop"), submit(None, teardown="stop"), submit(OWNED, teardown="stop")],
     ),
     "TD-COPY-001": (
-        [teardown(files=Known((file(copied=False), file("b"))))],
+        [
+            teardown(files=Known((file(copied=False), file("b")))),
+            teardown(files=Known((file(copied=False, stored=True), file("b", copied=False)))),
+        ],
         [
             teardown(),
+            teardown(files=Known((file(copied=False, stored=True), file("b")))),
             teardown(files=Known((file(copied=False, dies=False),))),
             teardown(files=Known((file(copied=False),)), **GONE),
         ],
@@ -171,11 +183,17 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "TD-JOB-002": ([teardown(other_jobs=("j2",))], [teardown()]),
     "TD-LOAD-001": (
-        [teardown(copy_verdict=None), teardown(copy_verdict=Verdict.REFUTED), teardown(copy_verdict=Verdict.UNKNOWN)],
+        [
+            *(teardown(copy_verdict=verdict) for verdict in (None, Verdict.REFUTED, Verdict.UNKNOWN)),
+            teardown(copy_verdict=None, files=Known((file(copied=False, stored=True),))),
+            teardown(files=Known((file(), file("b", copied=False, stored=True)))),
+            teardown(copy_verdict=None, files=Known((file(), file("b", stored=True)))),
+        ],
         [
             teardown(),
             teardown(copy_verdict=None, files=Known(())),
             teardown(copy_verdict=None, files=Known((file(copied=False),))),
+            teardown(files=Known((file(stored=True),))),
             teardown(copy_verdict=None, **GONE),
         ],
     ),

@@ -221,12 +221,16 @@ class Night:
         self.cloud.configure(faults=Faults(faults=(Fault.model_validate(fault),)))
 
     def hides(self) -> None:
-        """Hide the machine, mostly for less than two looks need; after more than that the next list shows it again."""
-        seconds = self.random.choice((SETTLE_S - 5, SETTLE_S - 5, 200.0))
-        self.lies["hidden long" if seconds > SETTLE_S else "hidden"] += 1
+        """Hide the machine, mostly for less than two looks need.
+
+        Where it is hidden for longer, or twice with no look in between, the next list shows it again.
+        """
+        seconds, looked = self.random.choice((SETTLE_S - 5, SETTLE_S - 5, 200.0)), self.liar.hides_until + 200.0
+        beyond = seconds > SETTLE_S or self.clock.now() < looked
+        self.lies["hidden long" if beyond else "hidden"] += 1
         self.liar.hides_until = self.clock.now() + seconds
-        if seconds > SETTLE_S:
-            self.excused_until = self.liar.hides_until + SWEEP_S + 120.0
+        if beyond:
+            self.excused_until = self.liar.hides_until + SWEEP_S + 600.0  # some lists are lost
 
     def look(self, *, mortal: bool) -> None:
         """Let the watch copy, look and end. Hold both halves of its promise against the cloud's own books."""
@@ -272,8 +276,8 @@ class Night:
         self.backend.silent, self.backend.one_in = False, 0
         self.liar.idle_until = self.liar.hides_until = 0.0
         self.cloud.configure(faults=Faults())
-        for _ in range(60):
-            self.clock.advance(60)
+        for _ in range(30):
+            self.clock.advance(120)
             self.look(mortal=False)
             if not self.bills() and self.clock.now() > self.excused_until:
                 break
@@ -290,6 +294,7 @@ def pretended() -> Iterator[None]:
     made = Processes()
     names = ("of", "terminate", "kill", "held")
     patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(made, name)) for name in names]
+    patches.append(patch("os.fsync"))  # the machine itself never dies here
     for each in patches:
         each.start()
     yield

@@ -32,7 +32,7 @@ FLAGS = {
     "kto": ["--model", CHAT, "--dataset", "trl-lib/kto-mix-14k"],
     "merge_and_gguf": ["--model", CHAT, "--types", "Q8_0"],
     "object_detection": ["--model", "PekingU/rtdetr_v2_r18vd", "--dataset", "rishitdagli/cppe-5"],
-    "orpo": ["--model", CHAT, "--dataset", "trl-lib/ultrafeedback_binarized"],
+    "orpo": ["--model", CHAT, "--dataset", "argilla/distilabel-intel-orca-dpo-pairs", "--columns", "input=prompt"],
     "reward": ["--model", CHAT, "--dataset", "trl-lib/ultrafeedback_binarized"],
     "rloo": ["--model", CHAT, "--dataset", "trl-lib/DeepMath-103K", *REWARD],
     "sentence_embedding": ["--model", "google-bert/bert-base-uncased", "--dataset", PAIRS],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ class Killed(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Held(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Go no further in the first attempt, so that the machine is taken away at a known step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        while state.global_step == STEP and os.environ.get("GPUWARDEN_ATTEMPT") == "1":
+            time.sleep(60)
 
 
 class KilledInSave(TrainerCallback):  # type: ignore[misc, unused-ignore]

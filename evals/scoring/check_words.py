@@ -11,6 +11,7 @@ from evals.scoring.checks import (
     Outcome,
     Status,
     Trial,
+    a_call,
     a_flag,
     a_regex,
     a_text,

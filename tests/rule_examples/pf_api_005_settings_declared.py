@@ -31,6 +31,7 @@ SILENT = [
     trainer(*DATA),
     trainer(TRAIN_DATASET="owner/data"),
     trainer("--config", "run.yaml"),
+    trainer("--smoke"),
     trainer(*DATA, "--no-augment") if "augment" in SFT else trainer(*DATA, "--no-fast"),
     trainer(*DATA, "--report", "tensorboard,trackio", "--learning-rate", "0.001", "--cpu"),
 ]

@@ -35,7 +35,7 @@ from trainers.common.hardware import Plan
 from trainers.common.outcome import Exit, Stop, say, why_not_loaded
 from trainers.common.rows import Data, load, sample
 from trainers.common.settings import Settings, option
-from trainers.common.smoke_text import smoke_text, write_tokenizer
+from trainers.common.smoke_tokens import smoke_rows, write_tokenizer
 from trainers.common.training import arguments, run
 
 WANTED = (("anchor", "positive", "negative"), ("anchor", "positive"), ("sentence1", "sentence2", "score"))
@@ -136,6 +136,6 @@ if __name__ == "__main__":
             "sentence_embedding",
             lambda s: load(s, WANTED, (), check),
             build,
-            smoke_text(example, model=write_model),
+            smoke_rows(example, write_model),
         )
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Tuple  # noqa: UP035  (Python 3.8)
 
 from gpuwarden.checkpoints.file_model import Tensor, some
-from gpuwarden.checkpoints.findings import Findings
+from gpuwarden.checkpoints.findings import Findings, Judgement
 from gpuwarden.checkpoints.layouts import model
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Folder
@@ -33,25 +33,28 @@ class Sibling:
     # The tensors that the optimizer has a state of.
     trained: int
     scheduler: int | None
+    # The moments of the optimizer: false where all of them are zero.
+    moved: bool = True
 
 
 def read(folder: Folder, step: int, found: Findings) -> Sibling:
     """Return what the optimizer and the scheduler of a checkpoint say of their step."""
-    made, trained = None, 0
+    made, trained, moved = None, 0, True
     entry = found[folder.join("optimizer.pt")]
     if entry and entry.anatomy and not entry.problems:
         content = entry.anatomy.content
         trained = len(content.get("state") or ()) if isinstance(content, dict) else 0
         with found.open(found.place(entry.path), entry.path) as source:
             made = optimizer.steps(source, entry.anatomy.tensors)
+            moved = not found.content or optimizer.moved(source, entry.anatomy.tensors)
     entry = found[folder.join("scheduler.pt")]
     state: Any = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
     # A schedule that waits for a plateau counts evaluations.
     counts = isinstance(state, dict) and "num_bad_epochs" not in state and type(state.get("last_epoch")) is int
-    return Sibling(folder.path.name, step, made, trained, state["last_epoch"] if counts else None)
+    return Sibling(folder.path.name, step, made, trained, state["last_epoch"] if counts else None, moved)
 
 
-def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, said: Evidence) -> None:
+def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, said: Judgement) -> None:
     """Compare a checkpoint with an earlier one of its run, each given with its step."""
     later, earlier = read(now[1], now[0], found), read(before[1], before[0], found)
     compare_progress(later, earlier, said)
@@ -92,7 +95,7 @@ def held(folder: Folder, found: Findings) -> Held:
     return made
 
 
-def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, found: Findings, said: Evidence) -> None:
+def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, found: Findings, said: Judgement) -> None:
     """Report weights that are the same at two steps: all of them, or all of one shard."""
     shards: dict[str, list[str]] = {}
     for name, (path, t) in mine.items():
@@ -108,6 +111,9 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
     else:
         files = some(path.rsplit("/", 1)[-1] for path in still)
         line = f"{files} has the weights of {before.name}, the other shards have moved"
+    if not now.moved and not before.moved:
+        said.warnings.append(f"{line}: every gradient was zero, as when all answers have the same reward")
+        return
     # Where every tensor has moments, the optimizer has changed each of them between two steps.
     went_on = (now.optimizer_steps or 0) > (before.optimizer_steps or 0) > 0
     if went_on and now.trained >= len(mine):

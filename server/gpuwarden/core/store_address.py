@@ -67,6 +67,11 @@ class StoreAddress:
         """Return the variables that must be set here for the uploader."""
         return tuple(OWN_KEYS + name for name in _REQUIRED[self.scheme])
 
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """Return the variables whose values are secret, those that may be missing included."""
+        return tuple(OWN_KEYS + name for name in (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme]))
+
     def handed(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return what the uploader is given, by the store's own names: its credentials and, public, where it is."""
         names = (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme], *_PUBLIC[self.scheme])

@@ -34,13 +34,16 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.gone or not facts.dying or any(not f.copied and not f.stored for f in facts.dying):
         return  # TD-COPY-001 reports these
-    if facts.copy_verdict is not Verdict.PROVEN and all(f.stored for f in facts.dying):
-        what = counted(len(facts.dying), "file")
+    all_stored = all(f.stored for f in facts.dying)
+    unread = [f for f in facts.dying if not f.copied or (all_stored and facts.copy_verdict is not Verdict.PROVEN)]
+    if unread:
+        what = counted(len(unread), "file")
         yield Found(
             f"{what} kept in {facts.store}, load not proven: each object there equals the machine's file by checksum",
             fix=(do(Action.PULL), "or let a person decide: the files are safe, whether they load is unknown."),
             severity=Severity.WARNING,
         )
+    if all_stored:
         return
     if facts.copy_verdict is None:
         yield Found("the copy was not verified since it last changed")

@@ -934,7 +934,7 @@ def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
         return words
     import torch
 
-    inputs = Path(f"{known.out}-inputs")
+    inputs = Path(known.out) / "inputs"
     if not inputs.exists():
         making = inputs.with_name(f".{inputs.name}")
         shutil.rmtree(making, ignore_errors=True)
@@ -947,7 +947,7 @@ def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A smoke run's language model: two layers with random weights, and a tokenizer of bytes.
+# A smoke run on texts: its rows, and a tokenizer of bytes.
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
@@ -956,11 +956,6 @@ TEMPLATE = (
 )
 ENDS = {"pad_token": "<|pad|>", "eos_token": "<|end|>", "unk_token": None}
 ROLES = ("<|user|>", "<|assistant|>", "<|system|>")
-
-
-def turn(role: str, content: str) -> list[dict[str, str]]:
-    """Return one message, as a list."""
-    return [{"role": role, "content": content}]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -973,6 +968,26 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], additional_special_tokens=list(ROLES), **ENDS)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
+
+
+def smoke_rows(row: Callable[[int, str], dict[str, Any]], model: Callable[[Path, int], None], *flags: str) -> Smoke:
+    """Return the inputs of a method on texts: its rows, a model, and a second one for a teacher."""
+
+    def make(folder: Path) -> None:
+        model(folder / MODEL, 0)
+        model(folder / "teacher", 1)
+        write_rows(folder / DATA, [row(index, text) for index, text in enumerate(sentences())])
+
+    return Smoke(make, ("--model", f"{{}}/{MODEL}", "--dataset", f"{{}}/{DATA}", "--max-length", "128", *SHORT, *flags))
+
+
+# ----------------------------------------------------------------------------------------------------
+# A smoke run's language model: two layers with random weights.
+
+
+def turn(role: str, content: str) -> list[dict[str, str]]:
+    """Return one message, as a list."""
+    return [{"role": role, "content": content}]
 
 
 def write_language_model(folder: Path, seed: int = 0, hidden: int = 64) -> None:
@@ -990,17 +1005,9 @@ def write_language_model(folder: Path, seed: int = 0, hidden: int = 64) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def smoke_text(
-    row: Callable[[int, str], dict[str, Any]], *flags: str, model: Callable[[Path, int], None] = write_language_model
-) -> Smoke:
-    """Return the inputs of a method on texts: its rows, a model, and a second one for a teacher."""
-
-    def make(folder: Path) -> None:
-        model(folder / MODEL, 0)
-        model(folder / "teacher", 1)
-        write_rows(folder / DATA, [row(index, text) for index, text in enumerate(sentences())])
-
-    return Smoke(make, ("--model", f"{{}}/{MODEL}", "--dataset", f"{{}}/{DATA}", "--max-length", "128", *SHORT, *flags))
+def smoke_text(row: Callable[[int, str], dict[str, Any]], *flags: str) -> Smoke:
+    """Return the inputs of a method that trains a language model."""
+    return smoke_rows(row, write_language_model, *flags)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -933,7 +933,7 @@ def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
         return words
     import torch
 
-    inputs = Path(f"{known.out}-inputs")
+    inputs = Path(known.out) / "inputs"
     if not inputs.exists():
         making = inputs.with_name(f".{inputs.name}")
         shutil.rmtree(making, ignore_errors=True)
@@ -946,7 +946,7 @@ def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A smoke run's language model: two layers with random weights, and a tokenizer of bytes.
+# A smoke run on texts: its rows, and a tokenizer of bytes.
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
@@ -955,11 +955,6 @@ TEMPLATE = (
 )
 ENDS = {"pad_token": "<|pad|>", "eos_token": "<|end|>", "unk_token": None}
 ROLES = ("<|user|>", "<|assistant|>", "<|system|>")
-
-
-def turn(role: str, content: str) -> list[dict[str, str]]:
-    """Return one message, as a list."""
-    return [{"role": role, "content": content}]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -974,24 +969,7 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def write_language_model(folder: Path, seed: int = 0, hidden: int = 64) -> None:
-    """Save a random Qwen2 with its tokenizer."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    write_tokenizer(folder)
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=512, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1,
-        bos_token_id=None,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-
-
-def smoke_text(
-    row: Callable[[int, str], dict[str, Any]], *flags: str, model: Callable[[Path, int], None] = write_language_model
-) -> Smoke:
+def smoke_rows(row: Callable[[int, str], dict[str, Any]], model: Callable[[Path, int], None], *flags: str) -> Smoke:
     """Return the inputs of a method on texts: its rows, a model, and a second one for a teacher."""
 
     def make(folder: Path) -> None:
@@ -1636,6 +1614,6 @@ if __name__ == "__main__":
             "sentence_embedding",
             lambda s: load(s, WANTED, (), check),
             build,
-            smoke_text(example, model=write_model),
+            smoke_rows(example, write_model),
         )
     )

@@ -49,7 +49,7 @@ def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
         return words
     import torch
 
-    inputs = Path(f"{known.out}-inputs")
+    inputs = Path(known.out) / "inputs"
     if not inputs.exists():
         making = inputs.with_name(f".{inputs.name}")
         shutil.rmtree(making, ignore_errors=True)

@@ -131,6 +131,16 @@ def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None
     return max(found, default=None)
 
 
+def moved(source: Source, tensors: list[Tensor]) -> bool:
+    """Return whether some moment is not zero. Where all are, no gradient was, so no weight has changed.
+
+    An optimizer whose moments have other names counts as moved.
+    """
+    moments = [t for t in tensors if t.name.rpartition(".")[2] in _MOMENTS and t.start >= 0 and t.extent]
+    pieces = ((t, at) for t in moments for at in range(0, t.extent, _PIECE))
+    return not moments or any(source.at(t.start + at, min(_PIECE, t.extent - at)).strip(b"\0") for t, at in pieces)
+
+
 def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) -> list[str]:
     """Return the names of second moments with values below zero: sums of squares never are.
 

@@ -346,7 +346,8 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
     with ctx.ledger.transaction():
         used = ApprovalUsed(channel=granted.data.channel, digest=granted.data.digest, verb=record.verb)
         ctx.ledger.add(record.subject, used, token=f"{record.id}-{granted.seq}")
-        if lease.state in {Lease.METERING, Lease.UNVERIFIED}:
+        # A machine that was never seen is looked for by its token until it is found or ruled out.
+        if lease.state in {Lease.METERING, Lease.UNVERIFIED} and lease.instance_id is not None:
             ctx.ledger.add(lease.subject, LeaseStopping(ticket=record.id, verb=record.verb))
     await _finish(ctx, read_teardown(ctx.ledger, record.id))
 

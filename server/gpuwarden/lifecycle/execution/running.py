@@ -101,7 +101,8 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
     secrets = {name: ctx.env[name] for name in job.spec.secrets}
     if store:  # the runner takes these out again: they are the uploader's, not the job's
         secrets |= {OWN_KEYS + name: value for name, value in store.handed(ctx.env).items()}
-    ctx.known_secrets.remember(ctx.env[name] for name in (*job.spec.secrets, *(store.secrets if store else ())))
+    names = (*job.spec.secrets, *(store.credentials if store else ()))
+    ctx.known_secrets.remember(ctx.env[name] for name in names if ctx.env.get(name))
     token = f"{job.id}-a{attempt}"
     if ctx.ledger.used(SubmitIntent, token) is None:
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)

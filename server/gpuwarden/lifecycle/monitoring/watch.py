@@ -49,6 +49,8 @@ LEAP_S: Final = 300.0
 """Rounds may be this much late before they count as missed: a slow platform delays one."""
 SWEEP_S: Final = 600.0
 """How often the platforms' own lists are read, for machines that are believed ended and are there all the same."""
+FIRST_SWEEP_S: Final = 15.0
+"""Half of the time after which a list that could not be read is read again; it doubles each time."""
 GAP_S: Final = 3600.0
 """What was last seen longer ago than this is not taken to have held in between, unless it proves that by `same`."""
 
@@ -71,6 +73,8 @@ class Watcher:
     ctx: Context
     every_s: float = EVERY_S
     _next_sweep: float = 0.0
+    _unread: int = 0
+    """How many sweeps in a row could not read some list."""
     _raised: dict[Key, Alert] = field(default_factory=dict)
     _misses: dict[str, int] = field(default_factory=dict)
     _next: dict[str, float] = field(default_factory=dict)
@@ -138,8 +142,11 @@ class Watcher:
             trouble = await reconcile(self.ctx, skip=waiting)
             await self._back_off(trouble, waiting)
             if now >= self._next_sweep:
-                self._next_sweep = now + SWEEP_S
-                trouble |= (await sweep(self.ctx))[1]
+                unread = (await sweep(self.ctx))[1]
+                # A machine that came back bills unseen meanwhile, so an unread list is read again sooner.
+                self._unread = self._unread + 1 if unread else 0
+                self._next_sweep = now + min(SWEEP_S, FIRST_SWEEP_S * 2.0**self._unread if unread else SWEEP_S)
+                trouble |= unread
             # A round was missed: this process's machine was asleep, or the clock leapt.
             if self._looked_at and not 0 <= now - self._looked_at <= 3 * self.every_s + LEAP_S:
                 self._leapt_at = now

@@ -7,16 +7,22 @@ import os
 import sys
 from typing import Any
 
-from gpuwarden.remote.runner.files import read_small, write_all
+from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json
 
 KEEP_KEYS = "GPUWARDEN_KEEP_"  # what the names of a store's credentials begin with among the secrets
+MOST_REQUEST = 60_000  # it waits in a pipe until the right Python reads it
 KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and for people
 
 
 def take_keys(secrets: dict[str, str]) -> dict[str, str]:
     """Take a store's credentials out of the secrets: the job itself does not get them."""
     return {name[len(KEEP_KEYS) :]: secrets.pop(name) for name in list(secrets) if name.startswith(KEEP_KEYS)}
+
+
+def secret_keys(keys: dict[str, str]) -> list[str]:
+    """Return the values that must not be written anywhere. A region or an endpoint is none of them."""
+    return [value for name, value in keys.items() if "KEY" in name or "TOKEN" in name]
 
 
 def start_keeper(folder: str, spec: Json, token: str, keys: dict[str, str]) -> Any:
@@ -37,6 +43,11 @@ def start_keeper(folder: str, spec: Json, token: str, keys: dict[str, str]) -> A
     fields = ("keep", "outputs", "root", "mounts", "within", "keep_bytes_s", "keep_every_s")
     order = {name: spec[name] for name in fields if name in spec}
     order.update(token=token, keys=keys, prefix="/".join(part for part in (where["path"], token) if part) + "/")
+    request = json.dumps(order).encode("ascii") + b"\n"
+    if len(request) > MOST_REQUEST:
+        text = "nothing is uploaded to the kept store: the declared outputs have names that are too long together"
+        write_atomic(folder + "/" + KEEP_REPORT, json.dumps({"state": "failed", "error": text}).encode("ascii"))
+        return None
     try:
         with open(os.devnull, "r+b") as null:
             keeper = subprocess.Popen(
@@ -44,7 +55,7 @@ def start_keeper(folder: str, spec: Json, token: str, keys: dict[str, str]) -> A
                 cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0,
             )  # fmt: skip
         if keeper.stdin:
-            write_all(keeper.stdin.fileno(), json.dumps(order).encode("ascii") + b"\n")
+            write_all(keeper.stdin.fileno(), request)
         return keeper
     except (OSError, subprocess.SubprocessError):
         return None

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import shutil
-import subprocess
 import sys
 import time
 from typing import Any, NoReturn
 
 from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
-from gpuwarden.remote.runner.keep import KEEP_REPORT
+from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
 from gpuwarden.remote.runner.manifest import Roster
 from gpuwarden.remote.runner.path_mapping import PathMapping
@@ -96,6 +93,8 @@ def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
 
 def input_closed(seconds: float) -> bool:
     """Wait until the other end of stdin is closed, at most so long. Reads nothing."""
+    import select
+
     poller = select.poll()
     poller.register(0, select.POLLHUP)
     return bool(poller.poll(seconds * 1000))
@@ -106,6 +105,8 @@ def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
 
     What a sandboxed job wrote is not run outside of its sandbox.
     """
+    import shutil
+
     if boxed:
         return [[sys.executable]]
     own = [folder + "/work/.venv/bin/python", folder + "/work/venv/bin/python", sys.executable]
@@ -117,6 +118,8 @@ def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
 
 def has_module(python: list[str], module: str) -> bool:
     """Return whether a Python can import a module."""
+    import subprocess
+
     try:
         argv = [*python, "-I", "-c", "import " + module]
         with open(os.devnull, "r+b") as null:
@@ -134,7 +137,7 @@ class Keeper:
     def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.order, self.where = folder, order, order["keep"]
         self.mapping = PathMapping(order)
-        self.redactor = Redactor(list(order["keys"].values()))
+        self.redactor = Redactor(secret_keys(order["keys"]))
         self.store: Any = None
         self.rate = float(order.get("keep_bytes_s") or KEEP_BYTES_S)
         self.every = float(order.get("keep_every_s") or KEEP_EVERY_S)

@@ -11,7 +11,7 @@ from typing import Any, Callable
 from gpuwarden.remote.runner.command import OF_INTENT, Reason, ended, environment, exited, meaning, remain, spawn
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Vitals
-from gpuwarden.remote.runner.keep import keep_trouble, start_keeper, take_keys
+from gpuwarden.remote.runner.keep import keep_trouble, secret_keys, start_keeper, take_keys
 from gpuwarden.remote.runner.log import Log
 from gpuwarden.remote.runner.output import Output
 from gpuwarden.remote.runner.process import hide_memory, kill_group, start_mark
@@ -37,7 +37,7 @@ class Supervisor:
         if self.seal_key and not spec.get("root"):  # a rehearsal finds its processes by their environment
             hide_memory()
         self.keep_keys = take_keys(self.secrets)
-        self.redactor = Redactor([*self.secrets.values(), *self.keep_keys.values(), post_token, self.seal_key])
+        self.redactor = Redactor([*self.secrets.values(), *secret_keys(self.keep_keys), post_token, self.seal_key])
         self.grace = float(spec.get("grace_s") or 10.0)
         self.beat_every = max(float(spec.get("heartbeat_s") or 10.0), 0.2)
         self.inode = os.stat(folder).st_ino
@@ -203,15 +203,17 @@ class Supervisor:
     def beat(self, last: bool = False) -> None:
         """Measure the machine for the status."""
         self.status["beat"] = self.vitals.take(last)
-        trouble = keep_trouble(self.folder) if self.keeper else ""
-        if trouble and trouble != self.keep_told:
-            self.record.alert("keep", trouble)
-        self.keep_told = trouble
+        if self.keeper is not None:
+            self.keep()
+            trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
+            if trouble and trouble != self.keep_told:
+                self.record.alert("keep", trouble)
+            self.keep_told = trouble
         self.record.dirty = True
 
     def keep(self) -> None:
-        """Start the upload to the kept store, once."""
-        if self.keeper is None:
+        """Start the upload to the kept store, and again where its process died."""
+        if self.keeper is None or (self.keeper and self.keeper.poll() is not None):
             self.keeper = start_keeper(self.folder, self.spec, self.status["token"], self.keep_keys) or False
 
     def guard(self) -> None:

@@ -1,0 +1,28 @@
+"""Build llama.cpp once, as the shipped converter does, and print SOURCE:BUILD for GPUWARDEN_LLAMA_CPP.
+
+    python tools/llama_cpp.py
+
+The source is downloaded into ~/.cache and built beside itself, which takes minutes. Later calls find it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from trainers.merge_and_gguf import GgufSettings, tools
+
+
+def main() -> None:
+    """Build what is missing; progress goes to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        source, quantize = tools(GgufSettings(jobs=os.cpu_count() or 1), needs_quantize=True)
+    print(f"{source}:{quantize.parent.parent}")
+
+
+if __name__ == "__main__":
+    main()
