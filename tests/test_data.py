@@ -19,6 +19,8 @@ READ = """
 import gpuwarden, pathlib
 from gpuwarden.data import data_dir
 from gpuwarden.profiles import load_profile, profile_names
+from gpuwarden.scripts.shipped_trainers import trainer, trainer_names
+assert len([trainer(name).options for name in trainer_names()]) >= 13
 for name in profile_names():
     load_profile(name)
 print(pathlib.Path(gpuwarden.__file__).parent, data_dir("profiles"), *profile_names())

@@ -19,8 +19,11 @@ from doors import quick_warden
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import read_front_matter
 from gpuwarden.interfaces.mcp.server import make_server
+from gpuwarden.interfaces.results.templates import FILLED_URI
 from gpuwarden.knowledge import shipped
 from gpuwarden.lifecycle.context import Context
+from hubserver import hub_server
+from rulefacts import HF_TOKEN
 
 pytestmark = pytest.mark.anyio
 
@@ -105,13 +108,47 @@ async def test_what_is_no_resource_is_an_error_of_the_caller(ctx: Context, mode:
 async def test_one_entry_is_a_resource_of_its_own(ctx: Context, mode: str) -> None:
     async with client_of(ctx, mode) as client:
         templates = (await client.list_resource_templates()).resource_templates
-        assert [t.uri_template for t in templates] == ["gpuwarden://entries/{id}"]
+        assert {t.uri_template for t in templates} == {"gpuwarden://entries/{id}", FILLED_URI}
         for key in ("OOM-001", "ckpt-002", "PLAT-001"):
             (content,) = (await client.read_resource(f"gpuwarden://entries/{key}")).contents
             entry = shipped().gotcha(key)
             text = content.text  # type: ignore[union-attr]
             assert text.startswith(f"## {entry.id} · {entry.title}\n") and text.count("```yaml gotcha") == 1
             assert f"gpuwarden://references/{entry.page}" in text
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_a_template_is_a_resource_and_is_filled_for_a_model_and_a_dataset(
+    ctx: Context, mode: str, tmp_path: Path
+) -> None:
+    with hub_server(tmp_path / "hub") as server:
+        ctx.env = {**ctx.env, **server.env, "HF_TOKEN": HF_TOKEN}
+        async with client_of(ctx, mode) as client:
+
+            async def read(uri: str) -> str:
+                (content,) = (await client.read_resource(uri)).contents
+                return str(content.text)  # type: ignore[union-attr]
+
+            page = await read("gpuwarden://templates/ppo")
+            assert page.startswith("# Template rloo") and "TRL 1.16 removed PPO" in page and "| reward | '' |" in page
+            asked = "model=Qwen/Qwen2.5-0.5B-Instruct&dataset=trl-lib/DeepMath-103K&platform=rehearsal/runpod"
+            filled = await read(f"gpuwarden://templates/grpo?{asked}")
+            reply = json.loads(filled.partition("```json\n")[2].partition("\n```")[0])
+            assert reply["submit"]["args"][-4:] == ["--reward", "answer", "--columns", "solution=answer"]
+            assert reply["submit"]["script"] == "gpuwarden://templates/grpo"
+            for wrong in ("nothing", "grpo?model=no/such", "dpo?dataset=trl-lib/tldr", "sft?dataset=/etc/passwd.json"):
+                with pytest.raises(MCPError):
+                    await read(f"gpuwarden://templates/{wrong}")
+
+
+async def test_a_template_is_submitted_by_its_address(ctx: Context) -> None:
+    given = {"script": "gpuwarden://templates/sft", "platform": "rehearsal/vastai", "args": ["--model", "a"]}
+    async with client_of(ctx, "2026-07-28") as client:
+        told = await client.call_tool("submit_job", {**given, "dry_run": True})
+        # The gate has read the script: the dataset is not given, or, without uv, packages of its header are missing.
+        assert any(word in str(told.structured_content) for word in ("PF-API-005", "the script's header asks for"))
+        told = await client.call_tool("submit_job", {**given, "script": "gpuwarden://templates/sftt", "dry_run": True})
+        assert told.structured_content and told.structured_content["code"] == "not_found"
 
 
 async def test_lists_may_be_kept_for_a_while(ctx: Context) -> None:

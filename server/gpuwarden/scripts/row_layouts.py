@@ -1,4 +1,4 @@
-"""How the columns of a dataset become the rows that a training method reads.
+"""Decide how the columns of a dataset become the rows that a training method reads.
 
 The shipped trainers rename columns (`--columns old=new`) and convert ShareGPT, Alpaca and conversations by themselves.
 `fit` decides which of these makes a dataset fit, from the names and types of its columns alone.
@@ -32,7 +32,7 @@ _INFORMATIVE: Final = frozenset({"prompt"})
 
 @dataclass(frozen=True)
 class Fit:
-    """How a dataset fits: the columns read in the end, the renames before, and the conversion that the trainer does.
+    """Describe how a dataset fits: the columns read in the end, the renames before, the conversion by the trainer.
 
     `talks` says that rows are conversations, which need a chat template. `missing` are the columns that no column of
     the dataset can serve as; empty where the dataset fits.
@@ -52,7 +52,7 @@ class Fit:
 
 def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
     """Return how columns, given with their types (empty: unknown), fit one of the column sets of a method."""
-    ways = (_as_it_is(columns, wanted), _converted(columns, wanted), *_renamed(columns, wanted))
+    ways = (as_it_is(columns, wanted), converted(columns, wanted), *renamed(columns, wanted))
     found = next((way for way in ways if way is not None), None)
     if found is not None:
         return found
@@ -80,7 +80,7 @@ def usable(name: str, kind: str) -> bool:
     return name != "score" or bool(_NUMBER.fullmatch(kind))
 
 
-def _as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
+def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
     """Return the fit of a set whose columns are all there, with the columns of a larger set that only need a name."""
     for names in wanted:
         if not all(n in columns and usable(n, columns[n]) for n in names):
@@ -95,7 +95,7 @@ def _as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | 
     return None
 
 
-def _converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
+def converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
     """Return the fit by a conversion that the trainer does, perhaps after renames."""
     names = {n for group in wanted for n in group}
     if "messages" in names:
@@ -121,7 +121,7 @@ def _converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit |
     return None
 
 
-def _renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator[Fit]:
+def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator[Fit]:
     """Yield the sets that columns with other names of the same meaning can serve as."""
     for names in wanted:
         if renames := _renames(columns, names):

@@ -10,7 +10,6 @@ import click
 
 from gpuwarden.core.errors import BadRequest, DiskError
 from gpuwarden.interfaces.cli.base import JSON, answer, cli, emit, open_context, runs_async, without_secrets
-from gpuwarden.interfaces.cli.wording import option
 
 if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @cli.group()
 def template() -> None:
-    """Training scripts that are ready: list, show, write, and convert rows for them."""
+    """Take a training script that is ready, and rows for it."""
 
 
 @template.command(name="list")
@@ -112,7 +111,7 @@ async def write(
     reply.submit["script"] = str(target)
     if as_json:
         return answer(reply, as_json, "message")
-    _tell(without_secrets(reply))
+    print_filled(without_secrets(reply))
     return 0
 
 
@@ -122,8 +121,10 @@ def refuse_to_overwrite(file: Path) -> None:
         raise BadRequest(f"{file} exists; nothing was written", "Pass --out with another name, or move that file.")
 
 
-def _tell(reply: FilledReply) -> None:
+def print_filled(reply: FilledReply) -> None:
+    """Print what was written, what was seen, and the command that submits it."""
     from gpuwarden.interfaces.cli import console
+    from gpuwarden.interfaces.cli.wording import option
 
     out, shown = console.out, console.shown
     if reply.explained:
@@ -193,7 +194,7 @@ async def convert(
     reply = converted_reply(done, found, str(file or ""))
     if as_json:
         return answer(reply, as_json, "message")
-    _tell_converted(without_secrets(reply))
+    print_converted(without_secrets(reply))
     return 0
 
 
@@ -202,7 +203,8 @@ def is_hub_id(source: Path) -> bool:
     return len(source.parts) == 2 and not source.is_absolute() and not source.suffix and not source.exists()
 
 
-def _tell_converted(reply: ConvertedReply) -> None:
+def print_converted(reply: ConvertedReply) -> None:
+    """Print rows before and after, those left out, and the count."""
     from gpuwarden.interfaces.cli import console
 
     for before, after in zip(reply.before, reply.after, strict=True):

@@ -17,7 +17,8 @@ Read skill://gpu-training/SKILL.md first, then gpuwarden://references/preflight.
 (gpuwarden://profiles/<platform>.md). Then:
 
 1. Check model and dataset with hub_repo_details; search with dataset_search when a name fails. Never guess a name.
-2. Write the script, with its outputs, its checkpoints and where it resumes from. Let me see it.
+2. Take a template that fits, unchanged: gpuwarden://templates/sft and its like, in the skill's table. Only where none
+   fits, write the script, with its outputs, its checkpoints and where it resumes from, and let me see it.
 3. Call submit_job with dry_run. Fix every finding. Show me the price, the worst cost, and what the platform deletes
    and goes on billing for.
 4. After my word call submit_job, and again with its receipt.

@@ -60,7 +60,7 @@ class TemplateWholeReply(Result):
 
 
 class RepoReply(BaseModel):
-    """What was seen of a repo; its names are a stranger's."""
+    """Describe what was seen of a repo; its names are a stranger's."""
 
     id: str
     license: str
@@ -88,7 +88,7 @@ class FilledReply(Result):
 
 
 class ConvertedReply(Result):
-    """What a conversion read, wrote and left out, with some rows before and after, fenced."""
+    """Report what a conversion read, wrote and left out, with some rows before and after, fenced."""
 
     template: str
     file: str = ""

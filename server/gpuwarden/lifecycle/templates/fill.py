@@ -42,7 +42,7 @@ _TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for. `settings` are settings of the trainer; `push` is the Hub repo that results go to."""
+    """Describe what is asked for. `settings` are settings of the trainer; `push` is the Hub repo that results go to."""
 
     template: str
     model: str = ""
@@ -100,17 +100,17 @@ async def fill(
     word = wish.template.strip().lower()
     settings = {"model": wish.model, "dataset": wish.dataset, "hub_model_id": wish.push, **wish.settings}
     settings = {name: value for name, value in settings.items() if value}
-    _check(found, settings)
+    check_settings(found, settings)
     filled = Filled(found, settings, alias=ALIASES[word][1] if word in ALIASES else "")
     async with HubClient(config, clock=clock) as hub:
         if wish.dataset and "dataset" in found.options:
-            filled = await _with_data(filled, hub, here)
+            filled = await with_data(filled, hub, here)
         if wish.model:
-            filled = await _with_model(filled, hub, here)
-    return _placed(filled, profile)
+            filled = await with_model(filled, hub, here)
+    return placed(filled, profile)
 
 
-def _check(found: Trainer, settings: Mapping[str, str]) -> None:
+def check_settings(found: Trainer, settings: Mapping[str, str]) -> None:
     """Raise BadRequest for a setting that the trainer doesn't have or whose value it would refuse."""
     unknown = next((name for name in settings if name not in found.options), None)
     if unknown is not None:
@@ -125,19 +125,20 @@ def _check(found: Trainer, settings: Mapping[str, str]) -> None:
 # ------------------------------------------------------------------------------------------------------------- data
 
 
-async def _with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
+async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
+    """Look at the dataset, and find the config, the splits, the renames and the reward that its columns allow."""
     source = filled.settings["dataset"]
     if here is not None and (file := here / source).exists():
         types = await anyio.to_thread.run_sync(lambda: types_of(rows_of(file)))
         fits = _fitted(filled, source, types)
         return replace(_rewarded(filled, fits, types, source), inputs=(source,), fit=fits)
     repo = await _readable(hub, source, "dataset", filled)
-    chosen = _config(filled, repo)
+    chosen = config_to_read(filled, repo)
     columns = {c.name: c.type for c in chosen.columns}
     settings = dict(filled.settings)
     if chosen.name != "default" and len(repo.structure.configs if repo.structure else ()) > 1:
         settings["dataset_config"] = chosen.name
-    settings |= _splits(filled, repo, chosen)
+    settings |= splits_to_read(filled, repo, chosen)
     filled = replace(filled, settings=settings, dataset=repo)
     if not columns:
         return filled  # the viewer knows none; the trainer looks for itself
@@ -145,7 +146,7 @@ async def _with_data(filled: Filled, hub: HubClient, here: Path | None) -> Fille
     return replace(_rewarded(filled, fits, columns, source), fit=fits)
 
 
-def _config(filled: Filled, repo: Repo) -> Config:
+def config_to_read(filled: Filled, repo: Repo) -> Config:
     """Return the config to read: the one named, the only one, `default`, or the only one that fits."""
     structure, wanted = repo.structure, filled.settings.get("dataset_config")
     if structure is None or not structure.known:
@@ -173,7 +174,7 @@ def _config(filled: Filled, repo: Repo) -> Config:
     )
 
 
-def _splits(filled: Filled, repo: Repo, config: Config) -> dict[str, str]:
+def splits_to_read(filled: Filled, repo: Repo, config: Config) -> dict[str, str]:
     """Return the settings for the split to train on and, where the dataset has one for it, to evaluate on."""
     names = [s.name for s in config.splits]
     made_for = _PURPOSE.get(filled.trainer.name, "")
@@ -239,7 +240,7 @@ def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str
 # ------------------------------------------------------------------------------------------------------ model, place
 
 
-async def _with_model(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
+async def with_model(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
     """Look at the model, and find a chat template where the rows need one and the model has none."""
     name = filled.settings["model"]
     if here is not None and (here / name).is_dir():
@@ -280,7 +281,7 @@ async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -
     return repo
 
 
-def _placed(filled: Filled, profile: Profile | None) -> Filled:
+def placed(filled: Filled, profile: Profile | None) -> Filled:
     """Return the template with its outputs and secrets. Raises BadRequest where nothing would be kept."""
     push = filled.settings.get("hub_model_id")
     if profile is not None and profile.kind == "serverless" and not push:

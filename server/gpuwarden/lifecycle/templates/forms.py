@@ -47,7 +47,7 @@ def plain_form(row: Row) -> tuple[str, Row]:
     raise BadRow(f"no known form has the columns {line(', '.join(sorted(row)), 160)}")
 
 
-def _conversation(row: Row) -> Row | None:
+def conversation_of(row: Row) -> Row | None:
     """Read ShareGPT, OpenAI messages and their variants: a list, a JSON text of one, or a table of lists."""
     name = next((n for n in ("messages", "conversations", "conversation", "chat", "dialogue") if row.get(n)), None)
     if name is None or {"chosen", "rejected"} <= row.keys():
@@ -63,7 +63,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
     """Return turns as messages with role and content."""
     if isinstance(value, str):
         if value.lstrip()[:1] not in "[{":
-            return _transcript(value)
+            return transcript_of(value)
         try:
             value = json.loads(value)
         except ValueError:
@@ -74,10 +74,11 @@ def _messages(value: Any) -> list[dict[str, str]]:
         value = [{k: v[n] for k, v in lists.items()} for n in range(size)]
     if not isinstance(value, list) or not value or not all(isinstance(turn, dict) for turn in value):
         raise BadRow("the conversation is not a list of turns")
-    return [_message(turn) for turn in value]
+    return [message_of(turn) for turn in value]
 
 
-def _message(turn: Row) -> dict[str, str]:
+def message_of(turn: Row) -> dict[str, str]:
+    """Return a turn as a message with a known role."""
     who = str(turn.get("role") or turn.get("from") or "").lower()
     said = turn.get("content", turn.get("value"))
     if who not in _ROLES:
@@ -87,7 +88,7 @@ def _message(turn: Row) -> dict[str, str]:
     return {"role": _ROLES[who], "content": said}
 
 
-def _transcript(text: str) -> list[dict[str, str]]:
+def transcript_of(text: str) -> list[dict[str, str]]:
     r"""Return a text of `\n\nHuman: ... \n\nAssistant: ...` as messages."""
     parts = _TURN.split(text)
     if len(parts) < 3 or parts[0].strip():
@@ -96,7 +97,7 @@ def _transcript(text: str) -> list[dict[str, str]]:
     return [{"role": _ROLES[who.lower()] if who == "Human" else "assistant", "content": said} for who, said in turns]
 
 
-def _pair(row: Row) -> Row | None:
+def pair_of(row: Row) -> Row | None:
     """Read a preferred and a rejected answer, with the prompt beside them or inside both."""
     good = next((n for n in _CHOSEN if row.get(n)), None)
     bad = next((n for n in _REJECTED if row.get(n)), None)
@@ -109,7 +110,8 @@ def _pair(row: Row) -> Row | None:
         first, second = _messages(chosen), _messages(rejected)
         common = list(takewhile(lambda both: both[0] == both[1], zip(first[:-1], second[:-1], strict=False)))
         shared, first, second = [a for a, _ in common], first[len(common) :], second[len(common) :]
-        asked = shared or (_messages(prompt) if isinstance(prompt, list) else _asked(prompt))
+        beside = [] if prompt is None else _messages(prompt) if isinstance(prompt, list) else _asked(prompt)
+        asked = shared or beside
         if (
             not asked
             or not first
@@ -124,7 +126,7 @@ def _pair(row: Row) -> Row | None:
     return {"prompt": _asked(prompt, row), "chosen": _said(chosen), "rejected": _said(rejected)}
 
 
-def _judged(row: Row) -> Row | None:
+def judged_of(row: Row) -> Row | None:
     """Read two answers and a column that says which is better."""
     for one, other, verdict, first in _TWO:
         if not {one, other, verdict} <= row.keys():
@@ -137,7 +139,7 @@ def _judged(row: Row) -> Row | None:
     return None
 
 
-def _marked(row: Row) -> Row | None:
+def marked_of(row: Row) -> Row | None:
     """Read a prompt, an answer and a mark."""
     if not {"prompt", "completion", "label"} <= row.keys():
         return None
@@ -146,7 +148,7 @@ def _marked(row: Row) -> Row | None:
     return {"prompt": _asked(row["prompt"]), "completion": _said(row["completion"]), "label": bool(row["label"])}
 
 
-def _exchange(row: Row) -> Row | None:
+def exchange_of(row: Row) -> Row | None:
     """Read Alpaca, Dolly and other questions with one answer."""
     asked = next((n for n in _PROMPT if row.get(n)), None)
     answer = next((n for n in _ANSWER if row.get(n) and n != asked), None)
@@ -179,12 +181,13 @@ def _said(value: Any) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": value}]
 
 
-def _text(row: Row) -> Row | None:
+def text_of(row: Row) -> Row | None:
+    """Read a plain text."""
     value = row.get("text") or row.get("content")
     return {"text": value} if isinstance(value, str) and value.strip() else None
 
 
-def _picture(row: Row) -> Row | None:
+def picture_of(row: Row) -> Row | None:
     """Read a picture with its class, or with objects: lists beside it, a table of lists, or a list of objects."""
     image = next((row[n] for n in ("image", "img", "file_name", "image_path") if row.get(n)), None)
     if image is None:
@@ -193,14 +196,14 @@ def _picture(row: Row) -> Row | None:
         raise BadRow("the picture is not a path")
     objects = row.get("objects") or row.get("annotations") or (row if "bbox" in row else None)
     if objects is not None:
-        return {"image": image, "objects": _objects(objects)}
+        return {"image": image, "objects": objects_of(objects)}
     label = next((row[n] for n in ("label", "labels", "class") if row.get(n) is not None), None)
     if not isinstance(label, int | str):
         raise BadRow("the picture has no label")
     return {"image": image, "label": label}
 
 
-def _objects(value: Any) -> Row:
+def objects_of(value: Any) -> Row:
     """Return boxes (x, y, width, height) with their categories."""
     if isinstance(value, list):
         value = {"bbox": [o.get("bbox") for o in value], "category": [_category(o) for o in value]}
@@ -219,38 +222,35 @@ def _category(value: Row) -> Any:
 
 
 _FORMS: Final[tuple[tuple[str, Callable[[Row], Row | None]], ...]] = (
-    ("conversation", _conversation),
-    ("pair of answers", _pair),
-    ("judged answers", _judged),
-    ("marked answer", _marked),
-    ("picture", _picture),
-    ("question and answer", _exchange),
-    ("text", _text),
+    ("conversation", conversation_of),
+    ("pair of answers", pair_of),
+    ("judged answers", judged_of),
+    ("marked answer", marked_of),
+    ("picture", picture_of),
+    ("question and answer", exchange_of),
+    ("text", text_of),
 )
 
 
 def for_method(row: Row, to: Trainer) -> Iterator[Row]:
     """Yield the rows that a method reads, made from a plain row."""
-    if any(set(names) <= row.keys() for names in to.wanted):
-        yield row
-        return
     wanted = {name for names in to.wanted for name in names}
-    if "messages" in row:
+    if "messages" in row and "messages" not in wanted:
         *asked, last = row["messages"]
         if last["role"] != "assistant" or not any(m["role"] == "user" for m in asked):
             raise BadRow("the conversation does not end with an answer")
         row = {"prompt": asked, "completion": [last]}
-    if {"prompt", "chosen", "rejected"} <= row.keys() and "label" in wanted:
+    if wanted == {"prompt"} and "prompt" in row:
+        answer = {"answer": row["completion"][-1]["content"]} if "completion" in row else {}
+        yield {"prompt": row["prompt"], **answer}
+    elif any(set(names) <= row.keys() for names in to.wanted):
+        yield row
+    elif {"prompt", "chosen", "rejected"} <= row.keys() and "label" in wanted:
         yield {"prompt": row["prompt"], "completion": row["chosen"], "label": True}
         yield {"prompt": row["prompt"], "completion": row["rejected"], "label": False}
     elif {"prompt", "chosen"} <= row.keys() and "completion" in wanted:
         yield {"prompt": row["prompt"], "completion": row["chosen"]}
-    elif wanted == {"prompt"} and "prompt" in row:
-        answer = {"answer": row["completion"][-1]["content"]} if "completion" in row else {}
-        yield {"prompt": row["prompt"], **answer}
     elif {"anchor", "positive"} <= wanted and {"prompt", "completion"} <= row.keys():
         yield {"anchor": row["prompt"][-1]["content"], "positive": row["completion"][-1]["content"]}
-    elif any(set(names) <= row.keys() for names in to.wanted):
-        yield row
     else:
         raise BadRow(f"{', '.join(sorted(row))} can't become rows of {to.name}")

@@ -35,16 +35,16 @@ def rows_of(path: Path) -> Iterator[Row]:
     try:
         if path.is_dir():
             coco = sorted(path.glob(ANNOTATIONS))
-            yield from _coco(coco[0]) if coco else _folder(path)
+            yield from coco_of(coco[0]) if coco else pictures_of(path)
         elif path.suffix == ".jsonl":
-            yield from _lines(path)
+            yield from lines_of(path)
         elif path.suffix == ".json":
-            yield from _document(path)
+            yield from document_of(path)
         elif path.suffix in {".csv", ".tsv"}:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 yield from csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
         elif path.suffix == ".parquet":
-            yield from _parquet(path)
+            yield from parquet_of(path)
         else:
             raise BadRequest(f"{path.name} is not a file of rows", _CHOOSE)
     except OSError as error:
@@ -53,7 +53,8 @@ def rows_of(path: Path) -> Iterator[Row]:
         raise BadRequest(f"{path.name} can't be read: {line(error, 120)}", "Save it as UTF-8.") from error
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def lines_of(path: Path) -> Iterator[Row]:
+    """Yield the rows of a jsonl file."""
     with path.open("rb") as file:
         for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if len(raw) > MAX_LINE:
@@ -69,7 +70,7 @@ def _lines(path: Path) -> Iterator[Row]:
             yield row
 
 
-def _document(path: Path) -> Iterator[Row]:
+def document_of(path: Path) -> Iterator[Row]:
     """Yield the rows of a list, of the only list in an object (`{"data": [...]}`), or of COCO annotations."""
     if path.stat().st_size > MAX_WHOLE:
         raise BadRequest(f"{path.name} is larger than {MAX_WHOLE >> 30} GiB", "Save it as jsonl, one row a line.")
@@ -88,7 +89,8 @@ def _document(path: Path) -> Iterator[Row]:
     yield from body
 
 
-def _coco(path: Path) -> Iterator[Row]:
+def coco_of(path: Path) -> Iterator[Row]:
+    """Yield the pictures of a file of COCO annotations."""
     body = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_WHOLE else None
     if not isinstance(body, dict):
         raise BadRequest(f"{path.name} is not COCO annotations", "Look at the file.")
@@ -114,7 +116,7 @@ def _boxes(path: Path, body: Row) -> Iterator[Row]:
     yield from found.values()
 
 
-def _folder(path: Path) -> Iterator[Row]:
+def pictures_of(path: Path) -> Iterator[Row]:
     """Yield the pictures of a folder with one subfolder for each class, as paths below it."""
     found = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES and not p.name.startswith("."))
     if not found:
@@ -126,7 +128,8 @@ def _folder(path: Path) -> Iterator[Row]:
         yield {"image": "/".join(parts), "label": parts[-2]}
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def parquet_of(path: Path) -> Iterator[Row]:
+    """Yield the rows of a parquet file."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
