@@ -7,6 +7,8 @@ and the store's own checksum of the object is that content's. Everything else is
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, WardenError
@@ -20,6 +22,13 @@ from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.remote.s3_store import S3Reader
+
+_CODES: Final[dict[type[WardenError], Code]] = {
+    NotSupported: Code.STORE_NO_CLIENT,
+    AuthFailed: Code.STORE_DENIED,
+    NotFound: Code.STORE_DENIED,
+    BadReply: Code.STORE_INVALID,
+}
 
 
 class StoreCopy(Frozen):
@@ -71,7 +80,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
     """Compare the store with the files that are on the machine now."""
     keep = job.spec.keep
     try:
-        there = await _digests(ctx, job, handle, listed)
+        there = await machine_digests(ctx, job, handle, listed)
     except WardenError as error:
         return _unknown(keep, because(Code.STORE_MACHINE_SILENT, message=error.message))
     address = StoreAddress.parse(keep)
@@ -85,8 +94,9 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
     except ValidationError as error:
         return _unknown(keep, because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields"))
     except WardenError as error:
-        return _unknown(keep, because(_code(error), message=error.message))
-    found = {f.path: _trouble(f, rows.get(f.path), objects.get(address.key(job.id, f.path))) for f in there.files}
+        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), Code.STORE_UNREACHABLE)
+        return _unknown(keep, because(code, message=error.message))
+    found = {f.path: disagreement(f, rows.get(f.path), objects.get(address.key(job.id, f.path))) for f in there.files}
     equal = frozenset(path for path, code in found.items() if code is None)
     for code in (Code.STORE_CHANGED, Code.STORE_STALE, Code.STORE_UNCHECKED, Code.STORE_INCOMPLETE):
         if paths := [path for path, trouble in found.items() if trouble is code]:
@@ -95,7 +105,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
     return StoreCopy(address=keep, files=equal)
 
 
-async def _digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
+async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
     """Return the listing with a digest of each file: the sealer's, else one that the machine computes now."""
     roster = believed(ctx, job.id, listed)
     bare = [file.path for file in roster.files if file.sealed_at is None]
@@ -110,7 +120,7 @@ async def _digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifes
     return roster.model_copy(update={"files": tuple(with_digest(file) for file in roster.files)})
 
 
-def _trouble(file: Artifact, row: _Row | None, found: StoredFile | None) -> Code | None:
+def disagreement(file: Artifact, row: _Row | None, found: StoredFile | None) -> Code | None:
     """Return why the store's object is not shown to be a file; None where it is."""
     if row is None or found is None:
         return Code.STORE_INCOMPLETE
@@ -128,12 +138,3 @@ def _trouble(file: Artifact, row: _Row | None, found: StoredFile | None) -> Code
 
 def _unknown(keep: str, reason: Reason) -> StoreCopy:
     return StoreCopy(address=keep, code=reason.code, why=line(reason.text, 300))
-
-
-def _code(error: WardenError) -> Code:
-    kinds = (
-        (NotSupported, Code.STORE_NO_CLIENT),
-        ((AuthFailed, NotFound), Code.STORE_DENIED),
-        (BadReply, Code.STORE_INVALID),
-    )
-    return next((code for kind, code in kinds if isinstance(error, kind)), Code.STORE_UNREACHABLE)
