@@ -244,6 +244,8 @@ class Library:
         if found is None or not (use.method or use.keyword):
             return found is not None
         module, node = found
+        if use.method and not isinstance(node, ast.ClassDef):
+            return None  # what a function returns is not known
         if use.method:
             members = self.members(module, node)
             if use.method not in members:
