@@ -23,7 +23,7 @@ from gpuwarden.knowledge.words import STOP, stem
 ALIKE = 0.5
 """Share of the rarer words of two sentences that both have, from which on they say the same thing."""
 LEAST = 6  # words that carry meaning; shorter sentences are idioms
-_GENERATED = re.compile(r"<!-- generated:\w+ -->.*?<!-- /generated -->", re.DOTALL)
+_GENERATED = re.compile(r"<!-- generated:[\w-]+ -->.*?<!-- /generated -->", re.DOTALL)
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 _END = re.compile(r"(?<=[.;!?:])\s+(?=[A-Z`\d*(])|\n\s*\n|\n(?=[-*|#\d])")
 _WORD = re.compile(r"[a-z][a-z0-9_]+|\d+(?:\.\d+)?")

@@ -37,6 +37,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "profiles": ("profiles",),
     "knowledge": ("knowledge", "check"),
     "notes": ("notes", "set", "tracker.name", "trackio"),
+    "template": ("template", "list"),
     "doctor": ("doctor",),
     "hooks": ("hooks", "install"),
     "mcp": ("mcp",),

@@ -251,13 +251,18 @@ async def test_prompts_name_tools_and_documents_that_exist(ctx: Context, mode: s
             "finish_run": {"job_id": "j1"},
         }
         uris = {r.uri for r in (await client.list_resources()).resources}
+        filled = (await client.list_resource_templates()).resource_templates
+        templates = tuple(t.uri_template.partition("{")[0] for t in filled)
         tools = {t.name for t in (await client.list_tools()).tools}
         for name, prompt in offered.items():
             assert prompt.description and prompt.arguments
             (message,) = (await client.get_prompt(name, given[name])).messages
             text = message.content.text  # type: ignore[union-attr]
             words = {word.strip(".,;()") for word in text.split()}
-            assert {u for u in words if "://" in u and "<" not in u} <= uris
+            named = {u for u in words if "://" in u and "<" not in u}
+            assert {u for u in named if not u.startswith(templates)} <= uris
+            for uri in named - uris:
+                assert (await client.read_resource(uri)).contents
             assert {word for word in words if word in tools}, "it names tools"
             assert all(value in text for value in given[name].values())
 

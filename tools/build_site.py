@@ -30,7 +30,7 @@ BUILD = ROOT / "build"
 SITE = ROOT / "site"
 PACKAGE = ROOT / "server" / "gpuwarden"
 REPOSITORY = "https://github.com/gpuwarden/gpuwarden/blob/main/"
-GUIDE = ("clients", "commands", "platforms", "policy", "evidence", "corruption")
+GUIDE = ("clients", "commands", "platforms", "policy", "evidence", "corruption", "seeded-faults")
 PROJECT = ("contributing", "evals", "changelog")
 COPIED = {
     "README.md": "index.md",

@@ -19,9 +19,10 @@ from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.ledger.events import ParkingArmed
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.parking import parked, wake
+from gpuwarden.lifecycle.ending.parking import wake
 from gpuwarden.lifecycle.execution.relaunch import may_relaunch
 from gpuwarden.lifecycle.execution.situation import standing_order
+from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 FIRST_RETRY_S: Final = 60.0

@@ -13,21 +13,18 @@ from gpuwarden.backends.base import Parking
 from gpuwarden.core.errors import NotSupported, Refused, Unreachable, WardenError
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Instance, InstanceState, JobSpec, Known, Park, Place, SelfStop, Unknown
-from gpuwarden.core.states import Lease
 from gpuwarden.ledger.events import (
     EndingObjected,
     EndingOrdered,
-    JobSubmitted,
-    LeaseCameBack,
     ParkingArmed,
     ParkingOrdered,
     ResumeIntent,
     StartRefused,
-    VerbSent,
 )
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, look, price_of, spent
+from gpuwarden.lifecycle.monitoring.meter import lease_now, look, price_of, spent
+from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
 MARGIN_S: Final = 300.0
@@ -85,30 +82,6 @@ def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
     """Return whether a file on a job's machine outlives a stop."""
     profile = ctx.profile(spec.platform)
     return profile.survives(profile.place_of(path), "stop", requested=spec.durable_storage)
-
-
-def parked(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's machine is off, was told that it may stop itself, and gpuwarden did not stop it.
-
-    Whoever stopped it, everything declared is on its disk.
-    """
-    if job.lease is None or job.handle is None or job.handle.place.park is None:
-        return False
-    lease = lease_now(ctx, job.lease)
-    if lease.instance is None or lease.instance.state is not InstanceState.STOPPED or lease.state is Lease.STOPPING:
-        return False
-    sent, began = ctx.ledger.last(lease.subject, VerbSent), ctx.ledger.last(job.subject, JobSubmitted)
-    back = ctx.ledger.last(lease.subject, LeaseCameBack)
-    since = max(event.seq for event in (began, back) if event is not None) if began or back else 0
-    return believed(ctx, lease.id) != "gone" and (sent is None or sent.seq < since)
-
-
-def may_park(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's own machine runs and may stop itself."""
-    if job.lease is None or job.handle is None or job.handle.place.park is None:
-        return False
-    instance = lease_now(ctx, job.lease).instance
-    return instance is not None and instance.state is InstanceState.RUNNING
 
 
 async def wake(ctx: Context, job_id: str) -> None:

@@ -36,12 +36,13 @@ from gpuwarden.ledger.events import (
 )
 from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key
 from gpuwarden.lifecycle.context import STEP_S, Context
-from gpuwarden.lifecycle.ending.parking import park_at, parked
+from gpuwarden.lifecycle.ending.parking import park_at
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.provisioning import rent, restart
 from gpuwarden.lifecycle.execution.relaunch import may_relaunch, next_machine, resumed_from, taken
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.meter import look
+from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_lease
 from gpuwarden.lifecycle.submission.input_store import staged
 

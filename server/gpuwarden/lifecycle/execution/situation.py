@@ -12,10 +12,10 @@ from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Jo
 from gpuwarden.ledger.events import CreateAbsent, EndingAnnounced, EndingObjected, EndingOrdered
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.parking import parked
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, lease_now
+from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,

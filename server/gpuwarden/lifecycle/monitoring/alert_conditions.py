@@ -23,7 +23,6 @@ from gpuwarden.ledger.events import (
     ResumeIntent,
 )
 from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
-from gpuwarden.lifecycle.ending.parking import parked
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.situation import following, standing_order
@@ -32,6 +31,7 @@ from gpuwarden.lifecycle.monitoring.diagnose import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
+from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged

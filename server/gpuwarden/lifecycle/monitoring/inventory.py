@@ -20,10 +20,10 @@ from gpuwarden.ledger.events import LeaseAdopted, LeaseUnverified
 from gpuwarden.ledger.trouble import Trouble
 from gpuwarden.lifecycle import timeouts
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.parking import may_park, parked
 from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.monitoring.parked import may_park, parked
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job, read_lease
 from gpuwarden.lifecycle.timeouts import in_time
 

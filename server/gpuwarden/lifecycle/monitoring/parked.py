@@ -1,0 +1,37 @@
+"""Whether a job's machine parked itself, or may: what the ledger and the last look at it say.
+
+How it comes to that is decided in `lifecycle/ending/parking.py`.
+"""
+
+from __future__ import annotations
+
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.states import Lease
+from gpuwarden.ledger.events import JobSubmitted, LeaseCameBack, VerbSent
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
+from gpuwarden.lifecycle.records import JobRecord
+
+
+def parked(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a job's machine is off, was told that it may stop itself, and gpuwarden did not stop it.
+
+    Whoever stopped it, everything declared is on its disk.
+    """
+    if job.lease is None or job.handle is None or job.handle.place.park is None:
+        return False
+    lease = lease_now(ctx, job.lease)
+    if lease.instance is None or lease.instance.state is not InstanceState.STOPPED or lease.state is Lease.STOPPING:
+        return False
+    sent, began = ctx.ledger.last(lease.subject, VerbSent), ctx.ledger.last(job.subject, JobSubmitted)
+    back = ctx.ledger.last(lease.subject, LeaseCameBack)
+    since = max(event.seq for event in (began, back) if event is not None) if began or back else 0
+    return believed(ctx, lease.id) != "gone" and (sent is None or sent.seq < since)
+
+
+def may_park(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a job's own machine runs and may stop itself."""
+    if job.lease is None or job.handle is None or job.handle.place.park is None:
+        return False
+    instance = lease_now(ctx, job.lease).instance
+    return instance is not None and instance.state is InstanceState.RUNNING
