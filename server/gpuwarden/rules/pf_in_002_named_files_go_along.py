@@ -5,8 +5,8 @@ from pathlib import PurePosixPath
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
-_FILES = ("dataset", "eval_dataset", "callback")
-_SUFFIXES = re.compile(r"\.(jsonl?|csv|tsv|parquet|py)$")
+_FILES = ("dataset", "eval_dataset", "callback", "reward")
+_SUFFIXES = re.compile(r"\.(jsonl?|csv|tsv|parquet|py|ya?ml)$")
 
 
 @rule(
@@ -31,9 +31,10 @@ def named_files_go_along(facts: SubmitFacts) -> Iterator[Found]:
     if typed is None or not facts.metered:
         return
     there = {PurePosixPath(file.path) for file in facts.inputs}
-    for name in _FILES:
-        for part in filter(None, typed.text(name).split(",")):
-            path = part.partition(":")[0] if name == "callback" else part
+    named = {"config": typed.file, **{name: typed.text(name) for name in _FILES if name in typed.declared}}
+    for name, value in named.items():
+        for part in filter(None, value.split(",")):
+            path = part.partition(".py:")[0] + ".py" if ".py:" in part else part
             if "://" in path or path.startswith("/") or not _SUFFIXES.search(path):
                 continue
             if PurePosixPath(path) not in there:

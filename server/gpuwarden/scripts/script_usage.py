@@ -98,7 +98,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         methods=methods_of(program, trainers),
         settings=settings,
         trainers=trainers,
-        pushes=tuple(p for p in pushes_of(program, settings) if typed is None or typed.text("hub_model_id")),
+        pushes=tuple(p for p in pushes_of(program, settings) if p.line not in _unasked_pushes(program, typed)),
         env=tuple(env_reads(program)),
         shells=tuple(shells_of(program)),
         renames=renames,
@@ -221,6 +221,14 @@ def pushes_of(program: Program, settings: Mapping[str, Setting]) -> Iterator[Pus
             )
         elif call.last in _UPLOADS:
             yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?")
+
+
+def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:
+    """Return the lines where a shipped trainer writes to the repo of a setting that is not given."""
+    if typed is None or typed.text("hub_model_id"):
+        return set()
+    named = ((c.line, [*c.node.args, *(k.value for k in c.node.keywords)]) for c in program.calls if c.node)
+    return {at for at, args in named if any(isinstance(a, ast.Attribute) and a.attr == "hub_model_id" for a in args)}
 
 
 def _assigned_from(program: Program, pattern: str) -> Iterator[str]:

@@ -15,11 +15,14 @@ from gpuwarden.scripts.hub_references import RepoUse
 from gpuwarden.scripts.static_eval import UNKNOWN, Program
 
 _DECLARES = "option"
-_READS = "read_settings"
+DECLARING = frozenset({_DECLARES, "read_settings"})
+"""The functions that a trainer has for its settings."""
 _ENVIRONMENT = "TRAIN_"
+_LARGEST = 1e300
 # Flags of the command line that are not settings.
 _OTHER_FLAGS = frozenset({"config", "help"})
-_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool, int)}
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}
+_WORDS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,14 @@ class Declared:
         words = [word.strip() for word in str(value).split(",")] if self.several else [str(value)]
         if self.choices and not set(words) <= set(self.choices):
             return f"Choose one of {', '.join(self.choices)}."
-        if self.kind in _KINDS and not isinstance(value, _KINDS[self.kind]):
+        if self.kind in _KINDS and (
+            not isinstance(value, _KINDS[self.kind]) or (isinstance(value, bool) and self.kind != "bool")
+        ):
             return f"Give a value of type {self.kind}."
         low, high = self.least, self.most
-        outside = isinstance(value, int | float) and (
-            (low is not None and value < low) or (high is not None and value > high)
+        # NaN is outside as well.
+        outside = isinstance(value, int | float) and not (
+            (low is None or value >= low) and (high is None or value <= high)
         )
         limits = f"from {low if low is not None else 'any'} to {high if high is not None else 'any'}"
         return f"Choose a value {limits}." * outside
@@ -64,7 +70,7 @@ class TypedSettings:
     required: frozenset[str] = frozenset()
     # The sets of columns of which the data needs one; none where the script says nothing about it.
     columns: tuple[frozenset[str], ...] = ()
-    from_file: bool = False
+    file: str = ""
 
     @property
     def unknown(self) -> list[str]:
@@ -74,7 +80,7 @@ class TypedSettings:
     @property
     def missing(self) -> list[str]:
         """Return the required settings that are not given; none where a file may give them, or a smoke run does."""
-        elsewhere = self.from_file or self.given.get("smoke")
+        elsewhere = self.file or self.given.get("smoke")
         return [] if elsewhere else sorted(name for name in self.required if not self.given.get(name))
 
     def text(self, name: str) -> str:
@@ -90,27 +96,42 @@ class TypedSettings:
 
 
 def typed_settings(program: Program) -> TypedSettings | None:
-    """Return a program's settings, None where it declares none in this way."""
-    if not any(call.last == _READS for call in program.calls):
+    """Return a program's settings, None where it does not declare all of them in this way."""
+    defined = {node.name for node, scope in program.nodes if isinstance(node, ast.FunctionDef) and scope is None}
+    if not DECLARING <= defined:
         return None
     classes = _classes(program)
     declared = {found.name: found for found in _declared(program, classes)}
-    if not declared:
+    if not declared or classes[0].bases or not all(map(_understood, classes)):
         return None
     given: dict[str, Any] = {
-        name: program.env[variable] for name in declared if (variable := _ENVIRONMENT + name.upper()) in program.env
+        name: _from_variable(setting, program.env[variable])
+        for name, setting in declared.items()
+        if (variable := _ENVIRONMENT + name.upper()) in program.env
     }
     for name, value in program.flags.items():
-        plain = name.removeprefix("no_") if name not in declared and value is True else name
-        if plain not in _OTHER_FLAGS:
-            given[plain if plain in declared else name] = value
+        plain = name.removeprefix("no_")
+        if plain != name and value is True and plain in declared and declared[plain].kind == "bool":
+            given[plain] = False
+        elif name not in _OTHER_FLAGS:
+            given[name] = value
     return TypedSettings(
         declared=declared,
         given=given,
         required=frozenset(_required(classes)),
         columns=_columns(program),
-        from_file="config" in program.flags,
+        file=str(program.flags.get("config", "")),
     )
+
+
+def _from_variable(setting: Declared, value: Any) -> Any:
+    """Return what the script reads from a variable, whose value is text; the text where that is no such value."""
+    try:
+        if setting.kind == "bool":
+            return _WORDS[str(value).lower()]
+        return {"int": int, "float": float}.get(setting.kind, str)(value)
+    except (KeyError, ValueError, TypeError):
+        return value
 
 
 def settings_repos(settings: TypedSettings) -> Iterator[RepoUse]:
@@ -131,9 +152,30 @@ def _classes(program: Program) -> list[ast.ClassDef]:
     """Return the class of a script's settings, which is the last that declares any, and its bases, bases first."""
     classes = {node.name: node for node, scope in program.nodes if isinstance(node, ast.ClassDef) and scope is None}
     line = [node for node in classes.values() if any(_declaration(part) for part in node.body)][-1:]
-    while line and (bases := [b.id for b in line[0].bases if isinstance(b, ast.Name) and b.id in classes]):
-        line.insert(0, classes[bases[0]])
+    while line and (base := classes.pop(_base(line[0]), None)) is not None and base is not line[-1]:
+        line.insert(0, base)
     return line
+
+
+def _base(node: ast.ClassDef) -> str:
+    """Return the name of a class's only base, an empty string where there is none or another kind of base."""
+    match node.bases:
+        case [ast.Name(id=name)]:
+            return name
+    return ""
+
+
+def _understood(node: ast.ClassDef) -> bool:
+    """Return true if nothing of a settings class is declared elsewhere or in another form."""
+    options = [
+        part
+        for part in node.body
+        if isinstance(part, ast.AnnAssign | ast.Assign)
+        and isinstance(part.value, ast.Call)
+        and isinstance(part.value.func, ast.Name)
+        and part.value.func.id == _DECLARES
+    ]
+    return len(node.bases) <= 1 and not node.keywords and all(_declaration(part) for part in options)
 
 
 def _declaration(node: ast.stmt) -> tuple[str, str, ast.Call] | None:
@@ -158,7 +200,7 @@ def _declared(program: Program, classes: list[ast.ClassDef]) -> Iterator[Declare
             kind,
             default=program.value(call.args[0]) if call.args else None,
             about=str(program.value(call.args[1])) if len(call.args) > 1 else "",
-            choices=tuple(choices) if isinstance(choices, list) else (),
+            choices=tuple(choices) if isinstance(choices, list) and all(isinstance(c, str) for c in choices) else (),
             least=_number(limits.get("least")),
             most=_number(limits.get("most")),
             several=limits.get("several") is True,
@@ -166,7 +208,7 @@ def _declared(program: Program, classes: list[ast.ClassDef]) -> Iterator[Declare
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None
 
 
 def _required(classes: list[ast.ClassDef]) -> Iterator[str]:
