@@ -179,7 +179,7 @@ TALK = [turn("user", "one"), turn("assistant", "two")]
 BAD_ROWS: list[tuple[str, str, list[dict[str, Any]], tuple[str, ...]]] = [
     ("sft", "column", [{"question": "a", "reply": "b"}] * 4, ("question, reply", "messages", "--columns")),
     ("sft", "turn", [{"messages": TALK}, {"messages": TALK[:1]}], ("row 2", "not the assistant's")),
-    ("sft", "roles", [{"messages": [{"role": "user", "content": None}]}], ("messages", "assistant")),
+    ("sft", "roles", [{"messages": [{"role": "user", "content": None}]}], ("column messages", "without content")),
     ("sft", "blank", [{"text": "a"}, {"text": ""}], ("row 2, column text: empty", "remove")),
     ("dpo", "pair", [{"prompt": "a", "chosen": "b"}] * 4, ("chosen + rejected",)),
     ("kto", "label", [{"prompt": "a", "completion": "b", "label": "good"}] * 4, ("'good' is not a label",)),
