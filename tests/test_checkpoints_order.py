@@ -39,6 +39,7 @@ def test_large_files_that_leave_threads_idle_are_shared(sizes: tuple[int, ...], 
 
 
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 8), st.integers(0, 500))
+@pytest.mark.slow
 def test_every_file_is_looked_at_once(sizes: list[int], threads: int, least: int) -> None:
     together, apart = scheduling.plan(names(*sizes), threads, least)
     assert sorted(together + apart) == sorted(names(*sizes))

@@ -41,6 +41,7 @@ def test_a_platforms_own_money() -> None:
     assert (money(25, "USD"), money(1180.5, "CNY")) == ("$25.00", "1,180.50 CNY")
 
 
+@pytest.mark.slow
 def test_nothing_else_writes_money() -> None:
     """No sentence with a value put into it names the currency or the sign by itself."""
     for file in PACKAGE.rglob("*.py"):

@@ -76,6 +76,7 @@ def agent_surface() -> list[str]:
     return sorted(TOOLS)
 
 
+@pytest.mark.slow
 def test_calls_of_one_turn_are_all_answered_in_order(talk: Talk) -> None:
     trial, server = talk(completion(None, LIST, SEARCH, LIST), completion("Nothing bills."))
     assert trial.score.verdict is Verdict.PASS

@@ -372,6 +372,7 @@ async def test_a_machines_words_are_bounded_and_one_line_each(
     assert all(len(p) <= 400 and "\n" not in p for f in report.files for p in f.problems)
 
 
+@pytest.mark.slow
 async def test_absolute_outputs_on_a_durable_volume_are_seen(tmp_path: Path) -> None:
     house = open_house(tmp_path / "home", SystemClock())
     rent_cloud(house, platform="rehearsal/runpod")

@@ -105,6 +105,7 @@ async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Contex
         assert report.verdict is not Verdict.PROVEN and words in said(report)
 
 
+@pytest.mark.slow
 async def test_a_run_that_learned_nothing_is_seen_there(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 1))
     report = await verify(house, job, Level.STRUCTURE, against="out/checkpoint-10")

@@ -437,6 +437,7 @@ async def test_whoever_obeys_the_hints_comes_to_an_end(walk: Walk, begin: Callab
         walk.holds()
 
 
+@pytest.mark.slow
 async def test_the_shortest_way_after_a_success(walk: Walk) -> None:
     await walk.to_the_end(await walk.saved())
     steps = [line.split()[0] for line in walk.path]

@@ -148,6 +148,7 @@ async def test_a_file_that_changes_behind_its_roster_is_not_taken_for_it(sshd: S
         await backend.aclose()
 
 
+@pytest.mark.slow
 async def test_a_fetch_that_nobody_reads_leaves_no_process(sshd: Sshd, tmp_path: Path) -> None:
     backend = SshBackend(SystemClock(), config=sshd.config)
     text = "mkdir o; for i in $(seq 60); do head -c 500000 /dev/urandom > o/$i; done"

@@ -354,6 +354,7 @@ def test_more_ways_to_be_wrong(hub: HubServer, rule: str) -> None:
     assert rule not in {f.rule for f in findings(mended, config(hub))}
 
 
+@pytest.mark.slow
 def test_every_rule_of_these_families_has_both() -> None:
     ids = {r.id for r in rules_of("submit") if r.id.split("-")[1] in MINE}
     assert ids <= set(CASES) | set(examples())

@@ -414,6 +414,7 @@ async def test_a_copy_that_fails_is_tried_again_less_and_less_often(house: Order
 
 
 @pytest.mark.parametrize("verb", ["terminate", "stop"])
+@pytest.mark.slow
 async def test_a_pending_approval_is_an_alert_at_once_and_again(
     tmp_path: Path, processes: Processes, verb: Verb
 ) -> None:
