@@ -110,7 +110,7 @@ class Unpacker:
     def _land(self, row: tuple[int, int, int, int, bytes], content: memoryview) -> int:
         number, size, mtime_ns, ctime_ns, digest = row
         artifact, name = self.wanted.get(number, (None, ""))
-        if artifact is None or size != artifact.size:
+        if artifact is None or size != artifact.size or number in self.landed:
             return 0
         sha = hashlib.sha256(content)
         if artifact.sha256:
