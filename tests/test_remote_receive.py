@@ -220,6 +220,24 @@ async def test_a_link_in_the_destination_is_not_followed(tmp_path: Path) -> None
     assert [p.name for p in outside.iterdir()] == ["file"]
 
 
+async def test_a_linked_staging_tree_is_refused_and_nothing_is_taken_from_it(tmp_path: Path) -> None:
+    outside, far = tmp_path / "outside", Far({"a": b"four", "sub/b": b"five"})
+    (outside / "sub").mkdir(parents=True)
+    (outside / "a").write_bytes(b"MINE")
+    (outside / "sub/b").write_bytes(b"MINE")
+    staging = tmp_path / "dest" / STAGING
+    staging.mkdir(parents=True)
+    (staging / "tree").symlink_to(outside)
+    with pytest.raises(BadRequest, match="symbolic link"):
+        await receive(far, far.manifest(), tmp_path / "dest")
+    (staging / "tree").unlink()
+    (staging / "tree").mkdir()
+    (staging / "tree/sub").symlink_to(outside / "sub")
+    got = await receive(far, far.manifest(), tmp_path / "dest")
+    assert got.complete
+    assert (outside / "a").read_bytes() == (outside / "sub/b").read_bytes() == b"MINE"
+
+
 async def test_names_that_a_disk_folds_together_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destination, "folds_names", lambda _: True)
     far = Far({"Model.pt": b"one", "model.pt": b"two", "caf\u00e9": b"3", "cafe\u0301": b"4"})

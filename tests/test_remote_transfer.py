@@ -21,7 +21,7 @@ from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.core.errors import BadReply, BadRequest, WardenError
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
-from gpuwarden.remote.transfer import upload_agent
+from gpuwarden.remote.transfer import upload, upload_agent
 from gpuwarden.remote.transfer.shell_upload import put
 from gpuwarden.remote.transfer.upload import push
 from gpuwarden.remote.transfer.upload_stream import AHEAD, SMALL_BYTES, Row, UploadStream, row
@@ -83,6 +83,27 @@ async def test_links_pipes_and_devices_are_never_sent(box: Ssh, python: str | No
     for path in (tmp_path / "link", tmp_path / "pipe", Path("/dev/zero"), tmp_path, tmp_path / "none"):
         with pytest.raises(BadRequest):
             await push(box, {"x": path}, str(tmp_path / "far"), python=python)
+
+
+@pytest.mark.parametrize("size", [100, SMALL_BYTES + 1])
+async def test_a_file_below_a_folder_that_becomes_a_link_is_not_sent(
+    box: Ssh, python: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The file there has the same name, size and time."""
+    files, other = some(tmp_path / "here", x=size), some(tmp_path / "other", x=size)
+    for path in (files["x"], other["x"]):
+        os.utime(path, ns=(10**18, 10**18))
+
+    def then_linked(name: str, path: Path) -> Row:
+        found = row(name, path)
+        (tmp_path / "here").rename(tmp_path / "moved")
+        (tmp_path / "here").symlink_to(tmp_path / "other")
+        return found
+
+    monkeypatch.setattr(upload, "row", then_linked)
+    with pytest.raises(BadRequest, match="was replaced"):
+        await push(box, {"x": files["x"]}, str(tmp_path / "far"), python=python)
+    assert not (tmp_path / "far/x").exists()
 
 
 async def test_a_part_that_lies_is_sent_anew(box: Ssh, python: str | None, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Final
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.core.safe_names import check_name
 from gpuwarden.remote.ssh.session import Session
-from gpuwarden.remote.transfer.safe_open import open_regular, read_regular
+from gpuwarden.remote.transfer.safe_open import Identity, identity_of, open_regular, read_regular
 
 SMALL_BYTES: Final = 64 << 10
 ASK: Final = 2000
@@ -51,12 +51,15 @@ _ZEROS: Final = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One file to push: its name below the remote folder, its local path, its size and when it was written."""
+    """One file to push: its name below the remote folder, its local path, its size, when it was written, and which
+    file it was.
+    """
 
     name: str
     path: Path
     size: int
     mtime_ns: int
+    identity: Identity
 
     @property
     def key(self) -> str:
@@ -77,7 +80,7 @@ def row(name: str, path: Path) -> Row:
     if info is None or not stat.S_ISREG(info.st_mode):
         with open_regular(path) as file:  # which says why not
             info = os.fstat(file.fileno())
-    return Row(name, path, info.st_size, info.st_mtime_ns)
+    return Row(name, path, info.st_size, info.st_mtime_ns, identity_of(info))
 
 
 @cache
@@ -163,7 +166,7 @@ class UploadStream:
                 if isinstance(part, int) and 0 < part <= entry.size and entry.name not in self.counts.wrong:
                     offsets[entry.name] = part
         for some in _chunks(same, ASK):
-            ours = [digest(entry.path) for entry in some]
+            ours = [digest(entry) for entry in some]
             theirs = self._ask({"digest": [r.name for r in some]}, "sha256")["sha256"]
             for entry, here, there in zip(some, ours, _list(theirs, len(some)), strict=True):
                 if here == there:
@@ -219,7 +222,7 @@ class UploadStream:
         if entry.name not in self.counts.begun:
             self.counts.begun.add(entry.name)
             self.counts.resumed += offset
-        with open_regular(entry.path) as file:
+        with open_regular(entry.path, entry.identity) as file:
             self._write(json.dumps({"part": [entry.name, entry.size, entry.key, offset]}).encode() + b"\n")
             self._send_pieces(entry, file, offset)
 
@@ -377,15 +380,15 @@ def _chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
 
 def read_small(entry: Row) -> bytes:
     """Return a small file's bytes. Raises `BadReply` when it has another size by now."""
-    content = read_regular(entry.path, entry.size + 1)
+    content = read_regular(entry.path, entry.size + 1, entry.identity)
     if len(content) != entry.size:
         raise _changed(entry)
     return content
 
 
-def digest(path: Path) -> str:
+def digest(entry: Row) -> str:
     """Return the hex sha256 of a file that may be sent."""
-    with open_regular(path) as file:
+    with open_regular(entry.path, entry.identity) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
