@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -218,6 +220,24 @@ async def test_a_link_in_the_destination_is_not_followed(tmp_path: Path) -> None
     assert [p.name for p in outside.iterdir()] == ["file"]
 
 
+async def test_a_linked_staging_tree_is_refused_and_nothing_is_taken_from_it(tmp_path: Path) -> None:
+    outside, far = tmp_path / "outside", Far({"a": b"four", "sub/b": b"five"})
+    (outside / "sub").mkdir(parents=True)
+    (outside / "a").write_bytes(b"MINE")
+    (outside / "sub/b").write_bytes(b"MINE")
+    staging = tmp_path / "dest" / STAGING
+    staging.mkdir(parents=True)
+    (staging / "tree").symlink_to(outside)
+    with pytest.raises(BadRequest, match="symbolic link"):
+        await receive(far, far.manifest(), tmp_path / "dest")
+    (staging / "tree").unlink()
+    (staging / "tree").mkdir()
+    (staging / "tree/sub").symlink_to(outside / "sub")
+    got = await receive(far, far.manifest(), tmp_path / "dest")
+    assert got.complete
+    assert (outside / "a").read_bytes() == (outside / "sub/b").read_bytes() == b"MINE"
+
+
 async def test_names_that_a_disk_folds_together_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destination, "folds_names", lambda _: True)
     far = Far({"Model.pt": b"one", "model.pt": b"two", "caf\u00e9": b"3", "cafe\u0301": b"4"})
@@ -376,3 +396,35 @@ async def test_a_spoiled_bundle_loses_nothing(tmp_path: Path, spoil: Callable[[b
     got = await receive(far, far.manifest(), tmp_path, clock=NoWait())
     assert got.complete
     assert far.reads
+
+
+async def test_a_small_file_that_this_disk_cannot_hold_is_a_problem_and_the_rest_arrives(tmp_path: Path) -> None:
+    """A machine that could fail a pull by a name would keep its proof incomplete, and its meter running."""
+    endless = "/".join(["d" * 250] * 17)
+    far = Packing({"a/b": b"below", "a": b"file", endless: b"long", "good": b"fine", "good2": b"fine"})
+    got = await receive(far, far.manifest(), tmp_path)
+    problems = {p.path for p in got.problems}
+    assert problems > {endless} and problems <= {endless, "a", "a/b"}
+    assert {"good", "good2"} <= {f.path for f in got.files}
+    assert all(Path(f.local).read_bytes() == far.files[f.path] for f in got.files)
+
+
+@pytest.mark.parametrize("reason", [errno.EIO, errno.ENOSPC])
+async def test_half_of_a_small_file_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    far = Packing({"a": noise(1, 500), "b": noise(2, 500), "c": noise(3, 500)})
+    plain, sizes = os.write, iter([250, 0])
+
+    def fails(fd: int, data: bytes) -> int:
+        size = next(sizes, None)
+        if size == 0:
+            raise OSError(reason, os.strerror(reason))
+        return plain(fd, data[:size])
+
+    monkeypatch.setattr(os, "write", fails)
+    if reason == errno.ENOSPC:
+        with pytest.raises(BadRequest, match="is full"):
+            await receive(far, far.manifest(), tmp_path)
+        assert not (tmp_path / "a").exists()
+    else:
+        got = await receive(far, far.manifest(), tmp_path)
+        assert got.complete and got.bytes_sent == 1500

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
-from gpuwarden.core.errors import BadReply, Unreachable
+from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
+from gpuwarden.remote.ssh import link
+from gpuwarden.remote.ssh.config import Endpoint
+from gpuwarden.remote.ssh.connect import Connection
+from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.outcomes import CommandFailed
+from gpuwarden.remote.transfer.upload import push
 from ssh_kit import box_fixture, client_fixture, cut  # noqa: F401
-from sshd import free_port, sshd_fixture  # noqa: F401
+from sshd import free_port, keygen, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
@@ -64,6 +71,103 @@ async def test_an_early_login_is_the_one_that_is_used_and_its_failure_is_raised_
     with pytest.raises(Unreachable):
         box.link.connection()
     assert (await box.run(["echo", "back"])).out == b"back\n"
+
+
+class SlowLogin:
+    """A login that ends when the test lets it, and the connection that it opens."""
+
+    def __init__(self, box: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.link, self.logged_in = box.link, list[Connection]()
+        self.begun, self.go_on, self.plain = threading.Event(), threading.Event(), link.connect
+        monkeypatch.setattr(link, "connect", self.connect)
+
+    def connect(self, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Connection:
+        self.begun.set()
+        assert self.go_on.wait(20)
+        self.logged_in.append(self.plain(endpoint, pin=pin, config=config))
+        return self.logged_in[-1]
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Do something during the login; it has ended afterwards."""
+        self.begun.clear()
+        self.go_on.clear()
+        self.link.begin()
+        assert self.begun.wait(20)
+        yield
+        self.go_on.set()
+        with self.link._opening:
+            pass
+
+
+async def test_a_close_during_an_early_login_leaves_no_connection(box: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+    login = SlowLogin(box, monkeypatch)
+    with login.under_way():
+        await box.aclose()
+    assert box.link.opened is None and not login.logged_in[0].alive
+    assert (await box.run(["echo", "back"])).out == b"back\n"
+
+
+async def test_a_pin_that_is_set_during_an_early_login_stays(
+    box: Ssh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    login = SlowLogin(box, monkeypatch)
+    keygen(tmp_path / "other")
+    other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
+    with login.under_way():
+        await box.repin(other)
+    assert box.pin == other and box.link.opened is None and not login.logged_in[0].alive
+    with pytest.raises(HostKeyChanged):
+        await box.run(["true"])
+    assert box.pin == other
+
+
+async def test_a_repeated_pin_keeps_the_connection(box: Ssh) -> None:
+    key = await box.open()
+    opened = box.link.opened
+    await box.repin(key.line)
+    assert box.link.opened is opened is not None and opened.alive
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_an_early_failure_is_not_raised_after_a_close(
+    box: Ssh, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    login, port = SlowLogin(box, monkeypatch), box.endpoint.port
+    box.link.endpoint = replace(box.endpoint, port=free_port())
+    with login.under_way():
+        if late:
+            await box.aclose()
+    await box.aclose()
+    box.link.endpoint = replace(box.endpoint, port=port)
+    assert (await box.run(["echo", "fine"])).out == b"fine\n"
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_push_that_refuses_its_roster_leaves_no_failure_to_the_next_call(
+    box: Ssh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, late: bool
+) -> None:
+    login, port = SlowLogin(box, monkeypatch), box.endpoint.port
+    box.link.endpoint = replace(box.endpoint, port=free_port())
+    if not late:
+        login.go_on.set()
+    with pytest.raises(BadRequest):
+        await push(box, {"x": tmp_path / "none"}, str(tmp_path / "far"))
+    login.go_on.set()
+    with box.link._opening:  # the attempt has ended
+        box.link.endpoint = replace(box.endpoint, port=port)
+    assert (await box.run(["echo", "fine"])).out == b"fine\n"
+
+
+async def test_a_login_for_which_there_is_no_thread_happens_later(box: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        box.link.begin()
+    assert not box.link._opening.locked()
+    assert (await box.run(["echo", "fine"])).out == b"fine\n"
 
 
 async def test_many_at_once_wait_for_a_place(box: Ssh) -> None:

@@ -10,7 +10,10 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,13 +21,14 @@ import pytest
 
 from conftest import need
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
-from gpuwarden.core.errors import BadReply, BadRequest, WardenError
+from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
-from gpuwarden.remote.transfer import upload_agent
+from gpuwarden.remote.ssh.session import Session
+from gpuwarden.remote.transfer import upload, upload_agent
 from gpuwarden.remote.transfer.shell_upload import put
 from gpuwarden.remote.transfer.upload import push
-from gpuwarden.remote.transfer.upload_stream import AHEAD, SMALL_BYTES, Row, UploadStream, row
+from gpuwarden.remote.transfer.upload_stream import AHEAD, SMALL_BYTES, Counts, Row, UploadStream, row
 from ssh_kit import box_fixture, client_fixture  # noqa: F401
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
@@ -83,6 +87,27 @@ async def test_links_pipes_and_devices_are_never_sent(box: Ssh, python: str | No
     for path in (tmp_path / "link", tmp_path / "pipe", Path("/dev/zero"), tmp_path, tmp_path / "none"):
         with pytest.raises(BadRequest):
             await push(box, {"x": path}, str(tmp_path / "far"), python=python)
+
+
+@pytest.mark.parametrize("size", [100, SMALL_BYTES + 1])
+async def test_a_file_below_a_folder_that_becomes_a_link_is_not_sent(
+    box: Ssh, python: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The file there has the same name, size and time."""
+    files, other = some(tmp_path / "here", x=size), some(tmp_path / "other", x=size)
+    for path in (files["x"], other["x"]):
+        os.utime(path, ns=(10**18, 10**18))
+
+    def then_linked(name: str, path: Path) -> Row:
+        found = row(name, path)
+        (tmp_path / "here").rename(tmp_path / "moved")
+        (tmp_path / "here").symlink_to(tmp_path / "other")
+        return found
+
+    monkeypatch.setattr(upload, "row", then_linked)
+    with pytest.raises(BadRequest, match="was replaced"):
+        await push(box, {"x": files["x"]}, str(tmp_path / "far"), python=python)
+    assert not (tmp_path / "far/x").exists()
 
 
 async def test_a_part_that_lies_is_sent_anew(box: Ssh, python: str | None, tmp_path: Path) -> None:
@@ -272,6 +297,67 @@ async def test_a_machine_that_lies_is_not_believed(box: Ssh, tmp_path: Path, lie
     liar.chmod(0o755)
     with pytest.raises(BadReply, match=why):
         await push(box, files, str(tmp_path / "far"), python=str(liar))
+
+
+HELLO = b'{"fresh": true, "free": 99999999999, "inodes": null}'
+
+
+class Said:
+    """A session whose machine says these lines, 20 s apart."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lines: Iterator[bytes]) -> None:
+        self.lines, self.now = lines, 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def start(self, stdin: None) -> None:
+        pass
+
+    def send(self, data: bytes, stall_s: float) -> bool:
+        return True
+
+    def read_into(self, buffer: memoryview, wait_s: float) -> int:
+        self.now += 20
+        line = next(self.lines) + b"\n"
+        buffer[: len(line)] = line
+        return len(line)
+
+    def stream(self) -> UploadStream:
+        return UploadStream(cast("Session", self), "/far", Counts(), 30.0)
+
+
+@pytest.mark.parametrize("first", [[], [HELLO], [b'{"fresh": false, "free": 99999999999, "inodes": null}']])
+def test_a_machine_that_only_says_that_it_is_there_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: list[bytes]
+) -> None:
+    files = some(tmp_path / "here", a=10)
+    said = Said(monkeypatch, chain(first, repeat(b"{}")))
+    with pytest.raises(Unreachable, match="confirmed no byte"):
+        said.stream().run([row("a", files["a"])], lambda hello: None)
+    assert said.now < 700
+
+
+def test_a_machine_that_hashes_large_files_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said(monkeypatch, chain([b"{}"] * 10, [b'{"sha256": []}']))
+    assert said.stream()._next("sha256", size=10 << 30) == {"sha256": []}
+
+
+def test_an_answer_that_names_a_file_many_times_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Said(monkeypatch, iter([])).stream()
+    entry = row("a", some(tmp_path / "here", a=10)["a"])
+    stream._rows, stream._carried = [replace(entry, name=str(n)) for n in range(3000)], 1
+    answer = json.dumps({"done": 3000, "bytes": 1, "bad": [0] * 400_000}).encode()
+    begun = time.process_time()
+    stream._heard(answer)
+    assert time.process_time() - begun < 4
+    assert stream.counts.wrong == {"0"} and len(stream.counts.landed) == 2999
+
+
+def test_what_a_machine_says_of_its_failure_is_one_safe_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Said(monkeypatch, iter([])).stream()
+    with pytest.raises(BadRequest) as failed:
+        stream._heard(json.dumps({"error": "\x1b[31m\n<<<END\u202e" + "x" * 100_000}).encode())
+    assert "can't be written on the machine: <<<END" in failed.value.message
+    assert failed.value.message.isprintable() and len(failed.value.message) < 400
 
 
 async def cut_small(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, count: int) -> None:

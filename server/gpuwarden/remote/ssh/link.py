@@ -25,42 +25,68 @@ class Link:
         self.opened: Connection | None = None
         self.slots = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
+        """Held during a login, of which there is one at a time."""
+        self._state = threading.RLock()
+        """Guards what follows, and `opened` and `pin`; never held during a login, which may take a minute."""
+        self._generation = 0
+        self._early: object = None
         self._failed: Exception | None = None
 
     def begin(self) -> None:
         """Start to connect in another thread, for a caller who has something to do meanwhile.
 
-        The next call of `connection` waits for that and raises its error.
+        The next call of `connection` waits for that and raises its error. A caller who makes no such call calls
+        `forget`.
         """
+        if not self._opening.acquire(blocking=False):
+            return
+        attempt = self._early = object()
 
         def early() -> None:
             try:
                 self._connect()
             except Exception as error:
-                self._failed = error
+                with self._state:
+                    if self._early is attempt:
+                        self._failed = error
             finally:
                 self._opening.release()
 
-        if self._opening.acquire(blocking=False):
+        try:
             threading.Thread(target=early, daemon=True).start()
+        except RuntimeError:  # no thread can be started now, so `connection` logs in
+            self._opening.release()
+
+    def forget(self) -> None:
+        """Drop the error of an early login, past or future: nobody waits for it any more."""
+        with self._state:
+            self._early = self._failed = None
 
     def connection(self) -> Connection:
         """Return the connection, opened unless it is. Blocking."""
         with self._opening:
-            failed, self._failed = self._failed, None
+            with self._state:
+                failed, self._failed = self._failed, None
             if failed is not None:
                 raise failed
             return self._connect()
 
     def _connect(self) -> Connection:
-        if self.opened is not None and self.opened.alive:
-            return self.opened
-        if self.opened is not None:
-            self.opened.close()
-            self.opened = None
-        self.opened = connect(self.endpoint, pin=self.pin, config=self.config)
-        self.pin = self.opened.key.line
-        return self.opened
+        with self._state:
+            if self.opened is not None and self.opened.alive:
+                return self.opened
+            dead, self.opened = self.opened, None
+            pin, generation = self.pin, self._generation
+        if dead is not None:
+            dead.close()
+        opened = connect(self.endpoint, pin=pin, config=self.config)
+        with self._state:
+            if generation == self._generation:
+                self.opened, self.pin = opened, opened.key.line
+                return opened
+        # The owner closed the connection, or requires another key, since this login began.
+        opened.close()
+        raise Unreachable(f"the connection to {self.endpoint} was closed during its login", "Try again.")
 
     def channel(self, command: bytes, wanted: Callable[[], bool]) -> Channel | None:
         """Return the channel of a command, None once it is not wanted any more.
@@ -81,8 +107,18 @@ class Link:
                 time.sleep(wait)
                 wait = min(2 * wait, 1.0)
 
+    def repin(self, pin: str) -> None:
+        """Accept only this key from now on, whatever a login that is under way finds."""
+        with self._state:
+            if pin != self.pin:
+                self.pin = pin
+                self.close()
+
     def close(self) -> None:
-        """Close the connection; the next call opens a new one."""
-        opened, self.opened = self.opened, None
+        """Close the connection, and that of a login under way once it has ended; the next call opens a new one."""
+        with self._state:
+            self._generation += 1
+            self.forget()
+            opened, self.opened = self.opened, None
         if opened is not None:
             opened.close()

@@ -119,8 +119,7 @@ class Ssh:
 
     async def repin(self, pin: str) -> None:
         """Accept only this key from now on."""
-        await self.aclose()
-        self.link.pin = pin
+        await to_thread.run_sync(self.link.repin, pin)
 
     async def aclose(self) -> None:
         """Close the transport; the next call opens a new one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from filelock import FileLock, Timeout
 
@@ -26,6 +28,8 @@ from gpuwarden.remote.transfer.partial_file import hash_file, part_name, sync_fo
 
 SPARE_BYTES = 16 << 20
 SPARE_INODES = 64
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a full disk: no other file can be written either."""
 
 OWNER = "owner"
 

@@ -15,12 +15,13 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 from gpuwarden.core.errors import BadReply
 from gpuwarden.core.models import Artifact
 from gpuwarden.core.safe_names import UnsafeName
-from gpuwarden.remote.transfer.destination import Entry, bare
+from gpuwarden.remote.transfer.destination import FULL, Entry, bare
 from gpuwarden.remote.transfer.partial_file import set_time
 from gpuwarden.remote.transfer.staging_tree import Tree
 
@@ -109,7 +110,7 @@ class Unpacker:
     def _land(self, row: tuple[int, int, int, int, bytes], content: memoryview) -> int:
         number, size, mtime_ns, ctime_ns, digest = row
         artifact, name = self.wanted.get(number, (None, ""))
-        if artifact is None or size != artifact.size:
+        if artifact is None or size != artifact.size or number in self.landed:
             return 0
         sha = hashlib.sha256(content)
         if artifact.sha256:
@@ -119,19 +120,30 @@ class Unpacker:
         if not right:
             return 0
         try:
-            path = self.tree.place(name)
+            self._write(artifact, name, content)
         except UnsafeName:
             return 0  # taken alone, it says why
+        except OSError as problem:
+            if problem.errno in FULL:
+                raise
+            return 0  # one name that this disk can't hold; the others still arrive
+        self.landed[number] = sha.hexdigest()
+        return size
+
+    def _write(self, artifact: Artifact, name: str, content: memoryview) -> None:
+        """Write a whole file into the tree, or none: whatever is in the tree gets its name at the end."""
+        path = self.tree.place(name)
         fd = os.open(path, _WRITE, 0o666)
         try:
             done = 0
-            while done < size:
+            while done < len(content):
                 done += os.write(fd, content[done:] if done else content)
             set_time(fd if _TIMES_BY_FD else path, artifact.mtime_ns)
+        except OSError:
+            Path(path).unlink()
+            raise
         finally:
             os.close(fd)
-        self.landed[number] = sha.hexdigest()
-        return size
 
 
 def _unreadable() -> BadReply:

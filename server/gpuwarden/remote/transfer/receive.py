@@ -13,7 +13,6 @@ listed in the answer with the reason; the rest still arrives.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,7 +28,7 @@ from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, NotFound, Unreachable
 from gpuwarden.core.models import Artifact, Frozen, Manifest
 from gpuwarden.core.task_groups import first_error
-from gpuwarden.remote.transfer.destination import Destination, Entry, bare
+from gpuwarden.remote.transfer.destination import FULL, Destination, Entry, bare
 from gpuwarden.remote.transfer.file_bundle import SMALL_BYTES, Unpacker, batches
 from gpuwarden.remote.transfer.partial_file import Part
 from gpuwarden.remote.transfer.staging_tree import Tree
@@ -39,7 +38,6 @@ STALL_S = 30.0
 LOOK_S = 0.2
 END_S = 1.0
 TRIES = 6
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Source(Protocol):
@@ -345,7 +343,7 @@ class _Receiver:
         except (NotFound, BadReply) as gone:
             self.refused[artifact.path] = gone.message
         except OSError as problem:
-            if problem.errno in _FULL:
+            if problem.errno in FULL:
                 raise
             self.refused[artifact.path] = f"this machine could not write it: {problem.strerror or problem}"
 
@@ -482,7 +480,7 @@ def _changed(artifact: Artifact) -> BadReply:
 
 
 def _disk_trouble(dest: Path, problem: OSError) -> BadRequest:
-    if problem.errno in _FULL:
+    if problem.errno in FULL:
         return BadRequest(
             f"the disk under {dest} is full", "Free some space and pull again: it continues where it stopped."
         )

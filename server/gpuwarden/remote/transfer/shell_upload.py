@@ -126,7 +126,7 @@ class ShellPush:
 
     async def _work(self, queue: Iterator[Row]) -> None:
         for entry in queue:
-            sha256 = await to_thread.run_sync(digest, entry.path)
+            sha256 = await to_thread.run_sync(digest, entry)
             await self._send(entry, sha256)
             self.counts.landed.add(entry.name)
 
@@ -180,7 +180,7 @@ class ShellPush:
         session = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
         at = offset
         try:
-            with await to_thread.run_sync(open_regular, entry.path) as file:
+            with await to_thread.run_sync(open_regular, entry.path, entry.identity) as file:
                 file.seek(offset)
                 while at < entry.size:
                     size = min(max(PIECE, (at - offset) // SHARE), MAX_PIECE, entry.size - at)

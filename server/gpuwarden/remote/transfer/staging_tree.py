@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.safe_names import UnsafeName, make_parents
 from gpuwarden.remote.transfer.destination import Entry, size_of
 from gpuwarden.remote.transfer.partial_file import sync_everything
@@ -26,12 +27,17 @@ class Tree:
         self._made: set[str] = set()
 
     def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
-        """Move a killed process's files of this roster into place, still unverified; drop the rest."""
+        """Move a killed process's files of this roster into place, still unverified; drop the rest.
+
+        Raises `BadRequest` where the tree is a link: what it leads to is somebody's own.
+        """
+        if self.path.is_symlink():
+            raise BadRequest(f"{self.path} is a symbolic link; files are not taken through it", "Remove it.")
         if not os.path.lexists(self._root):
             return
         for artifact, name in entries:
             left = self.path / name
-            if size_of(left) == artifact.size:
+            if size_of(left) == artifact.size and os.path.realpath(left) == str(left):  # through no link
                 try:
                     left.replace(target(name))
                 except (UnsafeName, OSError):

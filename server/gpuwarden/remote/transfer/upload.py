@@ -56,7 +56,11 @@ async def push(
     `tries` failures in a row without progress; what arrived stays and the next call continues.
     """
     machine.link.begin()
-    entries = await to_thread.run_sync(lambda: [row(name, path) for name, path in files.items()])
+    try:
+        entries = await to_thread.run_sync(lambda: [row(name, path) for name, path in files.items()])
+    except BaseException:
+        machine.link.forget()
+        raise
     job = _Push(machine, folder.rstrip("/"), stall_s, tries, clock or SystemClock(), sum(e.size for e in entries))
     counts = job.counts
 

@@ -29,8 +29,9 @@ from typing import Any, Final
 
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.core.safe_names import check_name
+from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.session import Session
-from gpuwarden.remote.transfer.safe_open import open_regular, read_regular
+from gpuwarden.remote.transfer.safe_open import Identity, identity_of, open_regular, read_regular
 
 SMALL_BYTES: Final = 64 << 10
 ASK: Final = 2000
@@ -41,6 +42,8 @@ MAX_AHEAD: Final = 8 << 20
 SHARE: Final = 40
 TRUSTING_SHARE: Final = 8
 SYNC_S: Final = 600.0
+HASH_BYTES_S: Final = 20e6
+"""A machine that hashes slower than this, on a disk across a slow network, is not waited for."""
 END_S: Final = 1.0
 _PIECE: Final = 1 << 18
 _HEADER: Final = 16
@@ -51,12 +54,15 @@ _ZEROS: Final = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One file to push: its name below the remote folder, its local path, its size and when it was written."""
+    """One file to push: its name below the remote folder, its local path, its size, when it was written, and which
+    file it was.
+    """
 
     name: str
     path: Path
     size: int
     mtime_ns: int
+    identity: Identity
 
     @property
     def key(self) -> str:
@@ -77,7 +83,7 @@ def row(name: str, path: Path) -> Row:
     if info is None or not stat.S_ISREG(info.st_mode):
         with open_regular(path) as file:  # which says why not
             info = os.fstat(file.fileno())
-    return Row(name, path, info.st_size, info.st_mtime_ns)
+    return Row(name, path, info.st_size, info.st_mtime_ns, identity_of(info))
 
 
 @cache
@@ -138,7 +144,7 @@ class UploadStream:
                 self._send(entry, offsets.get(entry.name, 0))
         self._write(b"sync\n")
         self._flush()
-        self._next("synced", SYNC_S)
+        self._next("synced", SYNC_S, sum(entry.size for entry in self._rows))
         if self._confirmed < len(self._rows):
             raise BadReply("the machine confirmed fewer files than it was sent", "Push again.")
         # The agent gets a moment to end by itself; to end it from outside takes longer than to push a small file.
@@ -163,18 +169,19 @@ class UploadStream:
                 if isinstance(part, int) and 0 < part <= entry.size and entry.name not in self.counts.wrong:
                     offsets[entry.name] = part
         for some in _chunks(same, ASK):
-            ours = [digest(entry.path) for entry in some]
-            theirs = self._ask({"digest": [r.name for r in some]}, "sha256")["sha256"]
+            ours = [digest(entry) for entry in some]
+            size = sum(entry.size for entry in some)
+            theirs = self._ask({"digest": [r.name for r in some]}, "sha256", size)["sha256"]
             for entry, here, there in zip(some, ours, _list(theirs, len(some)), strict=True):
                 if here == there:
                     self.counts.skipped += entry.size if entry.name not in self.counts.begun else 0
                     self.counts.landed.add(entry.name)
         return offsets
 
-    def _ask(self, request: dict[str, Any], kind: str) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], kind: str, size: int = 0) -> dict[str, Any]:
         self._write(json.dumps(request).encode() + b"\n")
         self._flush()
-        return self._next(kind)
+        return self._next(kind, size=size)
 
     # ------------------------------------------------------------------------------------------------------ sending
 
@@ -219,7 +226,7 @@ class UploadStream:
         if entry.name not in self.counts.begun:
             self.counts.begun.add(entry.name)
             self.counts.resumed += offset
-        with open_regular(entry.path) as file:
+        with open_regular(entry.path, entry.identity) as file:
             self._write(json.dumps({"part": [entry.name, entry.size, entry.key, offset]}).encode() + b"\n")
             self._send_pieces(entry, file, offset)
 
@@ -293,17 +300,23 @@ class UploadStream:
 
     # ------------------------------------------------------------------------------------------------ confirmations
 
-    def _next(self, kind: str, patience_s: float = 0.0) -> dict[str, Any]:
-        """Return the next answer of a kind; confirmations before it are counted."""
-        end = time.monotonic() + max(self.stall_s, patience_s)
+    def _next(self, kind: str, patience_s: float = 0.0, size: int = 0) -> dict[str, Any]:
+        """Return the next answer of a kind; confirmations before it are counted.
+
+        Other lines extend the wait, but only by the time that a machine may need to hash `size` bytes.
+        """
+        patience_s = max(self.stall_s, patience_s)
+        end = time.monotonic() + patience_s
+        limit = end + size / HASH_BYTES_S
         while True:
             lines = self._read_answers(0.2)
             for answer in lines:
                 if kind in answer:
                     return answer
+            now = time.monotonic()
             if lines:
-                end = time.monotonic() + max(self.stall_s, patience_s)
-            elif time.monotonic() > end:
+                end = min(now + patience_s, limit)
+            if now > end:
                 raise self._stalled()
 
     def _read_answers(self, wait_s: float) -> list[dict[str, Any]]:
@@ -329,18 +342,18 @@ class UploadStream:
                 raise _invalid(text)
             if "error" in answer:
                 raise BadRequest(
-                    f"{self.folder} can't be written on the machine: {str(answer['error'])[:300]}",
+                    f"{self.folder} can't be written on the machine: {line(str(answer['error'])[:1000])}",
                     "Check free space, inodes and permissions there.",
                 )
             if "busy" in answer:
                 raise Unreachable(f"an earlier push to {self.folder} was still writing", "Push again.")
             if "done" in answer:
-                self._confirm(int(answer["done"]), int(answer["bytes"]), [int(n) for n in answer["bad"]])
+                self._confirm(int(answer["done"]), int(answer["bytes"]), {int(n) for n in answer["bad"]})
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise _invalid(text) from error
         return answer
 
-    def _confirm(self, done: int, size: int, bad: Sequence[int]) -> None:
+    def _confirm(self, done: int, size: int, bad: set[int]) -> None:
         if not self._confirmed <= done <= len(self._rows) or not self._bytes <= size <= self._carried:
             raise BadReply("the machine confirms files that it was not sent", "Push again.")
         if not all(self._confirmed <= n < done for n in bad):
@@ -377,15 +390,15 @@ def _chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
 
 def read_small(entry: Row) -> bytes:
     """Return a small file's bytes. Raises `BadReply` when it has another size by now."""
-    content = read_regular(entry.path, entry.size + 1)
+    content = read_regular(entry.path, entry.size + 1, entry.identity)
     if len(content) != entry.size:
         raise _changed(entry)
     return content
 
 
-def digest(path: Path) -> str:
+def digest(entry: Row) -> str:
     """Return the hex sha256 of a file that may be sent."""
-    with open_regular(path) as file:
+    with open_regular(entry.path, entry.identity) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
