@@ -168,6 +168,13 @@ async def test_an_output_that_a_stop_loses_keeps_it_on(house: Parked) -> None:
         assert house.handle(await house.started(outputs=("out", "/scratch/x"))).place.park is None
 
 
+@pytest.mark.parametrize("platform", ["vastai", "autodl"])
+@pytest.mark.parametrize("output", ["/dev/shm/out", "/run/out", "/var/run/out"])
+async def test_an_output_in_memory_keeps_it_on(house: Parked, platform: str, output: str) -> None:
+    house.opens(platform=f"rehearsal/{platform}")
+    assert house.handle(await house.started(outputs=("out", output))).place.park is None
+
+
 async def test_an_interruptible_machine_never_parks(house: Parked) -> None:
     assert house.handle(await house.started(interruptible=True)).place.park is None
 
