@@ -150,6 +150,7 @@ async def test_the_real_platforms_own_way_is_for_real_machines(house: Parked) ->
     park = park_at(house.ctx, job, real)
     assert park is not None and not park.by.command
     assert park.by.url.endswith("/instances/77/") and park.by.key == "CONTAINER_API_KEY"
+    assert park.order["outputs"] == ["out"], "the runner looks where they are before it stops anything"
     nowhere = job.place.model_copy(update={"self_stop": ()})
     assert park_at(house.ctx, job, nowhere) is None
 

@@ -226,6 +226,58 @@ def test_a_later_attempt_and_a_hold_end_it(tmp_path: Path) -> None:
     assert not hand.wanted()
 
 
+# ---------------------------------------------------------------------------------------------- what a stop loses
+
+
+@pytest.fixture
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The table of mounts: a disk, a folder of it in memory, and a disk inside that."""
+    at = os.path.realpath(tmp_path)
+    table = tmp_path / "mounts"
+    table.write_text(
+        f"tmpfs / tmpfs rw 0 0\n/dev/vda / ext4 rw 0 0\nx {at}/in\\040memory tmpfs rw 0 0\n"
+        f"/dev/vdb {at}/in\\040memory/disk ext4 rw 0 0\nx {at}/ram ramfs rw 0 0\n"
+    )
+    monkeypatch.setattr(park, "MOUNTS", str(table))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("output", "lost"),
+    [("in memory/x", True), ("in memory", True), ("ram", True), ("link", True), ("", True), ("in memory/disk/x", False),
+     ("in memoryless", False), ("out", False), ("ram2/x", False)],
+)  # fmt: skip
+def test_an_output_in_memory_is_seen_through_its_real_path(
+    tmp_path: Path, mounts: Path, output: str, lost: bool
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "ram" / "deep")
+    said = park.lost_by_stop(str(tmp_path), ["work/x", f"{tmp_path}/{output}"])
+    assert ("is in memory, which a stop empties" in said) == lost == bool(said)
+
+
+def test_a_working_folder_that_leads_into_memory_is_seen(tmp_path: Path, mounts: Path) -> None:
+    (tmp_path / "work").mkdir()
+    assert not park.lost_by_stop(str(tmp_path), ["out"])
+    (tmp_path / "work" / "out").symlink_to(tmp_path / "ram")
+    assert park.lost_by_stop(str(tmp_path), ["out"])
+
+
+def test_mounts_that_can_not_be_read_keep_outputs_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(park, "MOUNTS", str(tmp_path / "none"))
+    assert "can't be read" in park.lost_by_stop(str(tmp_path), ["out"])
+    assert not park.lost_by_stop(str(tmp_path), [])
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs memory that is mounted")
+def test_a_machine_with_an_output_in_memory_stays_on_and_says_so(folder: Path) -> None:
+    call("start", folder, parking(folder, ["true"], outputs=["out", "/dev/shm/gpuwarden-none"]))
+    seen = until(folder, lambda s: any(a["kind"] == "self_park" for a in s["last_alerts"]))
+    alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_park")
+    assert "/dev/shm/gpuwarden-none is in memory" in alert["text"]
+    assert not asked(folder) and not (folder / "parked.json").exists()
+    (folder / "park.hold").touch()
+
+
 # ------------------------------------------------------------------------------------- the platform's own request
 
 

@@ -75,7 +75,8 @@ def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
         return None  # what stops a real machine must never run on this one
     url = by.url.replace("{instance}", place.instance_id or "")
     late_s = None if job.spec.timeout_s is None else job.spec.timeout_s + OVERRUN_S
-    return Park(after_s=ordered.after_s, deadline_s=late_s, by=by.model_copy(update={"url": url}))
+    outputs = () if place.root else job.outputs
+    return Park(after_s=ordered.after_s, deadline_s=late_s, by=by.model_copy(update={"url": url}), outputs=outputs)
 
 
 def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from typing import Any
 
 from gpuwarden.remote.runner.files import write_all, write_atomic
 from gpuwarden.remote.runner.observe import child_alive
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.process import environ_of, is_alive
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.start import detached, let_go, take_lock
@@ -24,6 +26,8 @@ QUIET_LOOK_S = 5.0
 ASK_S = 60.0
 DOWN_S = 120.0  # how long a platform that took the request may need
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
+MOUNTS = "/proc/self/mounts"
+IN_MEMORY = (b"tmpfs", b"ramfs", b"devtmpfs")
 
 
 def hear(folder: str) -> int:
@@ -155,9 +159,11 @@ class Parker:
             if fd >= 0:
                 os.close(fd)
         self.tries += 1
-        quiet = self.now() - max(self.heard_at, self.ended_at)
-        self.note({"at": time.time(), "tries": self.tries, "silent_s": round(quiet)})
-        problem = ask(self.spec)
+        problem = lost_by_stop(self.folder, self.spec.get("outputs") or [])
+        if not problem:
+            quiet = self.now() - max(self.heard_at, self.ended_at)
+            self.note({"at": time.time(), "tries": self.tries, "silent_s": round(quiet)})
+            problem = ask(self.spec)
         if not problem:
             end = self.now() + self.down
             while self.now() < end:
@@ -222,6 +228,23 @@ def is_locked(folder: str, name: str) -> bool:
     if lock >= 0:
         os.close(lock)
     return lock < 0
+
+
+def lost_by_stop(folder: str, outputs: list[str]) -> str:
+    """Return why a stop would lose a declared output: its real path is in memory, or has memory mounted inside."""
+    try:
+        with open(MOUNTS, "rb") as file:
+            rows = [line.split() for line in file]
+    except OSError as error:
+        return f"what is mounted can't be read: {error.strerror}" if outputs else ""
+    spelled = re.compile(rb"\\([0-7]{3})")  # a space in a name is \040 there
+    types = {os.fsdecode(spelled.sub(lambda at: bytes([int(at[1], 8)]), row[1])): row[2] for row in rows}
+    for path in outputs:
+        real = os.path.realpath(PathMapping({}).locate(folder, path)[0])
+        under = max((at for at in types if inside(real, at)), key=len, default="")
+        if any(types[at] in IN_MEMORY for at in types if at == under or inside(at, real)):
+            return f"the declared output {printable(path)[:100]} is in memory, which a stop empties"
+    return ""
 
 
 def ask(spec: Json) -> str:
