@@ -348,6 +348,27 @@ async def test_the_users_own_stop_is_not_a_park(house: Parked) -> None:
     assert house.starts() == 0
 
 
+async def test_a_start_that_was_lost_undoes_no_later_stop(house: Parked) -> None:
+    """The start is lost once and nobody arms the parker; the machine comes up and a person has it stopped."""
+    job = await house.asleep()
+    await house.round()
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=1),)))
+    with pytest.raises(Unreachable):
+        await pull(house.ctx, job)
+    house.cloud.configure(faults=Faults())
+    house.cloud.start(records(house.cloud)[0].id)
+    for _ in range(4):
+        await house.round()
+    assert house.state() == "running"
+    view = await house.asks(job, "stop")
+    await house.until_off(await house.yes(view, **({} if view.complete else {"loss": "train"})))
+    assert house.state() == "stopped"
+    starts = house.starts()
+    with pytest.raises(Unreachable):
+        await pull(house.ctx, job)
+    assert house.starts() == starts and house.state() == "stopped"
+
+
 async def test_a_person_who_objects_keeps_it_on(house: Parked) -> None:
     job = await house.started()
     assert object_to(house.ctx, job, "command line", "test") and await hold(house.ctx, job)
