@@ -21,7 +21,7 @@ from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.start import detached, let_go, take_lock
 from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 
-HEARD, HOLD, PARKED = "/heard", "/park.hold", "/parked.json"
+HEARD, HOLD, PARKED, KEEPING = "/heard", "/park.hold", "/parked.json", "/keep.lock"
 QUIET_LOOK_S = 5.0
 ASK_S = 60.0
 DOWN_S = 120.0  # how long a platform that took the request may need
@@ -88,11 +88,11 @@ class Parker:
         self.down = min(DOWN_S, float(spec.get("down_s") or DOWN_S))
         self.retry = float(spec.get("retry_s") or FIRST_RETRY_S)
         self.inode = os.stat(folder).st_ino
-        self.begun = self.heard_at = self.now()
+        self.begun = self.heard_at = self.sent_at = self.now()
         self.ended_at = -1.0
         self.not_before = 0.0
         self.tries = 0
-        self.mark = self.stamp()
+        self.mark, self.sent = self.stamp(HEARD), self.stamp(KEEPING)
 
     def now(self) -> float:
         """Return the time that no clock setting changes."""
@@ -118,19 +118,21 @@ class Parker:
         self.look(status)
         return status is None or status.get("attempt") == self.order["attempt"]
 
-    def stamp(self) -> Any:
-        """Return what differs after each touch of `heard`."""
+    def stamp(self, name: str) -> Any:
+        """Return what differs after each touch of a file."""
         try:
-            info = os.stat(self.folder + HEARD, follow_symlinks=False)
+            info = os.stat(self.folder + name, follow_symlinks=False)
         except OSError:
             return None
         return info.st_ino, info.st_mtime_ns, info.st_ctime_ns
 
     def look(self, status: Json | None) -> None:
-        """Take in whether the job has ended and whether somebody came since the last look."""
-        mark = self.stamp()
+        """Take in whether the job has ended, and whether somebody came or something was kept since the last look."""
+        mark, sent = self.stamp(HEARD), self.stamp(KEEPING)
         if mark != self.mark:
             self.mark, self.heard_at = mark, self.now()
+        if sent != self.sent:
+            self.sent, self.sent_at = sent, self.now()
         if self.ended_at < 0 and status is not None and over(status):
             self.ended_at = self.now()
 
@@ -139,7 +141,8 @@ class Parker:
         now = self.now()
         late = self.deadline is not None and now - self.begun >= self.deadline
         quiet = now - max(self.heard_at, self.ended_at) >= self.after
-        return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder)
+        uploads = now - self.sent_at < self.after  # one that only fails keeps no machine on
+        return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder, uploads)
 
     def stop_machine(self) -> None:
         """Ask for the stop, unless somebody reads here at this moment. A failure is reported, and it is tried again."""
@@ -208,15 +211,15 @@ def over(status: Json) -> bool:
     return supervised is False and child_alive(status) is False
 
 
-def busy(folder: str) -> bool:
-    """Return whether something of gpuwarden works on this machine: an upload to a kept store, or another job beside."""
+def busy(folder: str, uploads: bool) -> bool:
+    """Return whether gpuwarden works on this machine: an upload to a kept store, where it counts, or a job beside."""
     top = os.path.dirname(folder)
     try:
         others = [f"{top}/{name}" for name in os.listdir(top)]
     except OSError:
         others = []
-    locks = [(folder, "keep.lock"), *((other, "lock") for other in others if other != folder)]
-    return any(os.path.isfile(f"{path}/{name}") and is_locked(path, name) for path, name in locks)
+    locks = [(other, "/lock") for other in others if other != folder] + [(folder, KEEPING)] * uploads
+    return any(os.path.isfile(path + name) and is_locked(path, name) for path, name in locks)
 
 
 def is_locked(folder: str, name: str) -> bool:
