@@ -348,6 +348,29 @@ def test_a_refusal_is_told_without_the_key(url: str, monkeypatch: pytest.MonkeyP
     assert len(Platform.seen) == 1, "a key follows no redirect"
 
 
+def test_a_key_that_ends_in_a_newline_is_used_without_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTAINER_API_KEY", " of-this-machine\r\n")
+    assert ask(request(url)) == "" and Platform.seen[0][2] == "Bearer of-this-machine"
+
+
+@pytest.mark.parametrize(
+    "key", ["of-this\nmachine", "of-this\x00machine", "of-this-mach\u00efne", "of-this\u2028machine"]
+)
+def test_a_key_that_no_header_takes_is_not_quoted(url: str, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
+    monkeypatch.setattr(park, "environ_of", lambda _: {"CONTAINER_API_KEY": key})
+    problem = ask(request(url))
+    assert "CONTAINER_API_KEY" in problem and "of-this" not in problem and not Platform.seen
+
+
+def test_a_key_in_an_error_is_removed_before_the_error_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "of-this-machine-" * 8
+    monkeypatch.setenv("CONTAINER_API_KEY", key)
+    for pad in range(120, 200, 7):  # an address that quotes the key, in every place of the text
+        problem = ask(request(f"gopher{'r' * pad}-{key}:x"))
+        assert problem and "of-this" not in problem and len(problem) <= 200
+
+
 def test_without_its_key_a_machine_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
     monkeypatch.setattr(park, "environ_of", lambda _: {})

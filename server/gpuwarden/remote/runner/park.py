@@ -275,9 +275,12 @@ def ask_platform(request: Json) -> str:
             """Refuse."""
 
     name = request["key"]
-    key = os.environ.get(name) or environ_of(1).get(name)  # a shell over SSH lacks the container's variables
+    # A shell over SSH lacks the container's variables.
+    key = (os.environ.get(name) or environ_of(1).get(name) or "").strip()
     if not key:
         return f"the variable {name} is not set on this machine"
+    if not (key.isascii() and key.isprintable()):  # an error about such a header quotes it in another spelling
+        return f"the variable {name} has characters that no key has"
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
     try:
         body = json.dumps(request.get("body") or {}).encode("ascii")
@@ -286,4 +289,4 @@ def ask_platform(request: Json) -> str:
             reply.read(4096)
         return ""
     except (OSError, ValueError) as error:  # HTTPError is an OSError
-        return f"{type(error).__name__}: {error}"[:200].replace(key, "***")
+        return f"{type(error).__name__}: {error}".replace(key, "***")[:200]
