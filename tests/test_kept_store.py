@@ -264,6 +264,38 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
     assert log[2:] == ["t/out/a 22", "t/gpuwarden-manifest.json ['out/a']"]
 
 
+def test_only_bytes_that_the_store_did_not_have_count_as_an_upload_that_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store takes the first file in each try and refuses the second one at a part that it never takes."""
+    out, lock = folder / "work" / "out", folder / "keep.lock"
+    out.mkdir(parents=True)
+    for name in "ab":
+        (out / name).write_bytes(b"12345678")
+    lock.touch()
+    counts = iter([4, 4, 8, 0])  # what the store takes of the second file, in each try
+
+    class Refusing:
+        """A store that refuses the second file."""
+
+        def put(self, key: str, fd: int, row: dict[str, Any], pace: Callable[[int], None]) -> None:
+            pace(8 if key.endswith("a") else next(counts))
+            if key.endswith("b"):
+                raise ConnectionError
+
+    monkeypatch.setattr(keeper, "open_store", lambda *given: Refusing())
+    where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
+    order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
+    upload = keeper.Keeper(str(folder), order)
+    upload.final, touched = True, []
+    for _ in range(4):
+        os.utime(lock, (1, 1))
+        with pytest.raises(ConnectionError):
+            upload.turn()
+        touched.append(lock.stat().st_mtime > 1)
+    assert touched == [True, True, False, False]
+
+
 def test_what_a_sandboxed_job_wrote_is_not_run_outside_of_its_sandbox(folder: Path) -> None:
     own = folder / "work" / ".venv" / "bin" / "python"
     own.parent.mkdir(parents=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,7 +10,7 @@ import pytest
 
 from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest, Conflict, Refused
-from gpuwarden.core.models import Handle, JobSpec, Resources, Verb
+from gpuwarden.core.models import Handle, JobSpec, Manifest, Resources, Verb
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
@@ -269,6 +269,21 @@ async def test_no_yes_makes_a_platform_have_a_stop(house: House) -> None:
         await house.yes(view, loss="train")
     view = await house.until_off(await house.yes(await house.asks(job)))
     assert view.record.state is Teardown.VERIFIED_STOPPED
+
+
+async def test_a_stop_loses_what_is_in_memory(house: House) -> None:
+    job = await house.proven()
+    whole, listed = house.backend._roster, "/dev/shm/out/model"
+
+    def roster(handle: Handle, paths: Iterable[str], *, digests: bool) -> Manifest:
+        rows = whole(handle, paths, digests=digests)
+        added = rows.files[0].model_copy(update={"path": listed})
+        return rows.model_copy(update={"files": (*rows.files, added)})
+
+    with patch.object(house.backend, "_roster", roster):
+        view = await house.asks(job, "stop")
+    assert [(file.path, file.tier) for file in view.dying] == [(listed, "memory")]
+    assert [file.path for file in view.kept] == ["out/model"] and any(f.blocks for f in view.findings)
 
 
 async def test_a_stop_that_gets_nowhere_makes_way_for_a_terminate(house: House) -> None:

@@ -150,6 +150,7 @@ async def test_the_real_platforms_own_way_is_for_real_machines(house: Parked) ->
     park = park_at(house.ctx, job, real)
     assert park is not None and not park.by.command
     assert park.by.url.endswith("/instances/77/") and park.by.key == "CONTAINER_API_KEY"
+    assert park.order["outputs"] == ["out"], "the runner looks where they are before it stops anything"
     nowhere = job.place.model_copy(update={"self_stop": ()})
     assert park_at(house.ctx, job, nowhere) is None
 
@@ -166,6 +167,13 @@ async def test_an_output_that_a_stop_loses_keeps_it_on(house: Parked) -> None:
     lossy = profile.model_copy(update={"storage": (*profile.storage, dies)})
     with patch.object(house.ctx, "profile", lambda _: lossy):
         assert house.handle(await house.started(outputs=("out", "/scratch/x"))).place.park is None
+
+
+@pytest.mark.parametrize("platform", ["vastai", "autodl"])
+@pytest.mark.parametrize("output", ["/dev/shm/out", "/run/out", "/var/run/out"])
+async def test_an_output_in_memory_keeps_it_on(house: Parked, platform: str, output: str) -> None:
+    house.opens(platform=f"rehearsal/{platform}")
+    assert house.handle(await house.started(outputs=("out", output))).place.park is None
 
 
 async def test_an_interruptible_machine_never_parks(house: Parked) -> None:
@@ -338,6 +346,27 @@ async def test_the_users_own_stop_is_not_a_park(house: Parked) -> None:
     with pytest.raises(Unreachable):
         await pull(house.ctx, job)
     assert house.starts() == 0
+
+
+async def test_a_start_that_was_lost_undoes_no_later_stop(house: Parked) -> None:
+    """The start is lost once and nobody arms the parker; the machine comes up and a person has it stopped."""
+    job = await house.asleep()
+    await house.round()
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=1),)))
+    with pytest.raises(Unreachable):
+        await pull(house.ctx, job)
+    house.cloud.configure(faults=Faults())
+    house.cloud.start(records(house.cloud)[0].id)
+    for _ in range(4):
+        await house.round()
+    assert house.state() == "running"
+    view = await house.asks(job, "stop")
+    await house.until_off(await house.yes(view, **({} if view.complete else {"loss": "train"})))
+    assert house.state() == "stopped"
+    starts = house.starts()
+    with pytest.raises(Unreachable):
+        await pull(house.ctx, job)
+    assert house.starts() == starts and house.state() == "stopped"
 
 
 async def test_a_person_who_objects_keeps_it_on(house: Parked) -> None:

@@ -231,6 +231,29 @@ def test_a_path_that_is_not_plainly_on_a_tier_survives_nothing(path: str):
         assert not any(load_profile(name).survives(path, event, requested=True) for event in EVENTS)
 
 
+@pytest.mark.parametrize(
+    "path", ["/dev/shm/out", "/run", "/run/user/0/x", "/var/run/x", "//dev//shm/x", "/proc/1", "/sys/x"]
+)
+@pytest.mark.parametrize("name", [f.stem for f in FILES])
+def test_what_is_in_memory_survives_no_end_of_a_machine(name: str, path: str):
+    found = load_profile(name)
+    assert not any(found.survives(path, e, requested=asked) for e in EVENTS[:3] for asked in (False, True))
+    disk, memory = found.tier_of("/"), found.tier_of(path)
+    assert memory is None or (disk is not None and memory.survives.job_end == disk.survives.job_end)
+
+
+def test_a_path_that_only_begins_like_memory_is_on_the_disk():
+    vastai = load_profile("vastai")
+    assert [vastai.survives(path, "stop") for path in ("/devel/x", "/running", "/tmp/x", "/var/lib/x")] == [True] * 4
+
+
+@pytest.mark.parametrize(("mount", "lives"), [("/run/media/disk", True), ("/dev/shm", True), ("/var", False)])
+def test_a_profiles_own_tier_there_says_what_survives(mount: str, lives: bool):
+    disk = front()["storage"][0]
+    found = profile(storage=[tier(path="/"), {**disk, "tier": "mounted", "path": mount}])
+    assert found.survives(f"{mount}/run/x", "stop") is lives
+
+
 def test_spellings_of_one_path_are_one_path():
     runpod = load_profile("runpod")
     for path in ("/workspace", "/workspace/", "//workspace/x", "/workspace//x", "/./workspace/x"):

@@ -22,12 +22,13 @@ UNKNOWN = Unfound(unknown="try it and look")
 
 
 def plant(world: World, place: Place | None, durable: bool) -> list[str]:
-    """Write a file on every tier that is sure to be there; the files' paths."""
-    paths = {f"{t.path.rstrip('/')}/deep/file": t for t in world.cloud.profile.tiers(requested=durable)}
+    """Write a file on every tier that is sure to be there, and in memory; the files' paths."""
+    tiers = [tier.path.rstrip("/") for tier in world.cloud.profile.tiers(requested=durable)]
+    paths = [f"{at}/deep/file" for at in (*tiers, "/dev/shm", "/run")]
     for path in paths:
         on(place, path).parent.mkdir(parents=True, exist_ok=True)
         on(place, path).write_text("checkpoint")
-    return list(paths)
+    return paths
 
 
 @pytest.mark.parametrize("durable", [False, True])

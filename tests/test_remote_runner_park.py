@@ -197,13 +197,30 @@ def test_another_job_on_the_machine_keeps_it_on(tmp_path: Path) -> None:
     assert hand.due()
 
 
-def test_an_upload_to_a_kept_store_keeps_it_on(hand: Hand) -> None:
+def test_an_upload_to_a_kept_store_keeps_it_on_while_it_goes_on(hand: Hand) -> None:
     hand.sees("succeeded")
     lock = park.take_lock(hand.folder, "keep.lock")
-    hand.at += 101
-    assert not hand.due()
+    for _ in range(5):
+        os.utime(hand.folder + "/keep.lock")
+        hand.sees("succeeded")
+        hand.at += 99
+        hand.sees("succeeded")
+        assert not hand.due()
     os.close(lock)
     assert hand.due()
+
+
+def test_an_upload_that_only_fails_keeps_no_machine_on(hand: Hand) -> None:
+    """The keeper has its lock through a day of tries; the parker counts from the last byte that the store took."""
+    lock = park.take_lock(hand.folder, "keep.lock")
+    hand.sees("succeeded")
+    hand.at += 99
+    hand.sees("succeeded")
+    assert not hand.due()
+    hand.at += 2
+    hand.sees("succeeded")
+    assert hand.due()
+    os.close(lock)
 
 
 def test_a_supervisor_that_died_is_an_end_and_a_living_one_is_not(hand: Hand) -> None:
@@ -224,6 +241,58 @@ def test_a_later_attempt_and_a_hold_end_it(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "running", "attempt": 1}))
     (tmp_path / "park.hold").touch()
     assert not hand.wanted()
+
+
+# ---------------------------------------------------------------------------------------------- what a stop loses
+
+
+@pytest.fixture
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The table of mounts: a disk, a folder of it in memory, and a disk inside that."""
+    at = os.path.realpath(tmp_path)
+    table = tmp_path / "mounts"
+    table.write_text(
+        f"tmpfs / tmpfs rw 0 0\n/dev/vda / ext4 rw 0 0\nx {at}/in\\040memory tmpfs rw 0 0\n"
+        f"/dev/vdb {at}/in\\040memory/disk ext4 rw 0 0\nx {at}/ram ramfs rw 0 0\n"
+    )
+    monkeypatch.setattr(park, "MOUNTS", str(table))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("output", "lost"),
+    [("in memory/x", True), ("in memory", True), ("ram", True), ("link", True), ("", True), ("in memory/disk/x", False),
+     ("in memoryless", False), ("out", False), ("ram2/x", False)],
+)  # fmt: skip
+def test_an_output_in_memory_is_seen_through_its_real_path(
+    tmp_path: Path, mounts: Path, output: str, lost: bool
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "ram" / "deep")
+    said = park.lost_by_stop(str(tmp_path), ["work/x", f"{tmp_path}/{output}"])
+    assert ("is in memory, which a stop empties" in said) == lost == bool(said)
+
+
+def test_a_working_folder_that_leads_into_memory_is_seen(tmp_path: Path, mounts: Path) -> None:
+    (tmp_path / "work").mkdir()
+    assert not park.lost_by_stop(str(tmp_path), ["out"])
+    (tmp_path / "work" / "out").symlink_to(tmp_path / "ram")
+    assert park.lost_by_stop(str(tmp_path), ["out"])
+
+
+def test_mounts_that_can_not_be_read_keep_outputs_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(park, "MOUNTS", str(tmp_path / "none"))
+    assert "can't be read" in park.lost_by_stop(str(tmp_path), ["out"])
+    assert not park.lost_by_stop(str(tmp_path), [])
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs memory that is mounted")
+def test_a_machine_with_an_output_in_memory_stays_on_and_says_so(folder: Path) -> None:
+    call("start", folder, parking(folder, ["true"], outputs=["out", "/dev/shm/gpuwarden-none"]))
+    seen = until(folder, lambda s: any(a["kind"] == "self_park" for a in s["last_alerts"]))
+    alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_park")
+    assert "/dev/shm/gpuwarden-none is in memory" in alert["text"]
+    assert not asked(folder) and not (folder / "parked.json").exists()
+    (folder / "park.hold").touch()
 
 
 # ------------------------------------------------------------------------------------- the platform's own request
@@ -277,6 +346,29 @@ def test_a_refusal_is_told_without_the_key(url: str, monkeypatch: pytest.MonkeyP
     problem = ask(request(url))
     assert str(answer) in problem and "of-this-machine" not in problem
     assert len(Platform.seen) == 1, "a key follows no redirect"
+
+
+def test_a_key_that_ends_in_a_newline_is_used_without_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTAINER_API_KEY", " of-this-machine\r\n")
+    assert ask(request(url)) == "" and Platform.seen[0][2] == "Bearer of-this-machine"
+
+
+@pytest.mark.parametrize(
+    "key", ["of-this\nmachine", "of-this\x00machine", "of-this-mach\u00efne", "of-this\u2028machine"]
+)
+def test_a_key_that_no_header_takes_is_not_quoted(url: str, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
+    monkeypatch.setattr(park, "environ_of", lambda _: {"CONTAINER_API_KEY": key})
+    problem = ask(request(url))
+    assert "CONTAINER_API_KEY" in problem and "of-this" not in problem and not Platform.seen
+
+
+def test_a_key_in_an_error_is_removed_before_the_error_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "of-this-machine-" * 8
+    monkeypatch.setenv("CONTAINER_API_KEY", key)
+    for pad in range(120, 200, 7):  # an address that quotes the key, in every place of the text
+        problem = ask(request(f"gopher{'r' * pad}-{key}:x"))
+        assert problem and "of-this" not in problem and len(problem) <= 200
 
 
 def test_without_its_key_a_machine_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-OUT-001": ([submit(outputs=())], [submit()]),
     "PF-OUT-002": (
         [submit(), MISPLACED, submit(interruptible=True)],
-        [submit(OWNED), submit(outputs=()), submit(None)],
+        [submit(OWNED), submit(OWNED, outputs=("/dev/shm/out",)), submit(outputs=()), submit(None)],
     ),
     "PF-PLACE-001": ([looked("PF-PLACE-001")], [submit(), looked("PF-PLACE-002")]),
     "PF-PLACE-002": ([looked("PF-PLACE-002", Severity.WARNING)], [submit(), looked("PF-PLACE-001")]),
@@ -244,6 +244,8 @@ def severities(rule_id: str, facts: object) -> set[Severity]:
         ("PF-OUT-001", submit(OWNED, outputs=()), Severity.WARNING),
         ("PF-OUT-001", submit(outputs=()), Severity.ERROR),
         ("PF-OUT-002", MISPLACED, Severity.ERROR),
+        ("PF-OUT-002", submit(outputs=("/dev/shm/out",), teardown="stop"), Severity.ERROR),
+        ("PF-OUT-002", submit(outputs=("/dev/shm/out",), interruptible=True), Severity.ERROR),
         ("PF-TIME-001", submit(OWNED, timeout_s=None), Severity.WARNING),
         ("PF-PLACE-001", looked("PF-PLACE-001", Severity.UNKNOWN), Severity.UNKNOWN),
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED), Severity.ERROR),

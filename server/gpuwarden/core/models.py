@@ -241,19 +241,21 @@ class SelfStop(Frozen):
 class Park(Frozen):
     """What the runner of a job may do with its own machine: stop it after so many seconds in which nobody came.
 
-    They count from the job's end, or from `deadline_s` after the launch. The machine can do so as `by` says.
+    They count from the job's end, or from `deadline_s` after the launch. The machine can do so as `by` says, while none
+    of the `outputs` is in memory; a rehearsal's files are on whatever disk the test has, so it names none.
     """
 
     after_s: float = Field(gt=0)
     deadline_s: float | None = None
     by: SelfStop
+    outputs: tuple[str, ...] = ()
 
     @property
     def order(self) -> dict[str, object]:
         """Return the order as the runner takes it."""
         request = {"method": self.by.method, "url": self.by.url, "body": self.by.body, "key": self.by.key}
         how = {"command": list(self.by.command)} if self.by.command else {"request": request}
-        return {"after_s": self.after_s, "deadline_s": self.deadline_s, **how}
+        return {"after_s": self.after_s, "deadline_s": self.deadline_s, "outputs": list(self.outputs), **how}
 
 
 class Place(Frozen):

@@ -7,7 +7,7 @@ Every block of volatile facts carries `verified` (year-month) and `source`. An u
 from __future__ import annotations
 
 import posixpath
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,6 +28,8 @@ Month = Annotated[str, Field(pattern=r"^20\d\d-(0[1-9]|1[0-2])$")]
 Source = Annotated[str, Field(min_length=8)]
 Event = Literal["stop", "terminate", "preemption", "job_end"]
 Present = Literal["always", "on_request", "sometimes"]
+VOLATILE: Final = ("/dev", "/run", "/var/run", "/var/lock", "/proc", "/sys")
+"""Mounts of every Linux machine that are in memory: no profile names them, and a stop empties them."""
 
 
 class Sourced(Frozen):
@@ -72,6 +74,12 @@ class Tier(Sourced):
         if path != posixpath.normpath(path) or path.startswith("//"):
             raise ValueError(f"{path!r} is not a normalized path: write {posixpath.normpath(path)!r}")
         return path
+
+    def in_memory(self, path: str) -> Tier:
+        """Return the tier of a mount in memory on a machine whose disk is this tier: only the job's end spares it."""
+        lost = {"stop": False, "terminate": False, "preemption": False}
+        survives = self.survives.model_copy(update=lost)
+        return self.model_copy(update={"tier": "memory", "path": path, "survives": survives})
 
 
 class Meter(Sourced):
@@ -238,14 +246,17 @@ class Profile(Frozen):
         """Return the tier that contains an absolute path, or None where none is sure to.
 
         It is the longest mount that contains the path, for a job that did or did not ask for durable storage. A
-        mount that may be absent is not read as the disk below it: nobody knows which of the two a file is on.
+        mount that may be absent is not read as the disk below it: nobody knows which of the two a file is on. What is
+        in memory on every machine is on a disk only where the profile has a tier there.
         """
         if not path.startswith("/") or ".." in path.split("/"):
             return None
         plain = posixpath.normpath("/" + path.lstrip("/"))
-        inside = [t for t in self.storage if plain == t.path or plain.startswith(t.path.rstrip("/") + "/")]
-        longest = max((t.path for t in inside), key=len, default=None)
-        return next((t for t in self.tiers(requested=requested) if t.path == longest), None)
+        mounts = [t.path for t in self.storage if _inside(plain, t.path)]
+        longest = max(mounts, key=len, default="")
+        tier = next((t for t in self.tiers(requested=requested) if t.path == longest), None)
+        volatile = next((mount for mount in VOLATILE if _inside(plain, mount)), "")
+        return tier.in_memory(volatile) if tier is not None and len(volatile) > len(longest) else tier
 
     def place_of(self, output: str) -> str:
         """Return the absolute path of a declared output. A home folder (`~`) is on the disk mounted at the root."""
@@ -275,3 +286,7 @@ class Profile(Frozen):
     def _billing_tiers(self, verb: Verb, *, requested: bool) -> bool:
         field = "bills_when_stopped" if verb == "stop" else "bills_when_terminated"
         return any(getattr(t, field) is not False for t in self.tiers(requested=requested))
+
+
+def _inside(path: str, mount: str) -> bool:
+    return path == mount or path.startswith(mount.rstrip("/") + "/")

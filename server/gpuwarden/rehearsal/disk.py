@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from gpuwarden.core.profile import Event, Profile, Tier
+from gpuwarden.core.profile import VOLATILE, Event, Profile, Tier
 
 
 class Disk:
@@ -65,7 +65,9 @@ class Disk:
     def wipe(self, event: Event) -> None:
         """Delete the tiers that do not outlive `event`. An unknown fact counts as loss."""
         base = self.off if self.off.exists() else self.fs
-        for tier in self.tiers:
+        own = {tier.path for tier in self.tiers}
+        memory = [root.in_memory(at) for root in self.tiers if root.path == "/" for at in VOLATILE if at not in own]
+        for tier in (*self.tiers, *memory):
             if getattr(tier.survives, event) is True:
                 continue
             start, keep = self._volume(tier), set[Path]()

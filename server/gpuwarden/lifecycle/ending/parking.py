@@ -20,6 +20,7 @@ from gpuwarden.ledger.events import (
     ParkingOrdered,
     ResumeIntent,
     StartRefused,
+    VerbSent,
 )
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
@@ -75,7 +76,8 @@ def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
         return None  # what stops a real machine must never run on this one
     url = by.url.replace("{instance}", place.instance_id or "")
     late_s = None if job.spec.timeout_s is None else job.spec.timeout_s + OVERRUN_S
-    return Park(after_s=ordered.after_s, deadline_s=late_s, by=by.model_copy(update={"url": url}))
+    outputs = () if place.root else job.outputs
+    return Park(after_s=ordered.after_s, deadline_s=late_s, by=by.model_copy(update={"url": url}), outputs=outputs)
 
 
 def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
@@ -96,8 +98,9 @@ async def wake(ctx: Context, job_id: str) -> None:
     async with ctx.lock(job_id):
         answer = await look(ctx, job.lease)  # it may have parked, or have been started, since anybody here looked
         machine, subject = answer.value if isinstance(answer, Known) else None, f"lease/{job.lease}"
-        woken, armed = ctx.ledger.last(subject, ResumeIntent), ctx.ledger.last(subject, ParkingArmed)
-        starts = woken is not None and (armed is None or armed.seq < woken.seq)
+        woken = ctx.ledger.last(subject, ResumeIntent)
+        later = (ctx.ledger.last(subject, ParkingArmed), ctx.ledger.last(subject, VerbSent))  # a stop ends a start too
+        starts = woken is not None and all(event is None or event.seq < woken.seq for event in later)
         up = machine is not None and machine.state is InstanceState.RUNNING
         if machine is not None and (parked(ctx, job) or (starts and not up)):
             await _start(ctx, job, machine)

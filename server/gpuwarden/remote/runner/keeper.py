@@ -143,6 +143,7 @@ class Keeper:
         self.every = float(order.get("keep_every_s") or KEEP_EVERY_S)
         self.rows: dict[str, Json] = {}
         self.uploads: dict[str, str] = {}
+        self.acknowledged: dict[tuple[str, str], int] = {}
         self.final = self.listed_all = False
         self.free_at = 0.0
         try:
@@ -237,9 +238,15 @@ class Keeper:
             fd = roster.opener.open(real)
         except OSError:
             return None
+
+        def taken(count: int) -> None:
+            self.acknowledge(known, count)
+            self.pace(count)
+
         try:
             inside = "machine/" + row["path"].lstrip("/") if row["path"].startswith("/") else row["path"]
-            self.store.put(self.order["prefix"] + inside, fd, known, self.pace)
+            self.store.put(self.order["prefix"] + inside, fd, known, taken)
+            self.acknowledge(known, known["size"])
             return {key: known[key] for key in KEPT_FIELDS if known.get(key) is not None}
         except Changed:
             return None
@@ -257,6 +264,17 @@ class Keeper:
         """Write down what is in the store and which uploads are under way, for a process that goes on."""
         record = {"keep": self.where, "files": list(self.rows.values()), "uploads": self.uploads}
         write_atomic(self.folder + "/" + SENT, json.dumps(record).encode("ascii"))
+
+    def acknowledge(self, row: Json, count: int) -> None:
+        """Touch the lock where the store has more of a file than ever. What is sent again keeps no machine on."""
+        file = row["path"], row["sha256"]
+        before = self.acknowledged.get(file, 0)
+        self.acknowledged[file] = before + count
+        try:
+            if before < row["size"]:
+                os.utime(self.folder + "/keep.lock")
+        except OSError:
+            pass  # a machine that is stopped too early keeps its files
 
     def pace(self, count: int) -> None:
         """Wait as long as the sent bytes take at the allowed rate, while the job runs."""

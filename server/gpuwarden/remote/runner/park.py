@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from typing import Any
 
 from gpuwarden.remote.runner.files import write_all, write_atomic
 from gpuwarden.remote.runner.observe import child_alive
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.process import environ_of, is_alive
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.start import detached, let_go, take_lock
 from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 
-HEARD, HOLD, PARKED = "/heard", "/park.hold", "/parked.json"
+HEARD, HOLD, PARKED, KEEPING = "/heard", "/park.hold", "/parked.json", "/keep.lock"
 QUIET_LOOK_S = 5.0
 ASK_S = 60.0
 DOWN_S = 120.0  # how long a platform that took the request may need
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
+MOUNTS = "/proc/self/mounts"
+IN_MEMORY = (b"tmpfs", b"ramfs", b"devtmpfs")
 
 
 def hear(folder: str) -> int:
@@ -84,11 +88,11 @@ class Parker:
         self.down = min(DOWN_S, float(spec.get("down_s") or DOWN_S))
         self.retry = float(spec.get("retry_s") or FIRST_RETRY_S)
         self.inode = os.stat(folder).st_ino
-        self.begun = self.heard_at = self.now()
+        self.begun = self.heard_at = self.sent_at = self.now()
         self.ended_at = -1.0
         self.not_before = 0.0
         self.tries = 0
-        self.mark = self.stamp()
+        self.mark, self.sent = self.stamp(HEARD), self.stamp(KEEPING)
 
     def now(self) -> float:
         """Return the time that no clock setting changes."""
@@ -114,19 +118,21 @@ class Parker:
         self.look(status)
         return status is None or status.get("attempt") == self.order["attempt"]
 
-    def stamp(self) -> Any:
-        """Return what differs after each touch of `heard`."""
+    def stamp(self, name: str) -> Any:
+        """Return what differs after each touch of a file."""
         try:
-            info = os.stat(self.folder + HEARD, follow_symlinks=False)
+            info = os.stat(self.folder + name, follow_symlinks=False)
         except OSError:
             return None
         return info.st_ino, info.st_mtime_ns, info.st_ctime_ns
 
     def look(self, status: Json | None) -> None:
-        """Take in whether the job has ended and whether somebody came since the last look."""
-        mark = self.stamp()
+        """Take in whether the job has ended, and whether somebody came or something was kept since the last look."""
+        mark, sent = self.stamp(HEARD), self.stamp(KEEPING)
         if mark != self.mark:
             self.mark, self.heard_at = mark, self.now()
+        if sent != self.sent:
+            self.sent, self.sent_at = sent, self.now()
         if self.ended_at < 0 and status is not None and over(status):
             self.ended_at = self.now()
 
@@ -135,7 +141,8 @@ class Parker:
         now = self.now()
         late = self.deadline is not None and now - self.begun >= self.deadline
         quiet = now - max(self.heard_at, self.ended_at) >= self.after
-        return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder)
+        uploads = now - self.sent_at < self.after  # one that only fails keeps no machine on
+        return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder, uploads)
 
     def stop_machine(self) -> None:
         """Ask for the stop, unless somebody reads here at this moment. A failure is reported, and it is tried again."""
@@ -155,9 +162,11 @@ class Parker:
             if fd >= 0:
                 os.close(fd)
         self.tries += 1
-        quiet = self.now() - max(self.heard_at, self.ended_at)
-        self.note({"at": time.time(), "tries": self.tries, "silent_s": round(quiet)})
-        problem = ask(self.spec)
+        problem = lost_by_stop(self.folder, self.spec.get("outputs") or [])
+        if not problem:
+            quiet = self.now() - max(self.heard_at, self.ended_at)
+            self.note({"at": time.time(), "tries": self.tries, "silent_s": round(quiet)})
+            problem = ask(self.spec)
         if not problem:
             end = self.now() + self.down
             while self.now() < end:
@@ -202,15 +211,15 @@ def over(status: Json) -> bool:
     return supervised is False and child_alive(status) is False
 
 
-def busy(folder: str) -> bool:
-    """Return whether something of gpuwarden works on this machine: an upload to a kept store, or another job beside."""
+def busy(folder: str, uploads: bool) -> bool:
+    """Return whether gpuwarden works on this machine: an upload to a kept store, where it counts, or a job beside."""
     top = os.path.dirname(folder)
     try:
         others = [f"{top}/{name}" for name in os.listdir(top)]
     except OSError:
         others = []
-    locks = [(folder, "keep.lock"), *((other, "lock") for other in others if other != folder)]
-    return any(os.path.isfile(f"{path}/{name}") and is_locked(path, name) for path, name in locks)
+    locks = [(other, "/lock") for other in others if other != folder] + [(folder, KEEPING)] * uploads
+    return any(os.path.isfile(path + name) and is_locked(path, name) for path, name in locks)
 
 
 def is_locked(folder: str, name: str) -> bool:
@@ -222,6 +231,23 @@ def is_locked(folder: str, name: str) -> bool:
     if lock >= 0:
         os.close(lock)
     return lock < 0
+
+
+def lost_by_stop(folder: str, outputs: list[str]) -> str:
+    """Return why a stop would lose a declared output: its real path is in memory, or has memory mounted inside."""
+    try:
+        with open(MOUNTS, "rb") as file:
+            rows = [line.split() for line in file]
+    except OSError as error:
+        return f"what is mounted can't be read: {error.strerror}" if outputs else ""
+    spelled = re.compile(rb"\\([0-7]{3})")  # a space in a name is \040 there
+    types = {os.fsdecode(spelled.sub(lambda at: bytes([int(at[1], 8)]), row[1])): row[2] for row in rows}
+    for path in outputs:
+        real = os.path.realpath(PathMapping({}).locate(folder, path)[0])
+        under = max((at for at in types if inside(real, at)), key=len, default="")
+        if any(types[at] in IN_MEMORY for at in types if at == under or inside(at, real)):
+            return f"the declared output {printable(path)[:100]} is in memory, which a stop empties"
+    return ""
 
 
 def ask(spec: Json) -> str:
@@ -249,9 +275,12 @@ def ask_platform(request: Json) -> str:
             """Refuse."""
 
     name = request["key"]
-    key = os.environ.get(name) or environ_of(1).get(name)  # a shell over SSH lacks the container's variables
+    # A shell over SSH lacks the container's variables.
+    key = (os.environ.get(name) or environ_of(1).get(name) or "").strip()
     if not key:
         return f"the variable {name} is not set on this machine"
+    if not (key.isascii() and key.isprintable()):  # an error about such a header quotes it in another spelling
+        return f"the variable {name} has characters that no key has"
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
     try:
         body = json.dumps(request.get("body") or {}).encode("ascii")
@@ -260,4 +289,4 @@ def ask_platform(request: Json) -> str:
             reply.read(4096)
         return ""
     except (OSError, ValueError) as error:  # HTTPError is an OSError
-        return f"{type(error).__name__}: {error}"[:200].replace(key, "***")
+        return f"{type(error).__name__}: {error}".replace(key, "***")[:200]
