@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import tracemalloc
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -195,6 +196,13 @@ def test_coco_and_folders_of_pictures_become_rows(tmp_path: Path) -> None:
         ("a.json", b'{"images": [], "annotations": [{}], "categories": []}', "not COCO annotations"),
         ("a.csv", b"a\n\xff\xfe\n", "can't be read"),
         ("a.parquet", b"PAR1 nothing", "can't be read"),
+        ("a.json", b"[{}, {]", "not valid JSON in row 2"),
+        ("a.json", b"[{},]", "not valid JSON in row 2"),
+        ("a.json", b"[{}] {}", "not valid JSON after row 1"),
+        ("a.json", b"[{} {}]", "not valid JSON after row 1"),
+        ("a.json", b'[{}, "x"]', "not a list of objects"),
+        ("a.json", b'[{"a": "\xff"}]', "can't be read"),
+        ("a.json", b'{"a": 1', "not valid JSON"),
         ("a.exe", b"MZ", "not a file of rows"),
     ],
 )
@@ -204,6 +212,30 @@ def test_a_file_that_is_not_rows_is_refused(tmp_path: Path, name: str, content: 
         list(rows_of(tmp_path / name))
     if not isinstance(refusal.value, NotSupported):
         assert says in refusal.value.message and refusal.value.next_steps and "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 1 << 20])
+def test_a_list_is_read_row_by_row_wherever_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(rows, "CHUNK", chunk)
+    wanted = [{"a": "ü ] , {"}, {}, {"b": [1, {"c": None}], "d": "x" * 40}]
+    for text in (json.dumps(wanted), "\ufeff \n" + json.dumps(wanted, indent=3, ensure_ascii=False) + "\n\n"):
+        (tmp_path / "a.json").write_text(text, encoding="utf-8")
+        assert list(rows_of(tmp_path / "a.json")) == wanted
+    (tmp_path / "a.json").write_text(" [ ] ")
+    assert list(rows_of(tmp_path / "a.json")) == []
+
+
+def test_a_list_of_many_rows_takes_the_memory_of_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "CHUNK", 1 << 14)
+    (tmp_path / "a.json").write_text("[" + "{}," * 50_000 + "{}]")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in rows_of(tmp_path / "a.json")) == 50_001
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20  # a list of them takes more than 3 MiB
+    finally:
+        tracemalloc.stop()
 
 
 def test_annotations_that_are_not_json_are_refused(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Read rows that people have: jsonl, json, csv, tsv and parquet files, COCO annotations, folders of pictures, the Hub.
 
-Rows come one after another, so that a file of any size can be converted; JSON that is one document is read whole.
+Rows come one after another, so that a file of any size can be converted; JSON that is not a list is read whole.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import Path
@@ -23,8 +25,10 @@ ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
 """The column of a csv row's cells that have no column."""
 MAX_WHOLE: Final = 64 << 20
-"""Bytes of a JSON document: its objects take 30 times as much memory, or more."""
-MAX_LINE: Final = 64 << 20
+"""Bytes of a JSON document that is not a list: its objects take 30 times as much memory, or more."""
+MAX_LINE: Final = 16 << 20
+"""Bytes of one row."""
+CHUNK: Final = 1 << 20
 MAX_BATCH: Final = 128 << 20
 """Bytes of parquet values that are decoded at a time."""
 MAX_RATIO: Final = 100
@@ -32,6 +36,7 @@ MAX_RATIO: Final = 100
 PAGE: Final = 100
 LOOK: Final = 50
 """Rows whose values decide the type of a column."""
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
 _CHOOSE: Final = f"Give a file ({', '.join(SUFFIXES)}), a folder of pictures, or the id of a Hub dataset."
 
 
@@ -83,6 +88,10 @@ def lines_of(path: Path) -> Iterator[Row]:
 
 def document_of(path: Path) -> Iterator[Row]:
     """Yield the rows of a list, of the only list in an object (`{"data": [...]}`), or of COCO annotations."""
+    with path.open("rb") as file:
+        if file.read(CHUNK).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
+            yield from items_of(path)
+            return
     body = _whole(path)
     if isinstance(body, dict) and {"images", "annotations", "categories"} <= body.keys():
         yield from _boxes(path, body)
@@ -95,10 +104,48 @@ def document_of(path: Path) -> Iterator[Row]:
     yield from body
 
 
+def items_of(path: Path) -> Iterator[Row]:
+    """Yield the rows of a JSON list one by one. Raises BadRequest that names the row at fault."""
+    decoder, number = json.JSONDecoder(), 1
+    with path.open(encoding="utf-8-sig") as file:
+        text = file.read(CHUNK)
+        at = text.index("[") + 1
+        while True:
+            try:
+                row, end = decoder.raw_decode(text, _after(text, at))
+            except (ValueError, RecursionError):
+                row, end = None, len(text)
+            end = _after(text, end)
+            if end == len(text):  # the row or what follows it is cut off
+                more = file.read(max(CHUNK, len(text) - at))
+                if not more and number == 1 and text[at:].strip() == "]":
+                    return
+                if not more or len(text) - at > MAX_LINE:
+                    raise BadRequest(f"{path.name} is not valid JSON in row {number}", "Correct it.")
+                text, at = text[at:] + more, 0
+                continue
+            if not isinstance(row, dict):
+                raise BadRequest(
+                    f"{path.name} is not a list of objects", "Write a JSON list of rows, or one row a line."
+                )
+            yield row
+            at, number = end + 1, number + 1
+            if text[end] == "]" and not (text[at:] + file.read(CHUNK)).strip():
+                return
+            if text[end] != ",":
+                raise BadRequest(f"{path.name} is not valid JSON after row {number - 1}", "Correct it.")
+
+
+def _after(text: str, at: int) -> int:
+    """Return the place behind white space."""
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
 def _whole(path: Path) -> Any:
     """Return a JSON document."""
     if path.stat().st_size > MAX_WHOLE:
-        raise BadRequest(f"{path.name} is larger than {MAX_WHOLE >> 20} MiB", "Save it as jsonl, one row a line.")
+        raise BadRequest(f"{path.name} is larger than {MAX_WHOLE >> 20} MiB", "Save its rows as jsonl, or divide it.")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
