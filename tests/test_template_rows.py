@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import tracemalloc
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import anyio
 import pytest
 
-from gpuwarden.core.errors import NotSupported, WardenError
+from gpuwarden.core.errors import BadReply, BadRequest, DiskError, NotSupported, WardenError
+from gpuwarden.hub.client import HubClient
 from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.results.templates import converted_reply
+from gpuwarden.lifecycle.templates import rows
 from gpuwarden.lifecycle.templates.convert import Conversion, convert, write_rows
-from gpuwarden.lifecycle.templates.rows import rows_of, type_of
+from gpuwarden.lifecycle.templates.rows import EXTRA, MAX_WHOLE, hub_rows, rows_of, type_of
 from gpuwarden.scripts.shipped_trainers import trainer
 
 
@@ -101,6 +107,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "no mark": ("kto", {"prompt": "a?", "completion": "b", "label": "good"}, "'good', not true or false"),
     "boxes without classes": ("object_detection", {"image": "a.png", "bbox": [BOX]}, "don't match"),
     "three numbers": ("object_detection", {"image": "a.png", "bbox": [[1, 2, 3]], "category": [1]}, "not four numbers"),
+    "deep text": ("sft", {"messages": "[" * 100_000}, "not JSON"),
+    "objects are a text": ("object_detection", {"image": "a.png", "objects": "foo"}, "neither a table of lists nor"),
+    "objects are numbers": ("object_detection", {"image": "a.png", "objects": [1, 2]}, "neither a table of lists nor"),
+    "half a pair": ("sft", {"prompt": "a?", "completion": "\ud800"}, "not valid Unicode"),
+    "a name that is not UTF-8": ("image_classification", {"image": "cat/\udce9.png", "label": "cat"}, "not valid Uni"),
+    "extra cell": ("sft", {"prompt": "a?", "completion": "b", EXTRA: ["c"]}, "more cells than the header"),
     "no form": ("sft", {"a": 1, "b": 2}, "no known form has the columns a, b"),
 }
 
@@ -184,6 +196,13 @@ def test_coco_and_folders_of_pictures_become_rows(tmp_path: Path) -> None:
         ("a.json", b'{"images": [], "annotations": [{}], "categories": []}', "not COCO annotations"),
         ("a.csv", b"a\n\xff\xfe\n", "can't be read"),
         ("a.parquet", b"PAR1 nothing", "can't be read"),
+        ("a.json", b"[{}, {]", "not valid JSON in row 2"),
+        ("a.json", b"[{},]", "not valid JSON in row 2"),
+        ("a.json", b"[{}] {}", "not valid JSON after row 1"),
+        ("a.json", b"[{} {}]", "not valid JSON after row 1"),
+        ("a.json", b'[{}, "x"]', "not a list of objects"),
+        ("a.json", b'[{"a": "\xff"}]', "can't be read"),
+        ("a.json", b'{"a": 1', "not valid JSON"),
         ("a.exe", b"MZ", "not a file of rows"),
     ],
 )
@@ -193,6 +212,116 @@ def test_a_file_that_is_not_rows_is_refused(tmp_path: Path, name: str, content: 
         list(rows_of(tmp_path / name))
     if not isinstance(refusal.value, NotSupported):
         assert says in refusal.value.message and refusal.value.next_steps and "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 1 << 20])
+def test_a_list_is_read_row_by_row_wherever_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(rows, "CHUNK", chunk)
+    wanted = [{"a": "ü ] , {"}, {}, {"b": [1, {"c": None}], "d": "x" * 40}]
+    for text in (json.dumps(wanted), "\ufeff \n" + json.dumps(wanted, indent=3, ensure_ascii=False) + "\n\n"):
+        (tmp_path / "a.json").write_text(text, encoding="utf-8")
+        assert list(rows_of(tmp_path / "a.json")) == wanted
+    (tmp_path / "a.json").write_text(" [ ] ")
+    assert list(rows_of(tmp_path / "a.json")) == []
+
+
+def test_a_list_of_many_rows_takes_the_memory_of_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "CHUNK", 1 << 14)
+    (tmp_path / "a.json").write_text("[" + "{}," * 50_000 + "{}]")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in rows_of(tmp_path / "a.json")) == 50_001
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20  # a list of them takes more than 3 MiB
+    finally:
+        tracemalloc.stop()
+
+
+def test_annotations_that_are_not_json_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "_annotations.coco.json").write_text('{"images": [')
+    with pytest.raises(BadRequest, match="is not valid JSON"):
+        list(rows_of(tmp_path))
+
+
+def test_a_csv_row_with_an_extra_cell_is_left_out_and_a_long_cell_is_read(tmp_path: Path) -> None:
+    long = "x" * (200 << 10)
+    (tmp_path / "a.csv").write_text(f"prompt,completion\na?,b,c\n{long},b\n")
+    done = Conversion()
+    made = list(convert(rows_of(tmp_path / "a.csv"), trainer("sft"), {}, done))
+    assert [row["prompt"][0]["content"] for row in made] == [long]
+    assert done.read == 2 and "more cells than the header" in done.named[0]
+
+
+def test_a_broken_quote_has_a_hint_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_LINE", 100)
+    (tmp_path / "a.csv").write_text('a\n"' + "x" * 200)
+    with pytest.raises(BadRequest, match="field larger") as refusal:
+        list(rows_of(tmp_path / "a.csv"))
+    assert "quotes" in str(refusal.value.next_steps)
+
+
+def test_a_document_that_would_fill_the_memory_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "a.json").open("wb") as file:
+        file.truncate(MAX_WHOLE + 1)
+    with pytest.raises(BadRequest, match="larger than 64 MiB") as refusal:
+        list(rows_of(tmp_path / "a.json"))
+    assert "jsonl" in str(refusal.value.next_steps)
+
+
+def test_parquet_that_can_not_be_python_values_is_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"t": pa.array([2**62], pa.timestamp("us"))}), tmp_path / "a.parquet")
+    with pytest.raises(BadRequest, match="can't be read"):
+        list(rows_of(tmp_path / "a.parquet"))
+
+
+def test_parquet_that_says_one_long_value_again_and_again_is_read_a_few_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(rows, "MAX_BATCH", 4_000_000)
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a" * 1_000_000] * 100}), file, compression="zstd")
+    assert file.stat().st_size < 1_000
+    before = pa.total_allocated_bytes()
+    read = rows_of(file)
+    assert next(read) == {"text": "a" * 1_000_000}
+    assert pa.total_allocated_bytes() - before < 20_000_000  # all rows are 100,000,000
+    assert sum(1 for _ in read) == 99
+    pq.write_table(pa.table({"text": ["a" * 5_000_000]}), file, compression="zstd")
+    with pytest.raises(BadRequest, match="unpacks to 100 times its size"):
+        list(rows_of(file))
+    pq.write_table(pa.table({"ids": pa.array([[None] * 2_000_000], pa.list_(pa.int32()))}), file)
+    with pytest.raises(BadRequest, match="unpacks to 100 times its size"):
+        list(rows_of(file))
+
+
+@pytest.mark.parametrize("items", [["x"], [{}], [{"row": 1}]])
+def test_rows_of_the_viewer_in_an_unknown_shape_are_refused(items: list[Any]) -> None:
+    class Hub:
+        async def get(self, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(status=200, json={"rows": items}, said="")
+
+    async def read() -> list[Any]:
+        return [row async for row in hub_rows(cast("HubClient", Hub()), "a/b", "default", "train", 3)]
+
+    with pytest.raises(BadReply, match="unknown shape"):
+        anyio.run(read)
+
+
+def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
+    def full() -> Iterator[dict[str, Any]]:
+        yield CASES["texts"][1]
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DiskError):
+        write_rows(full(), tmp_path / "new.jsonl", Conversion())
+    assert not (tmp_path / "new.jsonl").exists()
 
 
 def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path) -> None:

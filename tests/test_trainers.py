@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -178,3 +180,76 @@ def test_a_conversion_that_can_not_work_is_refused_at_once(words: tuple[str, ...
     code, log = asked(*words, method="merge_and_gguf")
     assert code in {2, 6}
     assert message in log
+
+
+# ------------------------------------------------------------------------------------------------------ smoke runs
+
+
+@pytest.fixture
+def sft(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the shipped trainer as a module."""
+    spec = importlib.util.spec_from_file_location("shipped_sft", SCRIPTS / "sft.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "shipped_sft", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def smoke(sft: Any, *words: str) -> Any:
+    """Return the settings of a run whose smoke inputs are one empty file."""
+
+    def make(folder: Path) -> None:
+        (folder / "data.jsonl").touch()
+
+    made = sft.Smoke(make, ("--model", "{}/model", "--dataset", "{}/data.jsonl", "--steps", "8"), trains=False)
+    return sft.read_settings(sft.SftSettings, sft.with_inputs(sft.SftSettings, list(words), made))
+
+
+REAL = {
+    "model": "meta/Big-70B", "dataset": "me/huge", "hub_model_id": "me/real-model", "eval_dataset": "me/judged",
+    "columns": "a=prompt", "chat_template_from": "meta/Big-70B-Instruct",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["flags before", "flags behind", "variables", "file"])
+def test_a_smoke_run_uses_its_own_inputs_and_never_pushes(
+    sft: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for name, value in REAL.items() for word in (f"--{name.replace('_', '-')}", value)]
+    if where == "variables":
+        words = []
+        for name, value in REAL.items():
+            monkeypatch.setenv(f"TRAIN_{name.upper()}", value)
+    if where == "file":
+        words = ["--config", str(tmp_path / "run.yaml")]
+        (tmp_path / "run.yaml").write_text("".join(f"{name}: {value}\n" for name, value in REAL.items()))
+    out = str(tmp_path / "out")
+    words = ["--smoke", *words] if where == "flags before" else [*words, "--smoke"]
+    got = smoke(sft, *words, "--out", out, "--steps", "100")
+    assert (got.model, got.dataset) == (f"{out}/inputs/model", f"{out}/inputs/data.jsonl")
+    assert (got.hub_model_id, got.eval_dataset, got.columns, got.chat_template_from) == ("", "", "", "")
+    assert got.steps == 100
+    assert f"not used: {', '.join(sorted(REAL))}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("word", "is_one"), [("1", True), ("YES", True), ("off", False)])
+def test_a_variable_asks_for_a_smoke_run_too(
+    sft: Any, word: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAIN_SMOKE", word)
+    got = smoke(sft, "--model", "m", "--dataset", "d", "--out", str(tmp_path))
+    assert got.smoke is is_one and (got.model == "m") is not is_one
+    assert smoke(sft, "--model", "m", "--dataset", "d", "--no-smoke").model == "m"
+    monkeypatch.setenv("TRAIN_SMOKE", "perhaps")
+    with pytest.raises(sft.Stop, match="smoke is 'perhaps'"):
+        smoke(sft)
+
+
+@pytest.mark.parametrize("name", [".inputs", "inputs"])
+def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(sft: Any, name: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / name).symlink_to(tmp_path / ("elsewhere" if name == ".inputs" else "nowhere"))
+    with pytest.raises(sft.Stop, match="inputs can't be written to") as stop:
+        smoke(sft, "--smoke", "--out", str(tmp_path))
+    assert stop.value.code == sft.Exit.ENVIRONMENT and "--out" in stop.value.fix

@@ -74,7 +74,8 @@ def refused(ended: Ended, code: int, *words: str) -> None:
 def test_a_smoke_run_has_metrics_result_card_and_proof_and_needs_no_network(trainers: Trainers, method: str) -> None:
     need_libraries(method)
     out, metrics = f"life-{method}", trainers.folder / f"metrics-{method}.jsonl"
-    ended = trainers.run(method, out, "--smoke", GPUWARDEN_METRICS=str(metrics))
+    real = {"TRAIN_HUB_MODEL_ID": "me/real-model", "TRAIN_MODEL": "meta/Big-70B"}
+    ended = trainers.run(method, out, "--smoke", GPUWARDEN_METRICS=str(metrics), **real)
     assert ended.code == 0, ended.log
     assert sorted(p.name for p in (trainers.folder / out).glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-8"]
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -270,7 +270,8 @@ SMOKE = ("--model", "{}/adapter", "--base", f"{{}}/{MODEL}", "--types", "F16", "
 def main() -> int:
     """Merge, convert, prove; return the exit code."""
     try:
-        settings = read_settings(GgufSettings, with_inputs(sys.argv[1:], Smoke(write_adapter, SMOKE, trains=False)))
+        words = with_inputs(GgufSettings, sys.argv[1:], Smoke(write_adapter, SMOKE, trains=False))
+        settings = read_settings(GgufSettings, words)
         say("settings: " + json.dumps(asdict(settings), sort_keys=True))
         files = written(settings, merged(settings))
         publish(settings)

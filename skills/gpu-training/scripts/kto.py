@@ -198,14 +198,14 @@ class Settings(Checked):
 S = TypeVar("S", bound=Checked)
 
 
-def read_settings(kind: type[S], words: list[str]) -> S:
-    """Return checked settings from `--config FILE`, variables TRAIN_NAME, and flags.
+def values_given(kind: type, words: list[str]) -> dict[str, Any]:
+    """Return the values from `--config FILE`, variables TRAIN_NAME, and flags, as they were written.
 
     Raises:
-        Stop: a name is unknown or a value is out of its limits; the message names the field.
+        Stop: a name is unknown.
 
     """
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(kind)}
     types = get_type_hints(kind)
     parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default="", help="YAML or JSON file with settings")
@@ -217,20 +217,31 @@ def read_settings(kind: type[S], words: list[str]) -> S:
         else:
             parser.add_argument(flag, default=None, help=text)
     parsed, others = parser.parse_known_args(words)
-    given = vars(parsed)
-    file = given.pop("config")
+    flags = vars(parsed)
+    file = flags.pop("config")
     unknown = [word.partition("=")[0].lstrip("-").replace("-", "_") for word in others]
     values: dict[str, Any] = read_file(Path(file)) if file else {}
     for name in fields:
         values.update({name: os.environ[v]} if (v := ENVIRONMENT + name.upper()) in os.environ else {})
-    values.update({name: value for name, value in given.items() if value is not None})
+    values.update({name: value for name, value in flags.items() if value is not None})
     for name in (*unknown, *values):
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise Stop(Exit.CONFIG, f"{name} is not a setting", f"did you mean {near[0]}?" if near else "see --help")
-    made = kind(**{name: convert(name, types[name], value) for name, value in values.items()})
-    for name, field in fields.items():
-        check_limits(name, getattr(made, name), field.metadata)
+    return values
+
+
+def read_settings(kind: type[S], words: list[str]) -> S:
+    """Return checked settings from `--config FILE`, variables TRAIN_NAME, and flags.
+
+    Raises:
+        Stop: a name is unknown or a value is out of its limits; the message names the field.
+
+    """
+    types = get_type_hints(kind)
+    made = kind(**{name: convert(name, types[name], value) for name, value in values_given(kind, words).items()})
+    for field in dataclasses.fields(kind):
+        check_limits(field.name, getattr(made, field.name), field.metadata)
     made.check()
     return made
 
@@ -906,6 +917,11 @@ WORDS = ("how", "much", "is", "plus", "times", "red", "green", "blue", "the", "o
 # Two checkpoints, in seconds on a CPU.
 SHORT = ("--steps", "8", "--save-steps", "4", "--batch-size", "4", "--micro-batch", "2", "--logging-steps", "1")
 MODEL, DATA = "model", "data.jsonl"
+# Settings of other inputs, and of the push: a smoke run downloads nothing and uploads nothing, whoever sets them.
+LEFT_OUT = {
+    "dataset_config": "", "split": "train", "eval_dataset": "", "eval_split": "", "columns": "",
+    "chat_template_from": "", "hub_model_id": "",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -928,26 +944,45 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
-    """Return a command line that begins with a smoke run's flags, and write its inputs; others stay as they are."""
-    ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    ask.add_argument("--smoke", action="store_true")
-    ask.add_argument("--out", default="smoke")
-    known, _ = ask.parse_known_args(words)
-    if not known.smoke:
+def with_inputs(kind: type, words: list[str], smoke: Smoke) -> list[str]:
+    """Return a smoke run's command line, and write its inputs; another command line stays as it is.
+
+    The smoke run's inputs come last, so that `--smoke` behind a whole command tries that command on them.
+    """
+    values = values_given(kind, words)
+    if not convert("smoke", bool, values.get("smoke", False)):
         return words
+    out = str(values.get("out", "smoke"))
+    inputs = Path(out) / "inputs"
+    try:
+        write_inputs(inputs, smoke)
+    except OSError as error:
+        message = f"the smoke run's inputs can't be written to {inputs}: {error.strerror}"
+        raise Stop(Exit.ENVIRONMENT, message, "choose another --out, or move that folder away") from None
+    made = {f: v.format(inputs) for f, v in zip(smoke.flags, smoke.flags[1:], strict=False) if "{}" in v}
+    fixed = made | {f"--{n.replace('_', '-')}": v for n, v in LEFT_OUT.items() if n in kind.__dataclass_fields__}
+    unused = [n for n, v in values.items() if f"--{n.replace('_', '-')}" in fixed and v != LEFT_OUT.get(n)]
+    say(f"smoke run on made-up inputs in {inputs}" + (f"; not used: {', '.join(sorted(unused))}" if unused else ""))
+    last = [word for pair in fixed.items() for word in pair]
+    return ["--out", out, *(["--cpu"] if smoke.trains and not has_gpu() else []), *smoke.flags, *words, *last]
+
+
+def has_gpu() -> bool:
+    """Return whether PyTorch finds a GPU."""
     import torch
 
-    inputs = Path(known.out) / "inputs"
-    if not inputs.exists():
-        making = inputs.with_name(f".{inputs.name}")
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
-        smoke.make(making)
-        put_in_place(making, inputs)
-    say(f"smoke run on made-up inputs in {inputs}")
-    device = ("--cpu",) if smoke.trains and not torch.cuda.is_available() else ()
-    return ["--out", known.out, *device, *(flag.format(inputs) for flag in smoke.flags), *words]
+    return torch.cuda.is_available()
+
+
+def write_inputs(inputs: Path, smoke: Smoke) -> None:
+    """Write a smoke run's inputs into a folder, unless an earlier run did."""
+    if inputs.exists():
+        return
+    making = inputs.with_name(f".{inputs.name}")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    smoke.make(making)
+    put_in_place(making, inputs)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -1625,7 +1660,7 @@ def run(
 ) -> int:
     """Run one method with the command line's settings; return the exit code."""
     try:
-        settings = read_settings(kind, with_inputs(sys.argv[1:], smoke))
+        settings = read_settings(kind, with_inputs(kind, sys.argv[1:], smoke))
     except Stop as stop:
         complain(stop)
         return int(stop.code)

@@ -98,14 +98,14 @@ class Settings(Checked):
 S = TypeVar("S", bound=Checked)
 
 
-def read_settings(kind: type[S], words: list[str]) -> S:
-    """Return checked settings from `--config FILE`, variables TRAIN_NAME, and flags.
+def values_given(kind: type, words: list[str]) -> dict[str, Any]:
+    """Return the values from `--config FILE`, variables TRAIN_NAME, and flags, as they were written.
 
     Raises:
-        Stop: a name is unknown or a value is out of its limits; the message names the field.
+        Stop: a name is unknown.
 
     """
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(kind)}
     types = get_type_hints(kind)
     parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default="", help="YAML or JSON file with settings")
@@ -117,20 +117,31 @@ def read_settings(kind: type[S], words: list[str]) -> S:
         else:
             parser.add_argument(flag, default=None, help=text)
     parsed, others = parser.parse_known_args(words)
-    given = vars(parsed)
-    file = given.pop("config")
+    flags = vars(parsed)
+    file = flags.pop("config")
     unknown = [word.partition("=")[0].lstrip("-").replace("-", "_") for word in others]
     values: dict[str, Any] = read_file(Path(file)) if file else {}
     for name in fields:
         values.update({name: os.environ[v]} if (v := ENVIRONMENT + name.upper()) in os.environ else {})
-    values.update({name: value for name, value in given.items() if value is not None})
+    values.update({name: value for name, value in flags.items() if value is not None})
     for name in (*unknown, *values):
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise Stop(Exit.CONFIG, f"{name} is not a setting", f"did you mean {near[0]}?" if near else "see --help")
-    made = kind(**{name: convert(name, types[name], value) for name, value in values.items()})
-    for name, field in fields.items():
-        check_limits(name, getattr(made, name), field.metadata)
+    return values
+
+
+def read_settings(kind: type[S], words: list[str]) -> S:
+    """Return checked settings from `--config FILE`, variables TRAIN_NAME, and flags.
+
+    Raises:
+        Stop: a name is unknown or a value is out of its limits; the message names the field.
+
+    """
+    types = get_type_hints(kind)
+    made = kind(**{name: convert(name, types[name], value) for name, value in values_given(kind, words).items()})
+    for field in dataclasses.fields(kind):
+        check_limits(field.name, getattr(made, field.name), field.metadata)
     made.check()
     return made
 

@@ -1,6 +1,5 @@
 """Smoke runs: a tiny random model and made-up rows try the script and the machine without a download."""
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainers.common.folder import put_in_place
-from trainers.common.outcome import say
+from trainers.common.outcome import Exit, Stop, say
+from trainers.common.settings import convert, values_given
 
 ROWS = 48
 NOUNS = ("cat", "dog", "tree", "sun", "one", "two", "three", "four", "five", "six")
@@ -17,6 +17,11 @@ WORDS = ("how", "much", "is", "plus", "times", "red", "green", "blue", "the", "o
 # Two checkpoints, in seconds on a CPU.
 SHORT = ("--steps", "8", "--save-steps", "4", "--batch-size", "4", "--micro-batch", "2", "--logging-steps", "1")
 MODEL, DATA = "model", "data.jsonl"
+# Settings of other inputs, and of the push: a smoke run downloads nothing and uploads nothing, whoever sets them.
+LEFT_OUT = {
+    "dataset_config": "", "split": "train", "eval_dataset": "", "eval_split": "", "columns": "",
+    "chat_template_from": "", "hub_model_id": "",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,23 +44,42 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def with_inputs(words: list[str], smoke: Smoke) -> list[str]:
-    """Return a command line that begins with a smoke run's flags, and write its inputs; others stay as they are."""
-    ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    ask.add_argument("--smoke", action="store_true")
-    ask.add_argument("--out", default="smoke")
-    known, _ = ask.parse_known_args(words)
-    if not known.smoke:
+def with_inputs(kind: type, words: list[str], smoke: Smoke) -> list[str]:
+    """Return a smoke run's command line, and write its inputs; another command line stays as it is.
+
+    The smoke run's inputs come last, so that `--smoke` behind a whole command tries that command on them.
+    """
+    values = values_given(kind, words)
+    if not convert("smoke", bool, values.get("smoke", False)):
         return words
+    out = str(values.get("out", "smoke"))
+    inputs = Path(out) / "inputs"
+    try:
+        write_inputs(inputs, smoke)
+    except OSError as error:
+        message = f"the smoke run's inputs can't be written to {inputs}: {error.strerror}"
+        raise Stop(Exit.ENVIRONMENT, message, "choose another --out, or move that folder away") from None
+    made = {f: v.format(inputs) for f, v in zip(smoke.flags, smoke.flags[1:], strict=False) if "{}" in v}
+    fixed = made | {f"--{n.replace('_', '-')}": v for n, v in LEFT_OUT.items() if n in kind.__dataclass_fields__}
+    unused = [n for n, v in values.items() if f"--{n.replace('_', '-')}" in fixed and v != LEFT_OUT.get(n)]
+    say(f"smoke run on made-up inputs in {inputs}" + (f"; not used: {', '.join(sorted(unused))}" if unused else ""))
+    last = [word for pair in fixed.items() for word in pair]
+    return ["--out", out, *(["--cpu"] if smoke.trains and not has_gpu() else []), *smoke.flags, *words, *last]
+
+
+def has_gpu() -> bool:
+    """Return whether PyTorch finds a GPU."""
     import torch
 
-    inputs = Path(known.out) / "inputs"
-    if not inputs.exists():
-        making = inputs.with_name(f".{inputs.name}")
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
-        smoke.make(making)
-        put_in_place(making, inputs)
-    say(f"smoke run on made-up inputs in {inputs}")
-    device = ("--cpu",) if smoke.trains and not torch.cuda.is_available() else ()
-    return ["--out", known.out, *device, *(flag.format(inputs) for flag in smoke.flags), *words]
+    return torch.cuda.is_available()
+
+
+def write_inputs(inputs: Path, smoke: Smoke) -> None:
+    """Write a smoke run's inputs into a folder, unless an earlier run did."""
+    if inputs.exists():
+        return
+    making = inputs.with_name(f".{inputs.name}")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    smoke.make(making)
+    put_in_place(making, inputs)

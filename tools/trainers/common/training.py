@@ -205,7 +205,7 @@ def run(
 ) -> int:
     """Run one method with the command line's settings; return the exit code."""
     try:
-        settings = read_settings(kind, with_inputs(sys.argv[1:], smoke))
+        settings = read_settings(kind, with_inputs(kind, sys.argv[1:], smoke))
     except Stop as stop:
         complain(stop)
         return int(stop.code)

@@ -42,7 +42,7 @@ def convert(rows: Iterable[Row], to: Trainer, renames: Mapping[str, str], done: 
         named = {renames.get(name, name): value for name, value in row.items()}
         try:
             form, plain = plain_form(named)
-            made = tuple(for_method(plain, to))
+            made = writable(for_method(plain, to))
         except BadRow as problem:
             done.left_out[str(problem)] += 1
             if len(done.named) < NAMED:
@@ -55,6 +55,16 @@ def convert(rows: Iterable[Row], to: Trainer, renames: Mapping[str, str], done: 
         yield from made
 
 
+def writable(rows: Iterator[Row]) -> tuple[Row, ...]:
+    """Return rows that a file in UTF-8 can have. Raises BadRow for half a surrogate pair, which JSON allows."""
+    made = tuple(rows)
+    try:
+        json.dumps(made, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRow("a text or a file's name in it is not valid Unicode") from None
+    return made
+
+
 def write_rows(rows: Iterator[Row], file: Path, done: Conversion) -> None:
     """Write converted rows to a new jsonl file; nothing is left where none could be converted.
 
@@ -63,15 +73,19 @@ def write_rows(rows: Iterator[Row], file: Path, done: Conversion) -> None:
 
     """
     try:
-        with file.open("x", encoding="utf-8") as stream:
-            for row in rows:
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        stream = file.open("x", encoding="utf-8")
     except FileExistsError:
         raise BadRequest(f"{file} exists; nothing was written", "Choose another name, or move that file.") from None
     except OSError as error:
         raise DiskError.of(error) from error
-    except BaseException:
+    try:
+        with stream:
+            for row in rows:
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    except BaseException as error:
         file.unlink()
+        if isinstance(error, OSError):
+            raise DiskError.of(error) from error
         raise
     if not done.written:
         file.unlink()

@@ -6,7 +6,7 @@ names of columns, a chat template from elsewhere, the column that a reward reads
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from gpuwarden.core.errors import BadRequest, NotFound, Unreachable
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.repos import Config, Repo, RepoType
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.sanitize import line, named
 from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look
@@ -35,6 +35,8 @@ _PURPOSE: Final = {
     "grpo": "gen", "rloo": "gen", "distill": "gen",
 }  # fmt: skip
 """The ending of a split's name that says for which method it was made, as in train_prefs."""
+LISTED: Final = 12
+"""Names of a stranger that one sentence lists, at most."""
 _HELD_OUT: Final = ("validation", "valid", "val", "dev")
 _TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
 """Endings of the model of the same family that was trained on conversations."""
@@ -134,6 +136,7 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
         return replace(_rewarded(filled, fits, types, source), inputs=(source,), fit=fits)
     repo = await _readable(hub, source, "dataset", filled)
     chosen = config_to_read(filled, repo)
+    need_a_name(repo, "config", chosen.name)
     columns = {c.name: c.type for c in chosen.columns}
     settings = dict(filled.settings)
     if chosen.name != "default" and len(repo.structure.configs if repo.structure else ()) > 1:
@@ -154,23 +157,23 @@ def config_to_read(filled: Filled, repo: Repo) -> Config:
             f"what is in {repo.id} is not known: {structure.why if structure else 'nobody looked'}",
             "Try again later, or download it and name the file.",
         )
-    named = {c.name: c for c in structure.configs}
+    configs = {c.name: c for c in structure.configs}
     if wanted:
-        if wanted not in named:
-            raise BadRequest(f"{repo.id} has no config {line(wanted, 60)!r}", f"It has {', '.join(named)}.")
-        return named[wanted]
-    if len(named) == 1 or "default" in named:
-        return named.get("default") or structure.configs[0]
+        if wanted not in configs:
+            raise BadRequest(f"{repo.id} has no config {line(wanted, 60)!r}", f"It has {listed(configs)}.")
+        return configs[wanted]
+    if len(configs) == 1 or "default" in configs:
+        return configs.get("default") or structure.configs[0]
     fitting = [
         c.name
         for c in structure.configs
         if not fit(_renamed(filled, {x.name: x.type for x in c.columns}), filled.trainer.wanted).missing
     ]
     if len(fitting) == 1:
-        return named[fitting[0]]
-    listed = ", ".join(fitting or named)
+        return configs[fitting[0]]
     raise BadRequest(
-        f"{repo.id} has {len(named)} configs and none is named", f"Set dataset_config to one that you want: {listed}."
+        f"{repo.id} has {len(configs)} configs and none is named",
+        f"Set dataset_config to one that you want: {listed(fitting or configs)}.",
     )
 
 
@@ -183,7 +186,8 @@ def splits_to_read(filled: Filled, repo: Repo, config: Config) -> dict[str, str]
     candidates = [asked] if asked else [n for n in ("train", f"train_{made_for}") if n in names] or starts or names
     if asked.partition("[")[0] not in ("", *names) or (not asked and len(candidates) != 1 and "train" not in names):
         missing = f"no split {asked!r}" if asked else f"{len(candidates)} splits to train on"
-        raise BadRequest(f"{repo.id} has {line(missing, 80)}", f"Set split to one of {', '.join(names)}.")
+        raise BadRequest(f"{repo.id} has {line(missing, 80)}", f"Set split to one of {listed(names)}.")
+    need_a_name(repo, "split", candidates[0].partition("[")[0])
     found = {} if candidates[0] == "train" else {"split": candidates[0]}
     judged = next((n for n in (f"test_{made_for}", *_HELD_OUT) if n in names and n != candidates[0]), None)
     if judged and not {"eval_split", "eval_dataset", "eval_fraction"} & filled.settings.keys():
@@ -191,13 +195,30 @@ def splits_to_read(filled: Filled, repo: Repo, config: Config) -> dict[str, str]
     return found
 
 
+def listed(names: Iterable[str]) -> str:
+    """Return a stranger's names as a part of a sentence: bounded, quoted where they are not names, and not too many."""
+    found = list(names)
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return ", ".join(named(name, 60) for name in found[:LISTED]) + more
+
+
+def need_a_name(repo: Repo, kind: str, name: str) -> None:
+    """Raise BadRequest for the name of a config or a split that could be a sentence, before it becomes an argument."""
+    if named(name) != name:
+        raise BadRequest(
+            f"{repo.id} has a {kind} whose name is not a plain name: {named(name)}",
+            "Choose another dataset, or download it and name the file.",
+        )
+
+
 def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
     """Return columns after the renames that were asked for. Raises BadRequest for a column that is not there."""
     pairs = [part.partition("=") for part in filled.settings.get("columns", "").split(",") if part]
     renames = {old.strip(): new.strip() for old, _, new in pairs}
     if absent := renames.keys() - columns.keys():
-        listed = ", ".join(list(columns)[:20])
-        raise BadRequest(f"columns renames {line(min(absent), 60)}, which is not there", f"There are {listed}.")
+        raise BadRequest(
+            f"columns renames {line(min(absent), 60)}, which is not there", f"There are {listed(columns)}."
+        )
     return {renames.get(name, name): kind for name, kind in columns.items()}
 
 
@@ -208,7 +229,7 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
         needs = " or ".join(" + ".join(names) for names in filled.trainer.wanted)
         lacks = f"Nothing there can serve as {', '.join(fits.missing)}."
         raise BadRequest(
-            f"{source} has the columns {line(', '.join(list(columns)[:20]))}; {filled.trainer.name} needs {needs}",
+            f"{source} has the columns {listed(columns)}; {filled.trainer.name} needs {needs}",
             (
                 lacks,
                 do(Action.CONVERT_ROWS, "where its rows say it in another form", name=filled.trainer.name, path=source),
@@ -268,7 +289,7 @@ async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -
     if repo.status == "error" and not repo.exists:
         raise Unreachable(f"{kind} {line(name, 120)}: {repo.why}", "Check the name, or try again.")
     if not repo.exists:
-        near = f"Did you mean {', '.join(repo.did_you_mean[:3])}?" if repo.did_you_mean else "Check the name."
+        near = f"Did you mean {listed(repo.did_you_mean[:3])}?" if repo.did_you_mean else "Check the name."
         raise NotFound(f"{kind} {line(name, 120)}: {repo.why}", near)
     if repo.access is not True:
         page = f"{hub.config.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo.id}"

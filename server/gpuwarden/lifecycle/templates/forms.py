@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from gpuwarden.core.sanitize import line
-from gpuwarden.lifecycle.templates.rows import Row
+from gpuwarden.lifecycle.templates.rows import EXTRA, Row
 from gpuwarden.scripts.shipped_trainers import Trainer
 
 _ROLES: Final = {
@@ -41,6 +41,8 @@ class BadRow(ValueError):
 
 def plain_form(row: Row) -> tuple[str, Row]:
     """Return the form of a row, and the row as messages, prompt and completion, a pair, marks, texts or a picture."""
+    if EXTRA in row:
+        raise BadRow("the row has more cells than the header: a comma in a cell needs quotes around the cell")
     for form, read in _FORMS:
         if (found := read(row)) is not None:
             return form, found
@@ -66,7 +68,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
             return transcript_of(value)
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadRow("the conversation is a text that is not JSON") from None
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if isinstance(v, list)}
@@ -205,8 +207,10 @@ def picture_of(row: Row) -> Row | None:
 
 def objects_of(value: Any) -> Row:
     """Return boxes (x, y, width, height) with their categories."""
-    if isinstance(value, list):
+    if isinstance(value, list) and all(isinstance(o, dict) for o in value):
         value = {"bbox": [o.get("bbox") for o in value], "category": [_category(o) for o in value]}
+    if not isinstance(value, dict):
+        raise BadRow("the objects are neither a table of lists nor a list of objects")
     boxes, kinds = value.get("bbox"), _category(value)
     if not isinstance(boxes, list) or not isinstance(kinds, list) or len(boxes) != len(kinds):
         raise BadRow("the boxes and their categories don't match")

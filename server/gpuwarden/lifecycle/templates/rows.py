@@ -1,12 +1,14 @@
 """Read rows that people have: jsonl, json, csv, tsv and parquet files, COCO annotations, folders of pictures, the Hub.
 
-Rows come one after another, so that a file of any size can be converted; JSON that is one document is read whole.
+Rows come one after another, so that a file of any size can be converted; JSON that is not a list is read whole.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,11 +22,21 @@ Row = dict[str, Any]
 SUFFIXES: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 ANNOTATIONS: Final = "*annotations*.json"
-MAX_WHOLE: Final = 1 << 30
-MAX_LINE: Final = 64 << 20
+EXTRA: Final = "(cells beyond the header)"
+"""The column of a csv row's cells that have no column."""
+MAX_WHOLE: Final = 64 << 20
+"""Bytes of a JSON document that is not a list: its objects take 30 times as much memory, or more."""
+MAX_LINE: Final = 16 << 20
+"""Bytes of one row."""
+CHUNK: Final = 1 << 20
+MAX_BATCH: Final = 128 << 20
+"""Bytes of parquet values that are decoded at a time."""
+MAX_RATIO: Final = 100
+"""Text shrinks to a tenth; a file that shrank to less than a hundredth is one value over and over."""
 PAGE: Final = 100
 LOOK: Final = 50
 """Rows whose values decide the type of a column."""
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
 _CHOOSE: Final = f"Give a file ({', '.join(SUFFIXES)}), a folder of pictures, or the id of a Hub dataset."
 
 
@@ -41,15 +53,19 @@ def rows_of(path: Path) -> Iterator[Row]:
         elif path.suffix == ".json":
             yield from document_of(path)
         elif path.suffix in {".csv", ".tsv"}:
+            csv.field_size_limit(MAX_LINE)
             with path.open(encoding="utf-8-sig", newline="") as file:
-                yield from csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+                yield from csv.DictReader(file, restkey=EXTRA, delimiter="\t" if path.suffix == ".tsv" else ",")
         elif path.suffix == ".parquet":
             yield from parquet_of(path)
         else:
             raise BadRequest(f"{path.name} is not a file of rows", _CHOOSE)
     except OSError as error:
         raise DiskError.of(error) from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
+        fix = "Check its quotes, or save the rows as jsonl."
+        raise BadRequest(f"{path.name} can't be read: {line(error, 120)}", fix) from error
+    except UnicodeDecodeError as error:
         raise BadRequest(f"{path.name} can't be read: {line(error, 120)}", "Save it as UTF-8.") from error
 
 
@@ -72,12 +88,11 @@ def lines_of(path: Path) -> Iterator[Row]:
 
 def document_of(path: Path) -> Iterator[Row]:
     """Yield the rows of a list, of the only list in an object (`{"data": [...]}`), or of COCO annotations."""
-    if path.stat().st_size > MAX_WHOLE:
-        raise BadRequest(f"{path.name} is larger than {MAX_WHOLE >> 30} GiB", "Save it as jsonl, one row a line.")
-    try:
-        body = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{path.name} is not valid JSON: {line(error, 120)}", "Correct it.") from error
+    with path.open("rb") as file:
+        if file.read(CHUNK).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
+            yield from items_of(path)
+            return
+    body = _whole(path)
     if isinstance(body, dict) and {"images", "annotations", "categories"} <= body.keys():
         yield from _boxes(path, body)
         return
@@ -89,9 +104,57 @@ def document_of(path: Path) -> Iterator[Row]:
     yield from body
 
 
+def items_of(path: Path) -> Iterator[Row]:
+    """Yield the rows of a JSON list one by one. Raises BadRequest that names the row at fault."""
+    decoder, number = json.JSONDecoder(), 1
+    with path.open(encoding="utf-8-sig") as file:
+        text = file.read(CHUNK)
+        at = text.index("[") + 1
+        while True:
+            try:
+                row, end = decoder.raw_decode(text, _after(text, at))
+            except (ValueError, RecursionError):
+                row, end = None, len(text)
+            end = _after(text, end)
+            if end == len(text):  # the row or what follows it is cut off
+                more = file.read(max(CHUNK, len(text) - at))
+                if not more and number == 1 and text[at:].strip() == "]":
+                    return
+                if not more or len(text) - at > MAX_LINE:
+                    raise BadRequest(f"{path.name} is not valid JSON in row {number}", "Correct it.")
+                text, at = text[at:] + more, 0
+                continue
+            if not isinstance(row, dict):
+                raise BadRequest(
+                    f"{path.name} is not a list of objects", "Write a JSON list of rows, or one row a line."
+                )
+            yield row
+            at, number = end + 1, number + 1
+            if text[end] == "]" and not (text[at:] + file.read(CHUNK)).strip():
+                return
+            if text[end] != ",":
+                raise BadRequest(f"{path.name} is not valid JSON after row {number - 1}", "Correct it.")
+
+
+def _after(text: str, at: int) -> int:
+    """Return the place behind white space."""
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _whole(path: Path) -> Any:
+    """Return a JSON document."""
+    if path.stat().st_size > MAX_WHOLE:
+        raise BadRequest(f"{path.name} is larger than {MAX_WHOLE >> 20} MiB", "Save its rows as jsonl, or divide it.")
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{path.name} is not valid JSON: {line(error, 120)}", "Correct it.") from error
+
+
 def coco_of(path: Path) -> Iterator[Row]:
     """Yield the pictures of a file of COCO annotations."""
-    body = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_WHOLE else None
+    body = _whole(path)
     if not isinstance(body, dict):
         raise BadRequest(f"{path.name} is not COCO annotations", "Look at the file.")
     yield from _boxes(path, body)
@@ -137,10 +200,31 @@ def parquet_of(path: Path) -> Iterator[Row]:
         raise NotSupported("reading parquet needs pyarrow", "Install pyarrow, or save the rows as jsonl.") from error
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1_000):
-                yield from batch.to_pylist()
-    except pa.ArrowException as error:
+            for number in range(file.num_row_groups):
+                size = _batch_size(path, file.metadata.row_group(number))
+                for batch in file.iter_batches(batch_size=size, row_groups=[number]):
+                    yield from batch.to_pylist()
+    except (pa.ArrowException, OverflowError, ValueError) as error:
         raise BadRequest(f"{path.name} can't be read: {line(error, 120)}", "Look at the file.") from error
+
+
+def _batch_size(path: Path, group: Any) -> int:
+    """Return how many rows of a row group to decode at a time, as if each had its longest value.
+
+    Raises BadRequest for a row group that says a few values over and over, which no memory has room for.
+    """
+    whole = 0
+    for column in (group.column(n) for n in range(group.num_columns)):
+        nested = column.num_values > group.num_rows
+        decoded = max(column.total_uncompressed_size, 8 * column.num_values if nested else 0)
+        if decoded > MAX_BATCH and decoded > MAX_RATIO * column.total_compressed_size:
+            raise BadRequest(
+                f"{path.name}: column {line(column.path_in_schema, 60)} unpacks to {MAX_RATIO} times its size or more",
+                "Look at the file; if its rows are right, save them as jsonl.",
+            )
+        whole += decoded
+    # A row is there four times: decoded ahead, read, and twice while Python makes its values.
+    return max(1, min(1_000, MAX_BATCH // (4 * max(1, whole))))
 
 
 async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: int) -> AsyncIterator[Row]:
@@ -153,6 +237,8 @@ async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: 
         if not isinstance(items, list):
             raise BadReply(f"rows of {dataset} could not be read: {reply.said}", "Download it and give the file.")
         for item in items:
+            if not isinstance(item, dict) or not isinstance(item.get("row"), dict):
+                raise BadReply(f"rows of {dataset} have an unknown shape", "Download it and give the file.")
             if item.get("truncated_cells"):
                 raise NotSupported(f"{dataset} has rows too long for the viewer", "Download it and give the file.")
             yield item["row"]
