@@ -98,7 +98,7 @@ class TypedSettings:
 def typed_settings(program: Program) -> TypedSettings | None:
     """Return a program's settings, None where it does not declare all of them in this way."""
     defined = {node.name for node, scope in program.nodes if isinstance(node, ast.FunctionDef) and scope is None}
-    if not DECLARING <= defined:
+    if not defined >= DECLARING:
         return None
     classes = _classes(program)
     declared = {found.name: found for found in _declared(program, classes)}
