@@ -7,19 +7,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
+from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Refused
+from gpuwarden.core.models import Artifact, Manifest, SealLine
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import TERMINAL_JOBS, Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress
-from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store
+from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store, machine_digests
 from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, request
 from gpuwarden.lifecycle.monitoring.check import check
@@ -200,6 +204,35 @@ async def test_a_seal_that_the_job_wrote_proves_nothing(tmp_path: Path, s3: S3Se
         }
         log.write("\n" + json.dumps(line) + "\n")
     assert (await looked(ctx, job)).code is Code.STORE_STALE
+
+
+async def test_an_authentic_seal_does_not_hide_that_another_file_is_there_now(tmp_path: Path) -> None:
+    """A rename puts a file with the size and times of the sealed one in its place; the seal fits both."""
+    good, other = "a" * 64, "b" * 64
+    line = {"size": 4, "mtime_ns": 10**9, "ctime_ns": 10**9, "sha256": good, "sealed_at": 2.0}
+    listed = Artifact(path="out/a", size=4, mtime_ns=10**9, ctime_ns=10**9)
+    fresh = {"now": listed.model_copy(update={"sha256": other})}
+
+    class Machine:
+        """A backend that computes the digests that it is given."""
+
+        async def manifest(self, handle: object, paths: object) -> Manifest:
+            return Manifest(taken_at=3.0, files=(fresh["now"],))
+
+    ctx: Any = SimpleNamespace(home=tmp_path, backend=lambda name: Machine())
+    handle: Any = SimpleNamespace(backend="local")
+    job: Any = SimpleNamespace(id="j1", outputs=("out",))
+    seal = SealLine(sha256=good, sealed_at=2.0, mac=seal_log.mac(job_key(ctx, "j1").encode(), line))
+    roster = Manifest(taken_at=3.0, files=(listed.model_copy(update={"seal": seal}),))
+
+    async def digest() -> str | None:
+        return (await machine_digests(ctx, job, handle, roster)).files[0].sha256
+
+    assert await digest() is None  # neither is believed
+    fresh["now"] = listed.model_copy(update={"sha256": good})
+    assert await digest() == good
+    fresh["now"] = listed.model_copy(update={"sha256": good, "ctime_ns": 10**9 + 1})
+    assert await digest() is None
 
 
 @pytest.mark.prove

@@ -1,7 +1,7 @@
 """Compare a job's kept store with the files on its machine, without downloading them.
 
-What the machine has now is its own listing: with the sealer's digests where those are authentic, else with digests that
-the runner computes now. The store has to agree three times: its manifest lists the same content, its object is there,
+What the machine has now is its own listing, with digests that the runner computes now; an authentic seal has to agree
+with them. The store has to agree three times: its manifest lists the same content, its object is there,
 and the store's own checksum of the object is that content's. Everything else is unknown, with a reason.
 """
 
@@ -106,17 +106,20 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
 
 
 async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
-    """Return the listing with a digest of each file: the sealer's, else one that the machine computes now."""
-    roster = believed(ctx, job.id, listed)
-    bare = [file.path for file in roster.files if file.sealed_at is None]
-    if not bare:
-        return roster
-    asked = {f.path: f for f in (await ctx.backend(handle.backend).manifest(handle, bare)).files}
+    """Return the listing with the digest that the machine computes now of each file.
+
+    A file whose seal, times or size disagree with that has no digest. A seal alone is not enough: it is valid for a
+    size and times, and a job can move another file with the same ones to the sealed path.
+    """
+    fresh = {f.path: f for f in (await ctx.backend(handle.backend).manifest(handle, job.outputs)).files}
 
     def with_digest(file: Artifact) -> Artifact:
-        now = asked.get(file.path) if file.sealed_at is None else None
-        return now if now is not None and now.stamp == file.stamp else file
+        now = fresh.get(file.path)
+        if now is None or now.stamp != file.stamp or (file.sealed_at is not None and now.sha256 != file.sha256):
+            return file.model_copy(update={"sha256": None})
+        return now
 
+    roster = believed(ctx, job.id, listed)
     return roster.model_copy(update={"files": tuple(with_digest(file) for file in roster.files)})
 
 
