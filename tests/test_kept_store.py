@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore import exceptions as boto
 
 from gpuwarden.checkpoints.sealing import parts as sealed_parts
-from gpuwarden.core.store_address import StoreAddress
+from gpuwarden.core.credentials import without_login
+from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
+from gpuwarden.core.sanitize import secret_values
+from gpuwarden.core.store_address import StoreAddress, StoredFile
+from gpuwarden.hub.client import HubConfig
 from gpuwarden.remote.launch import checker
 from gpuwarden.remote.runner import keeper, parts
+from gpuwarden.remote.runner.redact import Redactor
+from gpuwarden.remote.s3_store import S3Reader
 from runner_kit import call
 from store_kit import ADMIN, BUCKET, READER, WRITER, S3Server, s3_server
 
@@ -85,6 +92,105 @@ def test_files_of_jobs_never_share_a_name_and_absolute_paths_stay_inside() -> No
 def test_the_uploader_gets_its_own_key_and_never_the_reader_s() -> None:
     env = {"AWS_ACCESS_KEY_ID": "reader", "AWS_REGION": "r", "GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID": "writer"}
     assert StoreAddress.parse("s3://bucket").handed(env) == {"AWS_ACCESS_KEY_ID": "writer", "AWS_REGION": "r"}
+
+
+# ------------------------------------------------------------------------------------------- what is said of a store
+
+SECRET = "hunter2-and-more-of-it"
+AWS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+
+
+@pytest.mark.parametrize("value", [f"{SECRET}\nX: y", f"{SECRET}\x00", f"{SECRET}\u00e9"])
+def test_a_credential_that_can_t_be_sent_is_refused_by_its_name(value: str) -> None:
+    address = StoreAddress.parse("s3://bucket")
+    keep = {f"GPUWARDEN_KEEP_{name}": "x" for name in AWS} | {"GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY": value}
+    for name, use in (
+        ("AWS_SESSION_TOKEN", lambda: S3Reader(address, AWS | {"AWS_SESSION_TOKEN": value})),
+        ("GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY", lambda: address.handed(keep)),
+        ("HF_TOKEN", lambda: HubConfig.from_env({"HF_TOKEN": value}).sendable_token),
+    ):
+        with pytest.raises(AuthFailed, match=name) as refusal:
+            use()
+        assert SECRET not in refusal.value.message
+
+
+def test_a_line_break_at_the_end_and_a_login_in_an_address_are_left_out() -> None:
+    env = {"HF_TOKEN": f"{SECRET}\n", "HF_ENDPOINT": "http://me:pass@hub.test/", "GPUWARDEN_KEEP_HF_TOKEN": "w\r\n"}
+    config = HubConfig.from_env(env)
+    assert (config.endpoint, config.sendable_token) == ("http://hub.test", SECRET)
+    assert StoreAddress.parse("hf://a/b").handed(env) == {"HF_TOKEN": "w", "HF_ENDPOINT": "http://hub.test/"}
+    assert secret_values(env) == (SECRET,)
+    for url in ("http://u:p@h:9/x", "http://u:p/w@h:9/x", "//u@h:9/x", "u:p@h:9/x"):
+        assert without_login(url).endswith("h:9/x") and "@" not in without_login(url)
+    assert without_login("https://s3.test:9000") == "https://s3.test:9000"
+
+
+class Client:
+    """A client of boto3 whose every request does the same."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act = act
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **given: self.act()
+
+
+def failing(error: BaseException) -> Callable[[], Any]:
+    def act() -> Any:
+        raise error
+
+    return act
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        (failing(ValueError(f"Invalid header value b'{SECRET}'")), BadReply),
+        (failing(RecursionError(SECRET)), BadReply),
+        (failing(boto.ParamValidationError(report=SECRET)), BadReply),
+        (failing(boto.HTTPClientError(error=SECRET)), Unreachable),
+        (failing(boto.EndpointConnectionError(endpoint_url=f"http://u:{SECRET}@h")), Unreachable),
+        (failing(boto.PartialCredentialsError(provider=SECRET, cred_var=SECRET)), AuthFailed),
+        (failing(boto.ProfileNotFound(profile=SECRET)), AuthFailed),
+        (dict, BadReply),
+        (lambda: {"ContentLength": SECRET}, BadReply),
+        (lambda: None, BadReply),
+    ],
+)
+async def test_whatever_a_client_raises_is_an_error_of_ours_without_its_text(
+    act: Callable[[], Any], kind: type[WardenError]
+) -> None:
+    reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS | {"AWS_ENDPOINT_URL": f"http://me:{SECRET}@127.0.0.1:9"})
+    reader._client = Client(act)
+    with pytest.raises(kind) as failure:
+        await reader.files(["k"])
+    assert SECRET not in failure.value.message
+
+
+@pytest.mark.parametrize("env", [{"AWS_ENDPOINT_URL": "minio.test:9000"}, {"AWS_SECRET_ACCESS_KEY": ""}])
+def test_settings_that_no_client_can_use_are_an_error_of_ours(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    with pytest.raises((BadReply, AuthFailed)):
+        S3Reader(StoreAddress.parse("s3://bucket"), AWS | env)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("checksum", ["\u00e9\u00e9==", f"{'A' * 43}=-\u00b2", f"{'A' * 43}=-{'9' * 5000}"])
+async def test_a_checksum_that_is_none_is_not_compared(checksum: str) -> None:
+    reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS)
+    reader._client = Client(lambda: {"ContentLength": 4, "ChecksumSHA256": checksum})
+    assert await reader.files(["k"]) == {"k": StoredFile(4)}
+
+
+def test_the_uploader_s_report_has_no_secret_however_long_the_error_is() -> None:
+    redactor = Redactor([SECRET])
+    assert keeper.client_error(ValueError(f"Invalid header value b'{SECRET}'"), redactor) == "ValueError"
+    for before in range(120, 165):
+        assert SECRET[:6] not in keeper.client_error(OSError("x" * before + SECRET), redactor)
+    assert "pass" not in keeper.client_error(OSError("can't reach http://me:pass@host/x"), redactor)
 
 
 # ------------------------------------------------------------------------------------------------------- the uploader

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from typing import Any, NoReturn
@@ -168,8 +169,8 @@ class Keeper:
                 pause = min(pause * 2, LONGEST_PAUSE_S) if over else self.every
             except Exception as error:  # of three libraries: whatever it is, the next turn tries again
                 self.store = None
-                text = self.redactor.text(f"the upload to the kept store failed: {client_error(error)}")
-                report_keep(self.folder, "failed", text)
+                text = client_error(error, self.redactor)
+                report_keep(self.folder, "failed", f"the upload to the kept store failed: {text}")
                 pause = min(pause * 2, LONGEST_PAUSE_S)
             if over:
                 time.sleep(pause)
@@ -268,9 +269,13 @@ class Keeper:
             self.free_at = now
 
 
-def client_error(error: BaseException) -> str:
-    """Return an error of a client, bounded, with the code that the store gave."""
+def client_error(error: BaseException, redactor: Redactor) -> str:
+    """Return an error of a client with the code that the store gave, redacted and then cut.
+
+    The text of a ValueError is left out: HTTP clients quote a header that they refuse.
+    """
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code", "") if isinstance(answer, dict) else getattr(answer, "status_code", "")
-    text = " ".join(str(error).split())[:160]
-    return f"{type(error).__name__}{f' ({code})' if code else ''}: {text}"
+    text = "" if isinstance(error, ValueError) else redactor.text(str(error))
+    text = " ".join(re.sub(r"//[^/\s]*@", "//", text).split())[:160]
+    return f"{type(error).__name__}{f' ({redactor.text(str(code))[:40]})' if code else ''}{': ' if text else ''}{text}"
