@@ -8,11 +8,14 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from botocore import exceptions as boto
 
@@ -166,6 +169,30 @@ async def test_whatever_a_client_raises_is_an_error_of_ours_without_its_text(
     with pytest.raises(kind) as failure:
         await reader.files(["k"])
     assert SECRET not in failure.value.message
+
+
+@pytest.mark.anyio
+async def test_who_gives_up_on_a_store_waits_no_longer_and_it_is_asked_no_more() -> None:
+    asked, answer = threading.Event(), threading.Event()
+    count = []
+
+    def wait() -> dict[str, int]:
+        count.append(1)
+        asked.set()
+        answer.wait(60)
+        return {"ContentLength": 1}
+
+    reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS)
+    reader._client = Client(wait)
+    async with anyio.create_task_group() as group:
+        group.start_soon(reader.files, [str(number) for number in range(1000)])
+        await anyio.to_thread.run_sync(asked.wait)
+        group.cancel_scope.cancel()
+    assert not answer.is_set()
+    answer.set()
+    with pytest.raises(Unreachable):
+        await reader.files(["k"])
+    assert len(count) <= 8
 
 
 @pytest.mark.parametrize("env", [{"AWS_ENDPOINT_URL": "minio.test:9000"}, {"AWS_SECRET_ACCESS_KEY": ""}])

@@ -16,12 +16,13 @@ import pytest
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Refused
-from gpuwarden.core.models import Artifact, Manifest, SealLine
+from gpuwarden.core.models import Artifact, Manifest, SealLine, Unknown
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import TERMINAL_JOBS, Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress
-from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store, machine_digests
+from gpuwarden.lifecycle.artifacts import kept_store
+from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store, machine_digests, reachable
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
@@ -233,6 +234,23 @@ async def test_an_authentic_seal_does_not_hide_that_another_file_is_there_now(tm
     assert await digest() == good
     fresh["now"] = listed.model_copy(update={"sha256": good, "ctime_ns": 10**9 + 1})
     assert await digest() is None
+
+
+async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forever(*given: object) -> None:
+        await anyio.sleep_forever()
+
+    async def nothing(*given: object) -> Manifest:
+        return Manifest(taken_at=3.0, files=())
+
+    monkeypatch.setattr(kept_store, "store_limit", lambda files: 0.0)
+    monkeypatch.setattr(kept_store, "machine_digests", nothing)
+    monkeypatch.setattr(kept_store, "open_store", lambda *given: SimpleNamespace(reach=forever, manifest=forever))
+    ctx: Any = SimpleNamespace(home=tmp_path)
+    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(keep=KEEP))
+    found = await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
+    assert found.code is Code.STORE_UNREACHABLE and not found.files
+    assert isinstance(await reachable(ctx, KEEP), Unknown)
 
 
 @pytest.mark.prove

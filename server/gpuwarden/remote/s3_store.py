@@ -9,9 +9,10 @@ import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any, TypeVar
 
-from anyio import to_thread
+from anyio import get_cancelled_exc_class, to_thread
 
 from gpuwarden.core.credentials import credential, without_login
 from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, Unreachable
@@ -19,6 +20,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import MAX_MANIFEST, StoreAddress, StoredFile
 
 _THREADS = 8  # a request is mostly waiting
+_PIECE = 1 << 16
 _ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
 _DENIED = frozenset({"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
 _CREDENTIALS = {
@@ -35,6 +37,7 @@ class S3Reader:
 
     def __init__(self, address: StoreAddress, env: Mapping[str, str]) -> None:
         self.address = address
+        self._given_up = Event()
         self._endpoint = without_login(env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or "")
         options = {option: credential(env, name) for option, name in _CREDENTIALS.items()}
         try:
@@ -57,18 +60,19 @@ class S3Reader:
     async def reach(self) -> None:
         """List one object of the path."""
         named = {"Bucket": self.address.root, "Prefix": self.address.path, "MaxKeys": 1}
-        if await to_thread.run_sync(lambda: self._ask(lambda: self._client.list_objects_v2(**named))) is None:
+        if await self._in_thread(lambda: self._ask(lambda: self._client.list_objects_v2(**named))) is None:
             raise _no_bucket(self.address.root)
 
     async def manifest(self, key: str) -> bytes | None:
         """Return the manifest's content, None where there is none. Raises BadReply for one that is too long."""
 
         def get() -> bytes:
-            body = self._client.get_object(Bucket=self.address.root, Key=key)["Body"]
-            content: bytes = body.read(MAX_MANIFEST + 1)
-            return content
+            body, content = self._client.get_object(Bucket=self.address.root, Key=key)["Body"], bytearray()
+            while len(content) <= MAX_MANIFEST and not self._given_up.is_set() and (piece := body.read(_PIECE)):
+                content += piece
+            return bytes(content)
 
-        content = await to_thread.run_sync(lambda: self._ask(get))
+        content = await self._in_thread(lambda: self._ask(get))
         if content is not None and len(content) > MAX_MANIFEST:
             raise BadReply(f"the manifest of {self.address} is longer than {MAX_MANIFEST:,} bytes")
         return content
@@ -84,7 +88,15 @@ class S3Reader:
             with ThreadPoolExecutor(_THREADS) as pool:
                 return {key: found for key, found in pool.map(head, keys) if found}
 
-        return await to_thread.run_sync(heads)
+        return await self._in_thread(heads)
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        """Do the work in a thread. A caller that gives up does not wait for it, and no more requests are sent."""
+        try:
+            return await to_thread.run_sync(work, abandon_on_cancel=True)
+        except get_cancelled_exc_class():
+            self._given_up.set()
+            raise
 
     def _ask(self, request: Callable[[], _T]) -> _T | None:
         """Send a request. None where the object is absent; else the client's errors as gpuwarden's own.
@@ -93,6 +105,8 @@ class S3Reader:
         """
         from botocore import exceptions as boto  # type: ignore[import-untyped,unused-ignore]
 
+        if self._given_up.is_set():
+            raise Unreachable(f"{self._place}: nobody waits for the answer any more", "Try again in a minute.")
         try:
             return request()
         except boto.ClientError as error:

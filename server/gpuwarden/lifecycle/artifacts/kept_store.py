@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import anyio
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, WardenError
@@ -21,6 +22,7 @@ from gpuwarden.hub.kept_repo import RepoReader
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.timeouts import store_limit
 from gpuwarden.remote.s3_store import S3Reader
 
 _CODES: Final[dict[type[WardenError], Code]] = {
@@ -68,7 +70,10 @@ def open_store(ctx: Context, address: StoreAddress) -> Store:
 async def reachable(ctx: Context, keep: str) -> Answer[str]:
     """Return what is wrong with a store that a job is to use, "" where it can be read; Unknown without an answer."""
     try:
-        await open_store(ctx, StoreAddress.parse(keep)).reach()
+        with anyio.fail_after(store_limit(0)):
+            await open_store(ctx, StoreAddress.parse(keep)).reach()
+    except TimeoutError:
+        return Unknown(f"{keep} did not finish its answer in {store_limit(0):g} s")
     except (NotFound, AuthFailed, NotSupported) as error:
         return Known(error.message)
     except WardenError as error:
@@ -83,14 +88,17 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
         there = await machine_digests(ctx, job, handle, listed)
     except WardenError as error:
         return _unknown(keep, because(Code.STORE_MACHINE_SILENT, message=error.message))
-    address = StoreAddress.parse(keep)
+    address, limit = StoreAddress.parse(keep), store_limit(len(there.files))
     try:
-        store = open_store(ctx, address)
-        content = await store.manifest(address.key(job.id, MANIFEST))
-        if content is None:
-            return _unknown(keep, because(Code.STORE_EMPTY))
-        rows = {row.path: row for row in _Kept.model_validate_json(content).files}
-        objects = await store.files([address.key(job.id, file.path) for file in there.files])
+        with anyio.fail_after(limit):
+            store = open_store(ctx, address)
+            content = await store.manifest(address.key(job.id, MANIFEST))
+            if content is None:
+                return _unknown(keep, because(Code.STORE_EMPTY))
+            rows = {row.path: row for row in _Kept.model_validate_json(content).files}
+            objects = await store.files([address.key(job.id, file.path) for file in there.files])
+    except TimeoutError:
+        return _unknown(keep, because(Code.STORE_UNREACHABLE, message=f"no complete answer in {limit:g} s"))
     except ValidationError as error:
         return _unknown(keep, because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields"))
     except WardenError as error:
