@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
 from gpuwarden.core.sanitize import secret_values
 from gpuwarden.core.store_address import StoreAddress, StoredFile
 from gpuwarden.hub.client import HubConfig
+from gpuwarden.remote import s3_store
 from gpuwarden.remote.launch import checker
 from gpuwarden.remote.runner import keeper, parts
 from gpuwarden.remote.runner.redact import Redactor
@@ -193,6 +195,18 @@ async def test_who_gives_up_on_a_store_waits_no_longer_and_it_is_asked_no_more()
     with pytest.raises(Unreachable):
         await reader.files(["k"])
     assert len(count) <= 8
+
+
+@pytest.mark.anyio
+async def test_a_manifest_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_store, "MAX_MANIFEST", 100)
+    reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS)
+    for size in (0, 100):
+        reader._client = Client(lambda size=size: {"Body": io.BytesIO(bytes(size))})
+        assert await reader.manifest("k") == bytes(size)
+    reader._client = Client(lambda: {"Body": io.BytesIO(bytes(101))})
+    with pytest.raises(BadReply):
+        await reader.manifest("k")
 
 
 @pytest.mark.parametrize("env", [{"AWS_ENDPOINT_URL": "minio.test:9000"}, {"AWS_SECRET_ACCESS_KEY": ""}])

@@ -253,6 +253,25 @@ async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkey
     assert isinstance(await reachable(ctx, KEEP), Unknown)
 
 
+@pytest.mark.parametrize(
+    "rows", [['{"path":"","size":0,"sha256":""}'] * 200_001, ['{"path":"' + "x" * 5000 + '","size":0,"sha256":""}']]
+)
+async def test_a_manifest_of_too_much_is_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[str]
+) -> None:
+    async def content(key: str) -> bytes:
+        return f'{{"job":"j1","files":[{",".join(rows)}]}}'.encode()
+
+    async def nothing(*given: object) -> Manifest:
+        return Manifest(taken_at=3.0, files=())
+
+    monkeypatch.setattr(kept_store, "machine_digests", nothing)
+    monkeypatch.setattr(kept_store, "open_store", lambda *given: SimpleNamespace(manifest=content))
+    ctx: Any = SimpleNamespace(home=tmp_path)
+    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(keep=KEEP))
+    assert (await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))).code is Code.STORE_INVALID
+
+
 @pytest.mark.prove
 async def test_what_can_t_work_is_said_before_a_machine_is_rented(tmp_path: Path, s3: S3Server) -> None:
     async def said(env: dict[str, str], keep: str = KEEP) -> str:

@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol
 
 from gpuwarden.core.credentials import credential, without_login
 
-MAX_MANIFEST: Final = 128 << 20
+MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
 """The name of a store's own list of files. It is written after the files, so what it lists was stored whole."""
 OWN_KEYS: Final = "GPUWARDEN_KEEP_"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 import anyio
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Answer, Artifact, Frozen, Handle, Known, Manifest, Unknown
@@ -48,16 +48,16 @@ class StoreCopy(Frozen):
 class _Row(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    path: str
+    path: str = Field(max_length=4096)
     size: int
-    sha256: str
+    sha256: str = Field(max_length=64)
 
 
 class _Kept(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     job: str
-    files: tuple[_Row, ...]
+    files: tuple[_Row, ...] = Field(max_length=200_000)  # as many as the runner lists
 
 
 def open_store(ctx: Context, address: StoreAddress) -> Store:
