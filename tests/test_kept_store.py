@@ -411,6 +411,41 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
     assert log[2:] == ["t/out/a 22", "t/gpuwarden-manifest.json ['out/a']"]
 
 
+@pytest.mark.parametrize("way", ["link", "file"])
+def test_a_path_that_is_swapped_after_its_listing_is_not_followed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    out, other = folder / "work" / "out", folder.parent / "other"
+    for path, text in ((out / "a" / "x", "first"), (out / "b" / "x", "harmless"), (other / "x", "PRIVATE")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    sent: list[bytes] = []
+
+    class Swapping:
+        """A store whose first upload takes long enough to replace the second file."""
+
+        def put(self, key: str, fd: int, row: dict[str, Any], pace: object) -> None:
+            sent.append(os.pread(fd, 99, 0))
+            if key.endswith("a/x"):
+                (out / "b").rename(folder.parent / "moved")
+                if way == "link":
+                    (out / "b").symlink_to(other)
+                else:
+                    other.rename(out / "b")
+
+        def commit(self, key: str, manifest: bytes) -> None:
+            assert b"out/b" not in manifest
+
+    monkeypatch.setattr(keeper, "open_store", lambda *given: Swapping())
+    where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
+    order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
+    upload = keeper.Keeper(str(folder), order)
+    upload.final = True
+    before = len(os.listdir("/dev/fd"))
+    assert not upload.turn() and sent == [b"first"]
+    assert len(os.listdir("/dev/fd")) == before  # no descriptor stays open, however many files there are
+
+
 def test_what_a_sandboxed_job_wrote_is_not_run_outside_of_its_sandbox(folder: Path) -> None:
     own = folder / "work" / ".venv" / "bin" / "python"
     own.parent.mkdir(parents=True)

@@ -17,7 +17,7 @@ from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
 from gpuwarden.remote.runner.manifest import Roster
-from gpuwarden.remote.runner.path_mapping import PathMapping
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.process import hide_memory
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.redact import Redactor
@@ -225,22 +225,27 @@ class Keeper:
     def has(self, row: Json) -> bool:
         """Return whether exactly this file is in the store by this process's own record."""
         known = self.rows.get(row["path"])
-        return known is not None and all(known[key] == row[key] for key in ("size", "mtime_ns", "ctime_ns"))
+        return known is not None and stamped(row, known)
 
     def sent(self, row: Json) -> Json | None:
         """Upload one file. Return its row of the manifest, None where it changed meanwhile."""
         roster = Roster(self.folder, self.mapping, lambda row: None, True, parts=True)
-        real = os.path.realpath(self.mapping.locate(self.folder, row["path"])[0])
+        place, bound = self.mapping.locate(self.folder, row["path"])
+        real = os.path.realpath(place)
+        if not inside(real, os.path.realpath(bound)):
+            return None  # a folder of the path was replaced by a link since it was listed
         try:
             known = {**row, **(row.get("seal") or roster.hash(real))}
-            if not known["sha256"] or stamp(os.lstat(real)) != {key: known[key] for key in stamp(os.lstat(real))}:
-                return None
             fd = roster.opener.open(real)
         except OSError:
             return None
+        finally:
+            roster.opener.close()
         try:
-            inside = "machine/" + row["path"].lstrip("/") if row["path"].startswith("/") else row["path"]
-            self.store.put(self.order["prefix"] + inside, fd, known, self.pace)
+            if not known["sha256"] or not stamped(row, known) or not stamped(row, stamp(os.fstat(fd))):
+                return None
+            below = "machine/" + row["path"].lstrip("/") if row["path"].startswith("/") else row["path"]
+            self.store.put(self.order["prefix"] + below, fd, known, self.pace)
             return {key: known[key] for key in KEPT_FIELDS if known.get(key) is not None}
         except Changed:
             return None
@@ -267,6 +272,11 @@ class Keeper:
         self.free_at = max(self.free_at, now) + count / self.rate
         if self.free_at > now and input_closed(self.free_at - now):
             self.free_at = now
+
+
+def stamped(row: Json, other: Json) -> bool:
+    """Return whether two descriptions of a file have the same size and times."""
+    return all(row[key] == other[key] for key in ("size", "mtime_ns", "ctime_ns"))
 
 
 def client_error(error: BaseException, redactor: Redactor) -> str:
