@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import Refused
+from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.models import Artifact, Manifest, SealLine, Unknown
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
@@ -23,7 +23,7 @@ from gpuwarden.core.states import TERMINAL_JOBS, Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress
 from gpuwarden.lifecycle.artifacts import kept_store
 from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store, machine_digests, reachable
-from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, request
@@ -254,7 +254,11 @@ async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    "rows", [['{"path":"","size":0,"sha256":""}'] * 200_001, ['{"path":"' + "x" * 5000 + '","size":0,"sha256":""}']]
+    "rows",
+    [
+        pytest.param(['{"path":"","size":0,"sha256":""}'] * 200_001, marks=pytest.mark.slow, id="files"),
+        pytest.param(['{"path":"' + "x" * 5000 + '","size":0,"sha256":""}'], id="letters"),
+    ],
 )
 async def test_a_manifest_of_too_much_is_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[str]
@@ -270,6 +274,18 @@ async def test_a_manifest_of_too_much_is_invalid(
     ctx: Any = SimpleNamespace(home=tmp_path)
     job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(keep=KEEP))
     assert (await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))).code is Code.STORE_INVALID
+
+
+@pytest.mark.parametrize("path", ["machine", "machine/opt/x", "./machine/x", MANIFEST])
+async def test_an_output_where_the_store_has_files_of_its_own_is_refused(tmp_path: Path, path: str) -> None:
+    assert training(tmp_path, outputs=(path,)).outputs  # there is no store
+    for outputs in ((f"out/{path}",), ("/machine/x",)):
+        assert training(tmp_path, outputs=outputs, keep=KEEP).outputs
+    with pytest.raises(ValueError, match="another name"):
+        training(tmp_path, outputs=("out", path), keep=KEEP)
+    ctx, job = SimpleNamespace(), SimpleNamespace(outputs=(), spec=SimpleNamespace(keep=KEEP))
+    with pytest.raises(BadRequest, match="kept store"):
+        declare(cast("Any", ctx), cast("Any", job), [path])
 
 
 @pytest.mark.prove

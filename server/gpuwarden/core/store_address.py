@@ -64,6 +64,11 @@ class StoreAddress:
         inside = f"machine/{path.lstrip('/')}" if path.startswith("/") else path
         return "/".join(part for part in (self.path, job, inside) if part)
 
+    @staticmethod
+    def reserved(path: str) -> bool:
+        """Return whether an output's place in the store is that of absolute paths, or of the list of files."""
+        return path.split("/")[0] in {"machine", MANIFEST}
+
     @property
     def secrets(self) -> tuple[str, ...]:
         """Return the variables that must be set here for the uploader."""
