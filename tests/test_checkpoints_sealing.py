@@ -235,6 +235,17 @@ def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
     assert seals(str(tmp_path)).keys() == {"/a"}
 
 
+def test_an_older_line_that_is_added_again_does_not_count(tmp_path: Path) -> None:
+    lines = [
+        {"path": "/a", "size": 1, "mtime_ns": 2, "ctime_ns": 3, "sha256": digit * 64, "sealed_at": at}
+        for digit, at in (("a", 1.0), ("b", 2.0))
+    ]
+    signed = [{**line, "mac": seal_log.mac(KEY.encode(), line)} for line in lines]
+    seal_log.add(tmp_path / "seals.jsonl", [*signed, signed[0]])
+    assert seal_log.read(tmp_path / "seals.jsonl", KEY.encode())["/a"]["sealed_at"] == 2.0
+    assert seals(str(tmp_path))["/a"]["sealed_at"] == 2.0
+
+
 def test_a_torn_checkpoint_is_looked_at_once_and_not_sealed(tmp_path: Path) -> None:
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     os.truncate(path, 1000)

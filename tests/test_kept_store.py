@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
+from botocore import exceptions as boto
 
 from gpuwarden.checkpoints.sealing import parts as sealed_parts
-from gpuwarden.core.store_address import StoreAddress
+from gpuwarden.core.credentials import without_login
+from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
+from gpuwarden.core.sanitize import secret_values
+from gpuwarden.core.store_address import StoreAddress, StoredFile
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.remote import s3_store
 from gpuwarden.remote.launch import checker
 from gpuwarden.remote.runner import keeper, parts
+from gpuwarden.remote.runner.redact import Redactor
+from gpuwarden.remote.s3_store import S3Reader
 from runner_kit import call
 from store_kit import ADMIN, BUCKET, READER, WRITER, S3Server, s3_server
 
@@ -85,6 +97,141 @@ def test_files_of_jobs_never_share_a_name_and_absolute_paths_stay_inside() -> No
 def test_the_uploader_gets_its_own_key_and_never_the_reader_s() -> None:
     env = {"AWS_ACCESS_KEY_ID": "reader", "AWS_REGION": "r", "GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID": "writer"}
     assert StoreAddress.parse("s3://bucket").handed(env) == {"AWS_ACCESS_KEY_ID": "writer", "AWS_REGION": "r"}
+
+
+# ------------------------------------------------------------------------------------------- what is said of a store
+
+SECRET = "hunter2-and-more-of-it"
+AWS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+
+
+@pytest.mark.parametrize("value", [f"{SECRET}\nX: y", f"{SECRET}\x00", f"{SECRET}\u00e9"])
+def test_a_credential_that_can_t_be_sent_is_refused_by_its_name(value: str) -> None:
+    address = StoreAddress.parse("s3://bucket")
+    keep = {f"GPUWARDEN_KEEP_{name}": "x" for name in AWS} | {"GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY": value}
+    for name, use in (
+        ("AWS_SESSION_TOKEN", lambda: S3Reader(address, AWS | {"AWS_SESSION_TOKEN": value})),
+        ("GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY", lambda: address.handed(keep)),
+        ("HF_TOKEN", lambda: HubConfig.from_env({"HF_TOKEN": value}).sendable_token),
+    ):
+        with pytest.raises(AuthFailed, match=name) as refusal:
+            use()
+        assert SECRET not in refusal.value.message
+
+
+def test_a_line_break_at_the_end_and_a_login_in_an_address_are_left_out() -> None:
+    env = {"HF_TOKEN": f"{SECRET}\n", "HF_ENDPOINT": "http://me:pass@hub.test/", "GPUWARDEN_KEEP_HF_TOKEN": "w\r\n"}
+    config = HubConfig.from_env(env)
+    assert (config.endpoint, config.sendable_token) == ("http://hub.test", SECRET)
+    assert StoreAddress.parse("hf://a/b").handed(env) == {"HF_TOKEN": "w", "HF_ENDPOINT": "http://hub.test/"}
+    assert secret_values(env) == (SECRET,)
+    for url in ("http://u:p@h:9/x", "http://u:p/w@h:9/x", "//u@h:9/x", "u:p@h:9/x"):
+        assert without_login(url).endswith("h:9/x") and "@" not in without_login(url)
+    assert without_login("https://s3.test:9000") == "https://s3.test:9000"
+
+
+class Client:
+    """A client of boto3 whose every request does the same."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act = act
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **given: self.act()
+
+
+def failing(error: BaseException) -> Callable[[], Any]:
+    def act() -> Any:
+        raise error
+
+    return act
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        (failing(ValueError(f"Invalid header value b'{SECRET}'")), BadReply),
+        (failing(RecursionError(SECRET)), BadReply),
+        (failing(boto.ParamValidationError(report=SECRET)), BadReply),
+        (failing(boto.HTTPClientError(error=SECRET)), Unreachable),
+        (failing(boto.EndpointConnectionError(endpoint_url=f"http://u:{SECRET}@h")), Unreachable),
+        (failing(boto.PartialCredentialsError(provider=SECRET, cred_var=SECRET)), AuthFailed),
+        (failing(boto.ProfileNotFound(profile=SECRET)), AuthFailed),
+        (dict, BadReply),
+        (lambda: {"ContentLength": SECRET}, BadReply),
+        (lambda: None, BadReply),
+    ],
+)
+async def test_whatever_a_client_raises_is_an_error_of_ours_without_its_text(
+    act: Callable[[], Any], kind: type[WardenError]
+) -> None:
+    reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS | {"AWS_ENDPOINT_URL": f"http://me:{SECRET}@127.0.0.1:9"})
+    reader._client = Client(act)
+    with pytest.raises(kind) as failure:
+        await reader.files(["k"])
+    assert SECRET not in failure.value.message
+
+
+@pytest.mark.anyio
+async def test_who_gives_up_on_a_store_waits_no_longer_and_it_is_asked_no_more() -> None:
+    asked, answer = threading.Event(), threading.Event()
+    count = []
+
+    def wait() -> dict[str, int]:
+        count.append(1)
+        asked.set()
+        answer.wait(60)
+        return {"ContentLength": 1}
+
+    reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS)
+    reader._client = Client(wait)
+    async with anyio.create_task_group() as group:
+        group.start_soon(reader.files, [str(number) for number in range(1000)])
+        await anyio.to_thread.run_sync(asked.wait)
+        group.cancel_scope.cancel()
+    assert not answer.is_set()
+    answer.set()
+    with pytest.raises(Unreachable):
+        await reader.files(["k"])
+    assert len(count) <= 8
+
+
+@pytest.mark.anyio
+async def test_a_manifest_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_store, "MAX_MANIFEST", 100)
+    reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS)
+    for size in (0, 100):
+        reader._client = Client(lambda size=size: {"Body": io.BytesIO(bytes(size))})
+        assert await reader.manifest("k") == bytes(size)
+    reader._client = Client(lambda: {"Body": io.BytesIO(bytes(101))})
+    with pytest.raises(BadReply):
+        await reader.manifest("k")
+
+
+@pytest.mark.parametrize("env", [{"AWS_ENDPOINT_URL": "minio.test:9000"}, {"AWS_SECRET_ACCESS_KEY": ""}])
+def test_settings_that_no_client_can_use_are_an_error_of_ours(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    with pytest.raises((BadReply, AuthFailed)):
+        S3Reader(StoreAddress.parse("s3://bucket"), AWS | env)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("checksum", ["\u00e9\u00e9==", f"{'A' * 43}=-\u00b2", f"{'A' * 43}=-{'9' * 5000}"])
+async def test_a_checksum_that_is_none_is_not_compared(checksum: str) -> None:
+    reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS)
+    reader._client = Client(lambda: {"ContentLength": 4, "ChecksumSHA256": checksum})
+    assert await reader.files(["k"]) == {"k": StoredFile(4)}
+
+
+def test_the_uploader_s_report_has_no_secret_however_long_the_error_is() -> None:
+    redactor = Redactor([SECRET])
+    assert keeper.client_error(ValueError(f"Invalid header value b'{SECRET}'"), redactor) == "ValueError"
+    for before in range(120, 165):
+        assert SECRET[:6] not in keeper.client_error(OSError("x" * before + SECRET), redactor)
+    assert "pass" not in keeper.client_error(OSError("can't reach http://me:pass@host/x"), redactor)
 
 
 # ------------------------------------------------------------------------------------------------------- the uploader
@@ -294,6 +441,41 @@ def test_only_bytes_that_the_store_did_not_have_count_as_an_upload_that_goes_on(
             upload.turn()
         touched.append(lock.stat().st_mtime > 1)
     assert touched == [True, True, False, False]
+
+
+@pytest.mark.parametrize("way", ["link", "file"])
+def test_a_path_that_is_swapped_after_its_listing_is_not_followed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    out, other = folder / "work" / "out", folder.parent / "other"
+    for path, text in ((out / "a" / "x", "first"), (out / "b" / "x", "harmless"), (other / "x", "PRIVATE")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    sent: list[bytes] = []
+
+    class Swapping:
+        """A store whose first upload takes long enough to replace the second file."""
+
+        def put(self, key: str, fd: int, row: dict[str, Any], pace: object) -> None:
+            sent.append(os.pread(fd, 99, 0))
+            if key.endswith("a/x"):
+                (out / "b").rename(folder.parent / "moved")
+                if way == "link":
+                    (out / "b").symlink_to(other)
+                else:
+                    other.rename(out / "b")
+
+        def commit(self, key: str, manifest: bytes) -> None:
+            assert b"out/b" not in manifest
+
+    monkeypatch.setattr(keeper, "open_store", lambda *given: Swapping())
+    where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
+    order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
+    upload = keeper.Keeper(str(folder), order)
+    upload.final = True
+    before = len(os.listdir("/dev/fd"))
+    assert not upload.turn() and sent == [b"first"]
+    assert len(os.listdir("/dev/fd")) == before  # no descriptor stays open, however many files there are
 
 
 def test_what_a_sandboxed_job_wrote_is_not_run_outside_of_its_sandbox(folder: Path) -> None:

@@ -7,19 +7,24 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
 
+from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import Refused
+from gpuwarden.core.errors import BadRequest, Refused
+from gpuwarden.core.models import Artifact, Manifest, SealLine, Unknown
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import TERMINAL_JOBS, Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress
-from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store
-from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts import kept_store
+from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store, machine_digests, reachable
+from gpuwarden.lifecycle.artifacts.pull import declare, pull
+from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, request
 from gpuwarden.lifecycle.monitoring.check import check
@@ -200,6 +205,87 @@ async def test_a_seal_that_the_job_wrote_proves_nothing(tmp_path: Path, s3: S3Se
         }
         log.write("\n" + json.dumps(line) + "\n")
     assert (await looked(ctx, job)).code is Code.STORE_STALE
+
+
+async def test_an_authentic_seal_does_not_hide_that_another_file_is_there_now(tmp_path: Path) -> None:
+    """A rename puts a file with the size and times of the sealed one in its place; the seal fits both."""
+    good, other = "a" * 64, "b" * 64
+    line = {"size": 4, "mtime_ns": 10**9, "ctime_ns": 10**9, "sha256": good, "sealed_at": 2.0}
+    listed = Artifact(path="out/a", size=4, mtime_ns=10**9, ctime_ns=10**9)
+    fresh = {"now": listed.model_copy(update={"sha256": other})}
+
+    class Machine:
+        """A backend that computes the digests that it is given."""
+
+        async def manifest(self, handle: object, paths: object) -> Manifest:
+            return Manifest(taken_at=3.0, files=(fresh["now"],))
+
+    ctx: Any = SimpleNamespace(home=tmp_path, backend=lambda name: Machine())
+    handle: Any = SimpleNamespace(backend="local")
+    job: Any = SimpleNamespace(id="j1", outputs=("out",))
+    seal = SealLine(sha256=good, sealed_at=2.0, mac=seal_log.mac(job_key(ctx, "j1").encode(), line))
+    roster = Manifest(taken_at=3.0, files=(listed.model_copy(update={"seal": seal}),))
+
+    async def digest() -> str | None:
+        return (await machine_digests(ctx, job, handle, roster)).files[0].sha256
+
+    assert await digest() is None  # neither is believed
+    fresh["now"] = listed.model_copy(update={"sha256": good})
+    assert await digest() == good
+    fresh["now"] = listed.model_copy(update={"sha256": good, "ctime_ns": 10**9 + 1})
+    assert await digest() is None
+
+
+async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forever(*given: object) -> None:
+        await anyio.sleep_forever()
+
+    async def nothing(*given: object) -> Manifest:
+        return Manifest(taken_at=3.0, files=())
+
+    monkeypatch.setattr(kept_store, "store_limit", lambda files: 0.0)
+    monkeypatch.setattr(kept_store, "machine_digests", nothing)
+    monkeypatch.setattr(kept_store, "open_store", lambda *given: SimpleNamespace(reach=forever, manifest=forever))
+    ctx: Any = SimpleNamespace(home=tmp_path)
+    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(keep=KEEP))
+    found = await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
+    assert found.code is Code.STORE_UNREACHABLE and not found.files
+    assert isinstance(await reachable(ctx, KEEP), Unknown)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(['{"path":"","size":0,"sha256":""}'] * 200_001, marks=pytest.mark.slow, id="files"),
+        pytest.param(['{"path":"' + "x" * 5000 + '","size":0,"sha256":""}'], id="letters"),
+    ],
+)
+async def test_a_manifest_of_too_much_is_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[str]
+) -> None:
+    async def content(key: str) -> bytes:
+        return f'{{"job":"j1","files":[{",".join(rows)}]}}'.encode()
+
+    async def nothing(*given: object) -> Manifest:
+        return Manifest(taken_at=3.0, files=())
+
+    monkeypatch.setattr(kept_store, "machine_digests", nothing)
+    monkeypatch.setattr(kept_store, "open_store", lambda *given: SimpleNamespace(manifest=content))
+    ctx: Any = SimpleNamespace(home=tmp_path)
+    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(keep=KEEP))
+    assert (await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))).code is Code.STORE_INVALID
+
+
+@pytest.mark.parametrize("path", ["machine", "machine/opt/x", "./machine/x", MANIFEST])
+async def test_an_output_where_the_store_has_files_of_its_own_is_refused(tmp_path: Path, path: str) -> None:
+    assert training(tmp_path, outputs=(path,)).outputs  # there is no store
+    for outputs in ((f"out/{path}",), ("/machine/x",)):
+        assert training(tmp_path, outputs=outputs, keep=KEEP).outputs
+    with pytest.raises(ValueError, match="another name"):
+        training(tmp_path, outputs=("out", path), keep=KEEP)
+    ctx, job = SimpleNamespace(), SimpleNamespace(outputs=(), spec=SimpleNamespace(keep=KEEP))
+    with pytest.raises(BadRequest, match="kept store"):
+        declare(cast("Any", ctx), cast("Any", job), [path])
 
 
 @pytest.mark.prove

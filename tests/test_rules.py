@@ -45,6 +45,7 @@ from rule_kit import (
 )
 from test_rules_preflight import CASES
 
+STORED = Known((file(stored=True),))
 # A new rule's example is a file of its own: tests/rule_examples/<the rule's module>.py, found by its name.
 # rule id -> (facts that it speaks up about, facts that it is silent about); more than one of each where cases differ.
 EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
@@ -250,6 +251,8 @@ def severities(rule_id: str, facts: object) -> set[Severity]:
         ("PF-PLACE-001", looked("PF-PLACE-001", Severity.UNKNOWN), Severity.UNKNOWN),
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED), Severity.ERROR),
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED, copy_equal=True), Severity.ERROR),
+        ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED, copy_equal=True, files=STORED), Severity.ERROR),
+        ("TD-LOAD-001", teardown(copy_verdict=Verdict.UNKNOWN, copy_equal=True, files=STORED), Severity.WARNING),
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED, job_state=Job.FAILED), Severity.ERROR),
         (
             "TD-LOAD-001",

@@ -217,6 +217,9 @@ class JobSpec(WithOptions):
         both = set(self.env) & set(self.secrets)
         if both:
             raise ValueError(f"{', '.join(sorted(both))} is in env and in secrets; keep it in secrets only")
+        taken = [path for path in self.outputs if self.keep and StoreAddress.reserved(path)]
+        if taken:
+            raise ValueError(f"a kept store has files of its own at {taken[0]}; give that output another name")
         return self
 
     @property

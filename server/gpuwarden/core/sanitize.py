@@ -73,8 +73,9 @@ def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[st
     """Return the values to redact: of variables whose names say secret (8 characters or more), and of `names`
     (6).
     """
-    called = {value for name, value in env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
-    return tuple(sorted(called | {env[name] for name in names if len(env.get(name, "")) >= 6}))
+    # A value is sent without the line break at its end.
+    called = {value.strip() for name, value in env.items() if len(value.strip()) >= 8 and SECRET_NAME.search(name)}
+    return tuple(sorted(called | {env[name].strip() for name in names if len(env.get(name, "").strip()) >= 6}))
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-MAX_MANIFEST: Final = 128 << 20
+from gpuwarden.core.credentials import credential, without_login
+
+MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
 """The name of a store's own list of files. It is written after the files, so what it lists was stored whole."""
 OWN_KEYS: Final = "GPUWARDEN_KEEP_"
@@ -62,6 +64,11 @@ class StoreAddress:
         inside = f"machine/{path.lstrip('/')}" if path.startswith("/") else path
         return "/".join(part for part in (self.path, job, inside) if part)
 
+    @staticmethod
+    def reserved(path: str) -> bool:
+        """Return whether an output's place in the store is that of absolute paths, or of the list of files."""
+        return path.split("/")[0] in {"machine", MANIFEST}
+
     @property
     def secrets(self) -> tuple[str, ...]:
         """Return the variables that must be set here for the uploader."""
@@ -73,10 +80,14 @@ class StoreAddress:
         return tuple(OWN_KEYS + name for name in (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme]))
 
     def handed(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return what the uploader is given, by the store's own names: its credentials and, public, where it is."""
-        names = (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme], *_PUBLIC[self.scheme])
-        own = {name: env[OWN_KEYS + name] for name in names if env.get(OWN_KEYS + name)}
-        return {name: env[name] for name in _PUBLIC[self.scheme] if env.get(name)} | own
+        """Return what the uploader is given, by the store's own names: its credentials and, public, where it is.
+
+        Raises AuthFailed for a credential that can't be sent. A user and password in an endpoint are left out.
+        """
+        secret, public = (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme]), _PUBLIC[self.scheme]
+        given = {name: credential(env, OWN_KEYS + name) for name in secret}
+        given |= {name: without_login(env.get(OWN_KEYS + name) or env.get(name) or "") for name in public}
+        return {name: value for name, value in given.items() if value}
 
 
 @dataclass(frozen=True)

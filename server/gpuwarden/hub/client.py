@@ -17,11 +17,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import anyio
 
 from gpuwarden.core.clock import Clock, SystemClock
+from gpuwarden.core.credentials import sendable, without_login
 from gpuwarden.core.errors import BadReply, RateLimited, Unreachable
 from gpuwarden.core.sanitize import line
 
@@ -51,11 +52,15 @@ class HubConfig:
         from huggingface_hub import get_token
 
         env = os.environ if env is None else env
-        endpoint = (env.get("HF_ENDPOINT") or HUB).rstrip("/")
+        endpoint = without_login(env.get("HF_ENDPOINT") or HUB).rstrip("/")
         derived = VIEWER if endpoint == HUB else endpoint.replace("://", "://datasets-server.", 1)
-        return cls(
-            endpoint, (env.get("GPUWARDEN_DATASET_VIEWER") or derived).rstrip("/"), env.get("HF_TOKEN") or get_token()
-        )
+        viewer = without_login(env.get("GPUWARDEN_DATASET_VIEWER") or derived).rstrip("/")
+        return cls(endpoint, viewer, env.get("HF_TOKEN", "").strip() or get_token())
+
+    @property
+    def sendable_token(self) -> str | Literal[False]:
+        """Return the token as huggingface_hub takes it, False without one. Raises AuthFailed if it can't be sent."""
+        return sendable("HF_TOKEN", self.token) if self.token else False
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class HubClient:
         # Bodies are read here, bounded; the library's own response hook would read errors without an end.
         self._session.event_hooks = {**self._session.event_hooks, "response": []}
         self._session.timeout = httpx2.Timeout(self._timeout_s)
-        self._headers = build_hf_headers(token=self.config.token or False, library_name="gpuwarden")
+        self._headers = build_hf_headers(token=self.config.sendable_token, library_name="gpuwarden")
         return self
 
     async def __aexit__(
@@ -218,8 +223,10 @@ class HubClient:
         except httpx2.TimeoutException:
             raise _silent(base, limit) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            # The text of another error may quote a header or the address.
+            said = line(error, 120) if isinstance(error, httpx2.NetworkError) else type(error).__name__
             raise Unreachable(
-                f"{base} can't be reached: {line(error, 120)}", "Check the network and HF_ENDPOINT, then try again."
+                f"{without_login(base)} can't be reached: {said}", "Check the network and HF_ENDPOINT, then try again."
             ) from None
 
     def _watch_limits(self, status: int, headers: Mapping[str, str]) -> None:
@@ -235,7 +242,9 @@ class HubClient:
 
 
 def _silent(base: str, seconds: float) -> Unreachable:
-    return Unreachable(f"{base} did not answer within {seconds:g} seconds", "Check the network, then try again.")
+    return Unreachable(
+        f"{without_login(base)} did not answer within {seconds:g} seconds", "Check the network, then try again."
+    )
 
 
 def _limited(wait: float | None) -> RateLimited:

@@ -195,7 +195,7 @@ class RangeSource(Source):
 
         if not length:
             return b""
-        headers = build_hf_headers(token=self._config.token or False, library_name="gpuwarden")
+        headers = build_hf_headers(token=self._config.sendable_token, library_name="gpuwarden")
         headers |= {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
         address, commit = self._listing.address, self._listing.commit
         kind = "" if address.type == "model" else f"{address.type}s/"
@@ -204,7 +204,7 @@ class RangeSource(Source):
             with get_session().stream("GET", url, headers=headers, timeout=RANGE_S, follow_redirects=True) as reply:
                 return self._body(reply, offset, length)
         except (httpx2.HTTPError, httpx2.InvalidURL, OfflineModeIsEnabled, OSError) as error:
-            raise Doubtful(f"could not be read from the Hub: {type(error).__name__}: {line(error, 80)}") from error
+            raise Doubtful(f"could not be read from the Hub: {type(error).__name__}") from error
 
     def _body(self, reply: Any, offset: int, length: int) -> bytes:
         whole = reply.status_code == 200 and length == self.size
@@ -239,6 +239,6 @@ def download(listing: Listing, config: HubConfig) -> Path:
     # The commit is given, so what was downloaded before is taken from the cache without a request to the Hub.
     found = snapshot_download(
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
-        token=config.token or False, allow_patterns=exactly, library_name="gpuwarden",
+        token=config.sendable_token, allow_patterns=exactly, library_name="gpuwarden",
     )  # fmt: skip
     return Path(found)

@@ -42,7 +42,7 @@ class RepoReader:
             return None
         if listing.files[key].size > MAX_MANIFEST:
             raise BadReply(f"the manifest in {self._address} is longer than {MAX_MANIFEST:,} bytes")
-        return await to_thread.run_sync(self._read, listing, key)
+        return await to_thread.run_sync(self._read, listing, key, abandon_on_cancel=True)
 
     async def files(self, keys: Sequence[str]) -> dict[str, StoredFile]:
         """Return the listed files of those names."""
@@ -56,7 +56,9 @@ class RepoReader:
             digest = file.sha256
             if digest is None and file.size <= SMALL and read + file.size <= MOST_READ:
                 read += file.size
-                digest = hashlib.sha256(await to_thread.run_sync(self._read, listing, key)).hexdigest()
+                digest = hashlib.sha256(
+                    await to_thread.run_sync(self._read, listing, key, abandon_on_cancel=True)
+                ).hexdigest()
             found[key] = StoredFile(file.size, digest)
         return found
 

@@ -41,7 +41,7 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
     import httpx2
 
     mine = address.startswith(config.endpoint + "/") and config.token
-    headers = {"Authorization": f"Bearer {config.token}"} if mine else {}
+    headers = {"Authorization": f"Bearer {config.sendable_token}"} if mine else {}
     try:
         with anyio.fail_after(TIMEOUT_S):  # of the whole: a body may drip for days
             async with (
@@ -56,7 +56,7 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
     except TimeoutError:
         return Unknown(f"{line(address)} was not complete after {TIMEOUT_S:g} s")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        return Unknown(f"{line(address)} could not be fetched: {line(error, 100)}")
+        return Unknown(f"{line(address)} could not be fetched: {type(error).__name__}")
     if reply.status_code >= 500 or reply.status_code == 429:
         return Unknown(f"{line(address)} answered {reply.status_code}")
     if reply.status_code != 200:

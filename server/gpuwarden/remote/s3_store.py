@@ -6,20 +6,29 @@ It needs boto3 (the extra `s3`), and a key that may list and read; the uploader 
 from __future__ import annotations
 
 import base64
-import binascii
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any, TypeVar
 
-from anyio import to_thread
+from anyio import get_cancelled_exc_class, to_thread
 
+from gpuwarden.core.credentials import credential, without_login
 from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, Unreachable
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import MAX_MANIFEST, StoreAddress, StoredFile
 
 _THREADS = 8  # a request is mostly waiting
+_PIECE = 1 << 16
 _ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
 _DENIED = frozenset({"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
+_CREDENTIALS = {
+    "aws_access_key_id": "AWS_ACCESS_KEY_ID",
+    "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "aws_session_token": "AWS_SESSION_TOKEN",
+}
+_COUNT = re.compile("[1-9][0-9]{0,4}")
 _T = TypeVar("_T")
 
 
@@ -28,6 +37,9 @@ class S3Reader:
 
     def __init__(self, address: StoreAddress, env: Mapping[str, str]) -> None:
         self.address = address
+        self._given_up = Event()
+        self._endpoint = without_login(env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or "")
+        options = {option: credential(env, name) for option, name in _CREDENTIALS.items()}
         try:
             import boto3  # type: ignore[import-untyped,unused-ignore]
             from botocore.config import Config  # type: ignore[import-untyped,unused-ignore]
@@ -36,31 +48,31 @@ class S3Reader:
                 "boto3 is not installed here", "Install gpuwarden with its extra: gpuwarden[s3]."
             ) from error
         # Keys and region that are not in the environment are found as the AWS tools find them.
-        self._client: Any = boto3.client(
+        self._client: Any = self._ask(lambda: boto3.client(
             "s3",
-            endpoint_url=env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL"),
+            endpoint_url=self._endpoint or None,
             region_name=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"),
-            aws_access_key_id=env.get("AWS_ACCESS_KEY_ID"),
-            aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY"),
-            aws_session_token=env.get("AWS_SESSION_TOKEN"),
+            **options,
             config=Config(signature_version="s3v4", retries={"max_attempts": 2, "mode": "standard"}, connect_timeout=5,
                           read_timeout=20, max_pool_connections=_THREADS),
-        )  # fmt: skip
+        ))  # fmt: skip
 
     async def reach(self) -> None:
         """List one object of the path."""
         named = {"Bucket": self.address.root, "Prefix": self.address.path, "MaxKeys": 1}
-        await to_thread.run_sync(lambda: self._ask(lambda: self._client.list_objects_v2(**named)))
+        if await self._in_thread(lambda: self._ask(lambda: self._client.list_objects_v2(**named))) is None:
+            raise _no_bucket(self.address.root)
 
     async def manifest(self, key: str) -> bytes | None:
         """Return the manifest's content, None where there is none. Raises BadReply for one that is too long."""
 
         def get() -> bytes:
-            body = self._client.get_object(Bucket=self.address.root, Key=key)["Body"]
-            content: bytes = body.read(MAX_MANIFEST + 1)
-            return content
+            body, content = self._client.get_object(Bucket=self.address.root, Key=key)["Body"], bytearray()
+            while len(content) <= MAX_MANIFEST and not self._given_up.is_set() and (piece := body.read(_PIECE)):
+                content += piece
+            return bytes(content)
 
-        content = await to_thread.run_sync(lambda: self._ask(get))
+        content = await self._in_thread(lambda: self._ask(get))
         if content is not None and len(content) > MAX_MANIFEST:
             raise BadReply(f"the manifest of {self.address} is longer than {MAX_MANIFEST:,} bytes")
         return content
@@ -70,38 +82,65 @@ class S3Reader:
 
         def head(key: str) -> tuple[str, StoredFile | None]:
             named = {"Bucket": self.address.root, "Key": key, "ChecksumMode": "ENABLED"}
-            reply = self._ask(lambda: self._client.head_object(**named))
-            return key, None if reply is None else _described(reply)
+            return key, self._ask(lambda: _described(self._client.head_object(**named)))
 
         def heads() -> dict[str, StoredFile]:
             with ThreadPoolExecutor(_THREADS) as pool:
                 return {key: found for key, found in pool.map(head, keys) if found}
 
-        return await to_thread.run_sync(heads)
+        return await self._in_thread(heads)
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        """Do the work in a thread. A caller that gives up does not wait for it, and no more requests are sent."""
+        try:
+            return await to_thread.run_sync(work, abandon_on_cancel=True)
+        except get_cancelled_exc_class():
+            self._given_up.set()
+            raise
 
     def _ask(self, request: Callable[[], _T]) -> _T | None:
-        """Send a request. None where the object is absent; else the client's errors as gpuwarden's own."""
-        from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped,unused-ignore]
+        """Send a request. None where the object is absent; else the client's errors as gpuwarden's own.
 
+        Their texts are never quoted: they contain headers and addresses, with what is secret in them.
+        """
+        from botocore import exceptions as boto  # type: ignore[import-untyped,unused-ignore]
+
+        if self._given_up.is_set():
+            raise Unreachable(f"{self._place}: nobody waits for the answer any more", "Try again in a minute.")
         try:
             return request()
-        except ClientError as error:
+        except boto.ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in _ABSENT:
                 return None
             said = f"{self.address.root}: {line(code, 40)}"
             if code == "NoSuchBucket":
-                raise NotFound(f"there is no bucket {self.address.root}", "Check the name and the endpoint.") from None
+                raise _no_bucket(self.address.root) from None
             if code in _DENIED:
                 hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here, of a key that may list and read it."
                 raise AuthFailed(said, hint) from None
             raise Unreachable(said, "Try again in a minute.") from None
-        except BotoCoreError as error:
-            if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError", "NoRegionError"}:
-                raise AuthFailed(line(error, 120), "Set AWS_ACCESS_KEY_ID and the others here.") from None
-            raise Unreachable(
-                f"{type(error).__name__}: {line(error, 120)}", "Check the network, then try again."
-            ) from None
+        except (
+            boto.NoCredentialsError,
+            boto.PartialCredentialsError,
+            boto.NoRegionError,
+            boto.ProfileNotFound,
+        ) as error:
+            said = f"the settings of AWS here are incomplete: {type(error).__name__}"
+            raise AuthFailed(said, "Set AWS_ACCESS_KEY_ID and the others here.") from None
+        except (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError) as error:
+            said = f"{self._place}: {type(error).__name__}"
+            raise Unreachable(said, "Check the network and the endpoint, then try again.") from None
+        except Exception as error:  # of a library and a server that may be anything: nothing is concluded from it
+            raise BadReply(f"{self._place}: {type(error).__name__}", "Check AWS_ENDPOINT_URL.") from None
+
+    @property
+    def _place(self) -> str:
+        return line(self._endpoint or "S3", 100)
+
+
+def _no_bucket(name: str) -> NotFound:
+    return NotFound(f"there is no bucket {name}", "Check the name and the endpoint.")
 
 
 def _described(reply: Mapping[str, Any]) -> StoredFile:
@@ -109,8 +148,8 @@ def _described(reply: Mapping[str, Any]) -> StoredFile:
     size, (text, mark, count) = int(reply["ContentLength"]), str(reply.get("ChecksumSHA256") or "").partition("-")
     try:
         digest = base64.b64decode(text, validate=True).hex()
-    except binascii.Error:
+    except ValueError:
         digest = ""
-    if len(digest) != 64 or (mark and not count.isdigit()):
+    if len(digest) != 64 or (mark and not _COUNT.fullmatch(count)):
         return StoredFile(size)
     return StoredFile(size, None, digest, int(count)) if mark else StoredFile(size, digest)

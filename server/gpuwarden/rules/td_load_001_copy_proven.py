@@ -34,8 +34,9 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.gone or not facts.dying or any(not f.copied and not f.stored for f in facts.dying):
         return  # TD-COPY-001 reports these
-    all_stored = all(f.stored for f in facts.dying)
-    unread = [f for f in facts.dying if not f.copied or (all_stored and facts.copy_verdict is not Verdict.PROVEN)]
+    # A copy that was refuted is not made better by another one of the same bytes.
+    left_unproven = all(f.stored for f in facts.dying) and facts.copy_verdict in {None, Verdict.UNKNOWN}
+    unread = [f for f in facts.dying if not f.copied or left_unproven]
     if unread:
         what = counted(len(unread), "file")
         yield Found(
@@ -43,7 +44,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
             fix=(do(Action.PULL), "or let a person decide: the files are safe, whether they load is unknown."),
             severity=Severity.WARNING,
         )
-    if all_stored:
+    if left_unproven:
         return
     if facts.copy_verdict is None:
         yield Found("the copy was not verified since it last changed")

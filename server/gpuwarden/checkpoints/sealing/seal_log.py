@@ -1,8 +1,9 @@
 """The log of seals: digests that were taken right after a save, a JSON line per file, stored outside of the outputs.
 
 A line is valid for a file only while its size and both of its times are those of the line: a write to the file moves
-the kernel's time of change, which invalidates the line. Lines are only ever added, the last one of a path counts, and
-a line that a kill cut short is skipped. The runner reads the same file (`seals.jsonl`).
+the kernel's time of change, which invalidates the line. Lines are only ever added. Of a path, the line that was sealed
+last counts, so an older one that is added again does not. A line that a kill cut short is skipped. The runner reads the
+same file (`seals.jsonl`).
 Standard library only.
 
 The job runs as the same user and may write lines too. With a key, which comes over stdin and is on no disk of the
@@ -85,7 +86,7 @@ def add(log: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
-    """Return real path -> its last line; empty without a log. With a key, only lines that were signed with it."""
+    """Return real path -> the line that was sealed last; empty without a log. With a key, only lines signed with it."""
     try:
         fd = os.open(str(log), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:
@@ -96,10 +97,12 @@ def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
     for line in data.splitlines():
         try:
             row = json.loads(line)
+            path, at = str(row["path"]), float(row.get("sealed_at", 0))
             sound = _SHA256.fullmatch(row["sha256"]) and all(type(row[k]) is int for k in STAMP)
-            if sound and (not key or made_with(key, row)):
-                rows[str(row["path"])] = row
-        except (ValueError, LookupError, TypeError, RecursionError):
+            newest = at >= 0 and (path not in rows or at >= float(rows[path].get("sealed_at", 0)))
+            if sound and newest and (not key or made_with(key, row)):
+                rows[path] = row
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             continue
     return rows
 

@@ -1,7 +1,7 @@
 """Compare a job's kept store with the files on its machine, without downloading them.
 
-What the machine has now is its own listing: with the sealer's digests where those are authentic, else with digests that
-the runner computes now. The store has to agree three times: its manifest lists the same content, its object is there,
+What the machine has now is its own listing, with digests that the runner computes now; an authentic seal has to agree
+with them. The store has to agree three times: its manifest lists the same content, its object is there,
 and the store's own checksum of the object is that content's. Everything else is unknown, with a reason.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import anyio
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Answer, Artifact, Frozen, Handle, Known, Manifest, Unknown
@@ -21,6 +22,7 @@ from gpuwarden.hub.kept_repo import RepoReader
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.timeouts import store_limit
 from gpuwarden.remote.s3_store import S3Reader
 
 _CODES: Final[dict[type[WardenError], Code]] = {
@@ -46,16 +48,16 @@ class StoreCopy(Frozen):
 class _Row(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    path: str
+    path: str = Field(max_length=4096)
     size: int
-    sha256: str
+    sha256: str = Field(max_length=64)
 
 
 class _Kept(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     job: str
-    files: tuple[_Row, ...]
+    files: tuple[_Row, ...] = Field(max_length=200_000)  # as many as the runner lists
 
 
 def open_store(ctx: Context, address: StoreAddress) -> Store:
@@ -68,7 +70,10 @@ def open_store(ctx: Context, address: StoreAddress) -> Store:
 async def reachable(ctx: Context, keep: str) -> Answer[str]:
     """Return what is wrong with a store that a job is to use, "" where it can be read; Unknown without an answer."""
     try:
-        await open_store(ctx, StoreAddress.parse(keep)).reach()
+        with anyio.fail_after(store_limit(0)):
+            await open_store(ctx, StoreAddress.parse(keep)).reach()
+    except TimeoutError:
+        return Unknown(f"{keep} did not finish its answer in {store_limit(0):g} s")
     except (NotFound, AuthFailed, NotSupported) as error:
         return Known(error.message)
     except WardenError as error:
@@ -83,14 +88,17 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
         there = await machine_digests(ctx, job, handle, listed)
     except WardenError as error:
         return _unknown(keep, because(Code.STORE_MACHINE_SILENT, message=error.message))
-    address = StoreAddress.parse(keep)
+    address, limit = StoreAddress.parse(keep), store_limit(len(there.files))
     try:
-        store = open_store(ctx, address)
-        content = await store.manifest(address.key(job.id, MANIFEST))
-        if content is None:
-            return _unknown(keep, because(Code.STORE_EMPTY))
-        rows = {row.path: row for row in _Kept.model_validate_json(content).files}
-        objects = await store.files([address.key(job.id, file.path) for file in there.files])
+        with anyio.fail_after(limit):
+            store = open_store(ctx, address)
+            content = await store.manifest(address.key(job.id, MANIFEST))
+            if content is None:
+                return _unknown(keep, because(Code.STORE_EMPTY))
+            rows = {row.path: row for row in _Kept.model_validate_json(content).files}
+            objects = await store.files([address.key(job.id, file.path) for file in there.files])
+    except TimeoutError:
+        return _unknown(keep, because(Code.STORE_UNREACHABLE, message=f"no complete answer in {limit:g} s"))
     except ValidationError as error:
         return _unknown(keep, because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields"))
     except WardenError as error:
@@ -106,17 +114,20 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
 
 
 async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
-    """Return the listing with a digest of each file: the sealer's, else one that the machine computes now."""
-    roster = believed(ctx, job.id, listed)
-    bare = [file.path for file in roster.files if file.sealed_at is None]
-    if not bare:
-        return roster
-    asked = {f.path: f for f in (await ctx.backend(handle.backend).manifest(handle, bare)).files}
+    """Return the listing with the digest that the machine computes now of each file.
+
+    A file whose seal, times or size disagree with that has no digest. A seal alone is not enough: it is valid for a
+    size and times, and a job can move another file with the same ones to the sealed path.
+    """
+    fresh = {f.path: f for f in (await ctx.backend(handle.backend).manifest(handle, job.outputs)).files}
 
     def with_digest(file: Artifact) -> Artifact:
-        now = asked.get(file.path) if file.sealed_at is None else None
-        return now if now is not None and now.stamp == file.stamp else file
+        now = fresh.get(file.path)
+        if now is None or now.stamp != file.stamp or (file.sealed_at is not None and now.sha256 != file.sha256):
+            return file.model_copy(update={"sha256": None})
+        return now
 
+    roster = believed(ctx, job.id, listed)
     return roster.model_copy(update={"files": tuple(with_digest(file) for file in roster.files)})
 
 

@@ -14,6 +14,7 @@ from gpuwarden.core.errors import BadRequest, Conflict, WardenError
 from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
+from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.ledger.events import OutputsDeclared
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
@@ -90,12 +91,14 @@ async def pull(
 def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
     """Add outputs to those that a job declared, and return the job with all of them.
 
-    Raises BadRequest for what can't be an output's path.
+    Raises BadRequest for what can't be an output's path, or not with the job's kept store.
     """
     try:
         new = [path for path in dict.fromkeys(map(clean_path, also)) if path not in job.outputs]
     except ValueError as why:
         raise BadRequest(f"also: {why}", "Name paths on the machine, as outputs are named.") from why
+    if job.spec.keep and (taken := [path for path in new if StoreAddress.reserved(path)]):
+        raise BadRequest(f"also: the kept store has files of its own at {taken[0]}", "Give that output another name.")
     if len(job.outputs) + len(new) > MAX_OUTPUTS:
         raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "Name a folder in place of its files.")
     if new:

@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 
 from gpuwarden.backends.base import Optioned
-from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, NotSupported, WardenError
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.leaks import forms_of, spelled, spelled_in, spelled_in_script
 from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown, digest
@@ -123,7 +123,10 @@ async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
     """Return what is wrong with the kept store of a job, "" where it can be used."""
     if not _unusable(ctx, profile, spec.platform) and not ctx.backend(profile.backend).seals:
         return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which is what uploads")
-    given = StoreAddress.parse(spec.keep).handed(ctx.env)
+    try:
+        given = StoreAddress.parse(spec.keep).handed(ctx.env)
+    except AuthFailed as error:
+        return Known(error.message)
     if set(given.values()) & set(account_key_values(ctx.env).values()):
         return Known("its credentials are those of an account that rents machines; no machine receives them")
     return await reachable(ctx, spec.keep)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
 from gpuwarden.remote.runner.manifest import Roster
-from gpuwarden.remote.runner.path_mapping import PathMapping
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.process import hide_memory
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.redact import Redactor
@@ -169,8 +170,8 @@ class Keeper:
                 pause = min(pause * 2, LONGEST_PAUSE_S) if over else self.every
             except Exception as error:  # of three libraries: whatever it is, the next turn tries again
                 self.store = None
-                text = self.redactor.text(f"the upload to the kept store failed: {client_error(error)}")
-                report_keep(self.folder, "failed", text)
+                text = client_error(error, self.redactor)
+                report_keep(self.folder, "failed", f"the upload to the kept store failed: {text}")
                 pause = min(pause * 2, LONGEST_PAUSE_S)
             if over:
                 time.sleep(pause)
@@ -225,27 +226,32 @@ class Keeper:
     def has(self, row: Json) -> bool:
         """Return whether exactly this file is in the store by this process's own record."""
         known = self.rows.get(row["path"])
-        return known is not None and all(known[key] == row[key] for key in ("size", "mtime_ns", "ctime_ns"))
+        return known is not None and stamped(row, known)
 
     def sent(self, row: Json) -> Json | None:
         """Upload one file. Return its row of the manifest, None where it changed meanwhile."""
         roster = Roster(self.folder, self.mapping, lambda row: None, True, parts=True)
-        real = os.path.realpath(self.mapping.locate(self.folder, row["path"])[0])
+        place, bound = self.mapping.locate(self.folder, row["path"])
+        real = os.path.realpath(place)
+        if not inside(real, os.path.realpath(bound)):
+            return None  # a folder of the path was replaced by a link since it was listed
         try:
             known = {**row, **(row.get("seal") or roster.hash(real))}
-            if not known["sha256"] or stamp(os.lstat(real)) != {key: known[key] for key in stamp(os.lstat(real))}:
-                return None
             fd = roster.opener.open(real)
         except OSError:
             return None
+        finally:
+            roster.opener.close()
 
         def taken(count: int) -> None:
             self.acknowledge(known, count)
             self.pace(count)
 
         try:
-            inside = "machine/" + row["path"].lstrip("/") if row["path"].startswith("/") else row["path"]
-            self.store.put(self.order["prefix"] + inside, fd, known, taken)
+            if not known["sha256"] or not stamped(row, known) or not stamped(row, stamp(os.fstat(fd))):
+                return None
+            below = "machine/" + row["path"].lstrip("/") if row["path"].startswith("/") else row["path"]
+            self.store.put(self.order["prefix"] + below, fd, known, taken)
             self.acknowledge(known, known["size"])
             return {key: known[key] for key in KEPT_FIELDS if known.get(key) is not None}
         except Changed:
@@ -286,9 +292,18 @@ class Keeper:
             self.free_at = now
 
 
-def client_error(error: BaseException) -> str:
-    """Return an error of a client, bounded, with the code that the store gave."""
+def stamped(row: Json, other: Json) -> bool:
+    """Return whether two descriptions of a file have the same size and times."""
+    return all(row[key] == other[key] for key in ("size", "mtime_ns", "ctime_ns"))
+
+
+def client_error(error: BaseException, redactor: Redactor) -> str:
+    """Return an error of a client with the code that the store gave, redacted and then cut.
+
+    The text of a ValueError is left out: HTTP clients quote a header that they refuse.
+    """
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code", "") if isinstance(answer, dict) else getattr(answer, "status_code", "")
-    text = " ".join(str(error).split())[:160]
-    return f"{type(error).__name__}{f' ({code})' if code else ''}: {text}"
+    text = "" if isinstance(error, ValueError) else redactor.text(str(error))
+    text = " ".join(re.sub(r"//[^/\s]*@", "//", text).split())[:160]
+    return f"{type(error).__name__}{f' ({redactor.text(str(code))[:40]})' if code else ''}{': ' if text else ''}{text}"

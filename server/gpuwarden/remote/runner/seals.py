@@ -65,7 +65,7 @@ def find_archive(folder: str, name: Any) -> str:
 
 
 def seals(folder: str) -> dict[str, Json]:
-    """Return the seal log's last line about each real path. A line that a kill cut short is skipped.
+    """Return the seal log's line about each real path that was sealed last. A line that a kill cut short is skipped.
 
     The author of a line is unknown here, since the job may write lines as well; the key's owner verifies its `mac`.
     """
@@ -83,8 +83,10 @@ def seals(folder: str) -> dict[str, Json]:
             known["mac"] = row.get("mac") or ""
             if type(row.get("part_size")) is int and SHA256.fullmatch(row["parts_sha256"]):
                 known.update(part_size=row["part_size"], parts_sha256=row["parts_sha256"])
-            if plain and dated and SHA256.fullmatch(known["sha256"]) and MAC.fullmatch(known["mac"]):
-                rows[str(row["path"])] = known
+            sound = plain and dated and SHA256.fullmatch(known["sha256"]) and MAC.fullmatch(known["mac"])
+            path = str(row["path"])
+            if sound and (path not in rows or known["sealed_at"] >= rows[path]["sealed_at"]):
+                rows[path] = known
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return rows
