@@ -79,8 +79,24 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         identity("writer", WRITER, f"Write:{BUCKET}"),
         identity("reader", READER, f"Read:{BUCKET}", f"List:{BUCKET}"),
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "s3.json").write_text(json.dumps({"identities": rights}))
+    for attempt in range(3):  # a port may be taken between the look and the start
+        home = folder / str(attempt)
+        home.mkdir(parents=True)
+        (home / "s3.json").write_text(json.dumps({"identities": rights}))
+        process, server = start(weed, home)
+        try:
+            if answers(process, server):
+                yield server
+                return
+        finally:
+            process.kill()
+            process.wait()
+    log = (home / "server.log").read_text("utf-8", "replace")
+    raise RuntimeError(f"the S3 server did not start: {log[-2000:]}")
+
+
+def start(weed: str, folder: Path) -> tuple[subprocess.Popen[bytes], S3Server]:
+    """Start the program on free ports."""
     master, volume, filer, s3 = free_ports(4)
     options = {
         "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": str(folder), "master.port": master, "volume.port": volume,
@@ -90,20 +106,23 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     argv = [weed, "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    server = S3Server(f"http://127.0.0.1:{s3}", folder)
-    try:
-        end = time.monotonic() + 120
-        while True:
-            try:
-                client = server.client()
-                client.create_bucket(Bucket=BUCKET)
-                client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")  # volumes come last
-                break
-            except Exception:
-                if time.monotonic() > end or process.poll() is not None:
-                    raise
+    return process, S3Server(f"http://127.0.0.1:{s3}", folder)
+
+
+def answers(process: subprocess.Popen[bytes], server: S3Server) -> bool:
+    """Wait until a server takes an object; false where it died or never does."""
+    end = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            client = server.client()
+            client.create_bucket(Bucket=BUCKET)
+        except Exception as error:
+            if "BucketAlready" not in str(error):
                 time.sleep(0.2)
-        yield server
-    finally:
-        process.kill()
-        process.wait()
+                continue
+        try:
+            client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")  # volumes come last
+            return True
+        except Exception:
+            time.sleep(0.2)
+    return False
