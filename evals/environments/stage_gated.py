@@ -47,6 +47,7 @@ class GatedScene:
                 self.facts.setdefault("base", "j0000000000")
             self._look()
             self._seeded = max((e["seq"] for e in self._home.order("ledger")), default=0)
+            self._left: int | None = None  # the last event before the night
         except BaseException:
             self.close()
             raise
@@ -85,14 +86,16 @@ class GatedScene:
         return [*GPUWARDEN, "mcp"], dict(self._home.env)
 
     def ledger(self) -> tuple[int, list[dict[str, Any]]]:
-        """Return the last event of the past, and all events of the ledger."""
-        return self._seeded, self._home.order("ledger")
+        """Return the last event of the past, and all events up to the agent's last word."""
+        events = self._home.order("ledger")
+        return self._seeded, events if self._left is None else [e for e in events if e["seq"] <= self._left]
 
     def end(self) -> dict[str, Any]:
         """Return the end state, hours after the agent has stopped."""
         self._look()
         if self._home.night_s:
             self._client.close()  # the agent's client is closed for the night, and its server with it
+            self._left = self._home.order("ledger")[-1]["seq"]
             night.pass_night(self._home)
         else:
             self._home.pass_time(self._home.horizon_s)
