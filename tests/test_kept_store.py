@@ -91,7 +91,7 @@ def test_a_bucket_on_the_hub_is_refused_with_the_reason() -> None:
 def test_files_of_jobs_never_share_a_name_and_absolute_paths_stay_inside() -> None:
     store = StoreAddress.parse("s3://bucket/team/")
     assert store.key("j1", "out/a") == "team/j1/out/a"
-    assert store.key("j1", "/work/out/a") == "team/j1/machine/work/out/a"
+    assert store.key("j1", "/data/out/a") == "team/j1/machine/data/out/a"
 
 
 def test_the_uploader_gets_its_own_key_and_never_the_reader_s() -> None:

@@ -1,4 +1,4 @@
-"""What happens after an agent's last word, in a world with a night: jobs end, the watch looks, people do what they do.
+"""Play the night after an agent's last word: jobs end, the watch looks, people do what they do.
 
 The watch is the real command, started as a timer starts it. A person sits at a pseudo-terminal. Nothing happens between
 the looks, so that the hours in between are passed at once.
@@ -18,9 +18,9 @@ from evals.harness.json_process import JsonProcessError, wait_for
 LOOKS_S: Final = (0, 660, 60, 60)
 """The times between the looks at a job that has ended: its proof and its notice, its end after the grace, two more."""
 ANSWERS_AFTER_S: Final = 1_200
-"""How long a person who `answers` takes, from the alert on."""
+"""Seconds from the alert to the answer of a person who `answers`."""
 WAKES_BEFORE_S: Final = 3_600
-"""How long before the night's end a person who is `asleep` looks at what bills."""
+"""Seconds before the night's end at which a person who is `asleep` looks at what bills."""
 
 
 def pass_night(home: Home) -> None:

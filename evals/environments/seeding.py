@@ -30,7 +30,7 @@ BULK: Final = 200 << 20
 """A file so large that its transfer can be met in the middle."""
 
 RUN_FOLDER: Final = "gw-"
-"""What the folder of a run is called on its machine, before the job's id."""
+"""The prefix of a run folder's name on its machine; the job's id follows."""
 
 
 @dataclass

@@ -92,7 +92,7 @@ class RawScene:
         return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
 
     def _pass_night(self) -> None:
-        """Let the jobs that run end, and pass the rest of the night: nobody is told of anything."""
+        """Let the jobs that run end, and pass the rest of the night, in which no alert is sent."""
         ends_s = min(self._home.ends_s or 0.0, self._home.night_s)
         self._home.pass_time(ends_s)
         for job in self._world.jobs:

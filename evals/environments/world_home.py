@@ -69,7 +69,7 @@ class Home:
         self.project, self.state = self.folder / "project", self.folder / "state"
         self.horizon_s = HORIZON_S if world.jobs else LAUNCHED_S
         self.past_s = float(world.knobs.get("ran_h", PAST_S / 3600)) * 3600
-        """How long the jobs of the past have run when the agent enters."""
+        """Return the seconds that the jobs of the past have run when the agent enters."""
         self.night_s = float(world.knobs.get("night_h", 0)) * 3600
         self.ends_s = float(world.knobs["ends_h"]) * 3600 if "ends_h" in world.knobs else None
         """How long jobs that run go on after the agent's last word; None for ever."""

@@ -36,8 +36,8 @@ NIGHT_ARMS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("pushy", "raw"): ("ordered",),
 }
 """Which persons each arm meets in the worlds that have a night."""
-ANYBODY: Final = "anybody: nobody is told"
-"""The person of an arm without gates: there is no watch, so whoever it is hears nothing."""
+ANYBODY: Final = "anybody: no alerts"
+"""The person of an arm without gates: no watch runs, so no alert is sent."""
 README: Final = HERE.parent / "README.md"
 _BLOCK: Final = re.compile(r"(<!-- generated:evidence -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 _FIGURES: Final = 3

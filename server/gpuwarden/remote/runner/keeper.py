@@ -110,7 +110,7 @@ def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
 
     if boxed:
         return [[sys.executable]]
-    own = [folder + "/work/.venv/bin/python", folder + "/work/venv/bin/python", sys.executable]
+    own = [os.path.join(folder, "work", name, "bin", "python") for name in (".venv", "venv")] + [sys.executable]
     named = [path for path in (shutil.which("python3"), shutil.which("python")) if path]
     found = [[path] for path in dict.fromkeys([*own, *named]) if os.access(path, os.X_OK)]
     uv = shutil.which("uv")
