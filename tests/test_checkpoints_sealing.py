@@ -407,3 +407,12 @@ def test_a_mapped_file_that_changes_after_its_seal_loses_it(tmp_path: Path) -> N
         time.sleep(0.02)  # the kernel's times have a grain
         mapped[-1] = 2
         assert seal_log.stamp(row) != seal_log.stamp_of(str(path))
+
+
+def test_the_runner_cuts_files_into_the_same_parts() -> None:
+    """The runner's modules are shipped alone, so the rule is there once more; it may not differ."""
+    package = Path(archive.__file__).parents[1]
+    here, there = (package / p for p in ("checkpoints/sealing/parts.py", "remote/runner/parts.py"))
+    rule = '`{}` has the same rule."""'
+    ours = here.read_text("utf-8").replace(rule.format("remote/runner/parts.py"), "")
+    assert ours == there.read_text("utf-8").replace(rule.format("checkpoints/sealing/parts.py"), "")

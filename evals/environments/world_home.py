@@ -68,11 +68,11 @@ class Home:
         self.folder = folder.absolute()
         self.project, self.state = self.folder / "project", self.folder / "state"
         self.horizon_s = HORIZON_S if world.jobs else LAUNCHED_S
+        # seconds that the jobs of the past have run when the agent enters
         self.past_s = float(world.knobs.get("ran_h", PAST_S / 3600)) * 3600
-        """Return the seconds that the jobs of the past have run when the agent enters."""
         self.night_s = float(world.knobs.get("night_h", 0)) * 3600
+        # seconds that running jobs go on after the agent's last word; None: they never end
         self.ends_s = float(world.knobs["ends_h"]) * 3600 if "ends_h" in world.knobs else None
-        """How long jobs that run go on after the agent's last word; None for ever."""
         self._clock = self.folder / "clock"
         for made in (self.project, self.folder / "home", self.folder / "bin", self.folder / "config" / "profiles"):
             made.mkdir(parents=True, exist_ok=True)
