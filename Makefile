@@ -6,13 +6,15 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests check format lint types selftest prove gguf attacks corruption bench docs picture wheel clean
+.PHONY: help demo test tests check format lint types selftest prove endurance evidence gguf engines kube sky attacks corruption bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 # uv and its lock file where uv is there and the lock is current; else what Python brings along.
 SYNC = UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --locked --inexact --python $(PYTHON)
+# Tests start Python hundreds of times: without kept bytecode each start compiles what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -50,12 +52,40 @@ selftest: $(READY)
 
 check: lint types tests selftest  ## everything a change must pass
 
+# One server of each serves a process, so these run apart from the others, one file on each worker.
+ENGINE_TESTS = tests/test_backends_ray.py tests/test_sky_real.py tests/test_backends_sky.py tests/test_providers_sky.py \
+	tests/test_backends_sky_jobs.py tests/test_providers_sky_jobs.py tests/test_lifecycle_sky_jobs.py
+ENGINES = $(abspath .cache/engines)
+RAY = $(or $(GPUWARDEN_RAY),$(ENGINES)/ray/bin/ray)
+SKY = $(or $(GPUWARDEN_SKY_PYTHON),$(ENGINES)/sky/bin/python)
+
 prove: $(READY)  ## the slow proofs
-	$(TESTS) -m prove $(ARGS)
+	$(TESTS) -m prove $(addprefix --ignore=,$(ENGINE_TESTS)) $(ARGS)
+
+endurance: $(READY)  ## the proofs that repeat themselves, in full: hundreds of kills and cuts, a gigabyte, minutes away
+	GPUWARDEN_ENDURANCE=1 $(TESTS) -m endurance $(ARGS)
+
+evidence: $(READY)  ## play every trial behind the README's evidence and compare each
+	GPUWARDEN_EVIDENCE=all $(TESTS) -m prove tests/test_evals_evidence.py $(ARGS)
 
 gguf: $(READY)  ## build llama.cpp once (minutes), and write and prove real GGUF files with it
 	@made="$$($(BIN)/python tools/llama_cpp.py)" && GPUWARDEN_LLAMA_CPP="$$made" \
-	$(TESTS) -m prove -k "gguf or conversion" tests/test_trainers_runs.py tests/test_trainers_lives.py $(ARGS)
+	$(TESTS) -m prove -k "gguf or conversion" tests/test_trainers_runs.py tests/test_trainers_bad_input.py tests/test_trainers_lives.py $(ARGS)
+
+$(ENGINES)/ray/bin/ray $(ENGINES)/sky/bin/python:
+	tools/install_engines.sh $(ENGINES) $(word 1,$(subst /, ,$(subst $(ENGINES)/,,$@)))
+
+engines: $(READY) $(RAY) $(SKY)  ## run jobs on a real Ray and SkyPilot, as root (installs them once)
+	GPUWARDEN_RAY=$(RAY) GPUWARDEN_SKY_PYTHON=$(SKY) \
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ENGINE_TESTS) $(ARGS)
+
+kube: $(READY)  ## build a real kube-apiserver once (ten minutes, on Debian 12), and run jobs' whole lives on it
+	@made="$$($(BIN)/python tools/kube_apiserver.py)" && GPUWARDEN_KUBE="$$made" \
+	$(BIN)/python -m pytest -m prove tests/test_kubernetes_real.py $(ARGS)
+
+sky: $(READY) $(SKY)  ## launch a job's whole life on a real Slurm cluster through SkyPilot (minutes; needs Slurm, sshd and PyPI)
+	GPUWARDEN_SKY_PYTHON=$(SKY) GPUWARDEN_SKY_SLURM=1 \
+	$(BIN)/python -m pytest -m prove tests/test_sky_slurm.py $(ARGS)
 
 attacks: $(READY)  ## play every attack and print a table of what came of each
 	$(BIN)/python tools/attacks.py $(ARGS)

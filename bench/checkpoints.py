@@ -151,7 +151,7 @@ def archives(folder: Path, gib: float, files: int) -> None:
 
             torch.save({k: torch.from_numpy(v) for k, v in arrays.items()}, folder / f"part-{i:02}.pt")
         else:
-            np.savez(folder / f"part-{i:02}.npz", **arrays)
+            np.savez(folder / f"part-{i:02}.npz", allow_pickle=False, **arrays)
 
 
 # ---------------------------------------------------------------------------------------------------------- tables
@@ -171,7 +171,7 @@ def shards(bench: Bench) -> None:
     if shutil.which("sha256sum"):
         bench.row("sha256sum", lambda: subprocess.run(["sha256sum", *names], check=True, capture_output=True))
     if TORCH:
-        bench.row("safetensors load_file + torch.isfinite", lambda: [finite(name) for name in names])
+        bench.row("safetensors load_file + torch.isfinite", lambda: finite(*names))
     cold(bench, ("content: scan, 2 threads", None), (f"content: scan + {FAST}, 2 threads", quick),
          ("content: scan + sha256, 2 threads", sure))  # fmt: skip
     memory(bench)
@@ -215,12 +215,12 @@ def cold(bench: Bench, *rows: tuple[str, Manifest | None]) -> None:
         bench.row(label, bench.proven(Level.CONTENT, roster), cold=True)
 
 
-def finite(name: str) -> None:
+def finite(*names: str) -> None:
     """What a careful person would write."""
     import torch
     from safetensors.torch import load_file
 
-    assert all(bool(torch.isfinite(t).all()) for t in load_file(name).values())
+    assert all(bool(torch.isfinite(t).all()) for name in names for t in load_file(name).values())
 
 
 def memory(bench: Bench) -> None:

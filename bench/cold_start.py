@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.core.clock import SystemClock
+from gpuwarden.ledger.events import PinWrong
 from gpuwarden.ledger.store import Ledger
 
 BARE = """
@@ -74,7 +75,7 @@ def grown(home: Path, events: int) -> Path:
     ledger = Ledger(home / "ledger.db", SystemClock(), "bench")
     with ledger.transaction():
         for _ in range(events):
-            ledger.add("approval/pin", "pin.wrong", {"by": "user bench"})
+            ledger.add("approval/pin", PinWrong(by="user bench"))
     ledger.close()
     return home
 

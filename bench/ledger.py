@@ -31,11 +31,11 @@ from gpuwarden.core.models import (
     Place,
     Verdict,
 )
-from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.policy import Caps, LedgerServer, Policy
 from gpuwarden.core.states import Job
 from gpuwarden.ledger import events as ev
-from gpuwarden.ledger.chain import COLUMNS, link
-from gpuwarden.ledger.migrate import INSERT
+from gpuwarden.ledger.chain import link
+from gpuwarden.ledger.database import COLUMNS
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S
@@ -69,6 +69,14 @@ class Cloud:
     """A provider whose answers are there at once, so that what is measured is the ledger."""
 
     settle_s = 1.0
+
+    def key_digest(self, salt: str) -> str:
+        """The same key always."""
+        return salt
+
+    async def account_id(self) -> Known[str]:
+        """The same account always."""
+        return Known("one")
 
     async def get(self, id: str) -> Known[Instance]:  # noqa: A002
         """The machine of a job, running."""
@@ -141,10 +149,11 @@ class House:
 
     folder: Path
     platform: str
+    server: LedgerServer | None = None
 
     def __post_init__(self) -> None:
         self.clock = HandClock()
-        self.ledger = Ledger(self.folder / "ledger.db", self.clock)
+        self.ledger = Ledger(self.folder / "ledger.db", self.clock, server=self.server)
         self.ctx = Context(self.ledger, RICH, self.clock, self.folder, env={})
         self.ctx._providers["vastai"] = Cloud()  # type: ignore[assignment]  # noqa: SLF001
         self.ctx._backends |= {"local": Runs(), "ssh": Runs()}  # type: ignore[dict-item]  # noqa: SLF001
@@ -177,14 +186,14 @@ class House:
 
     def rows(self, after: int) -> list[tuple[Any, ...]]:
         """The events after a number, as they are stored."""
-        db = self.ledger._db  # noqa: SLF001
-        return db.execute(f"SELECT {COLUMNS} FROM events WHERE seq > ? ORDER BY seq", (after,)).fetchall()  # noqa: S608
+        sql = f"SELECT {COLUMNS} FROM events WHERE seq > ? ORDER BY seq"  # noqa: S608
+        return self.ledger._db.rows(sql, after)  # noqa: SLF001
 
     def repeat(self, jobs: Iterable[str]) -> None:
         """The model's rows again for other jobs, chained as any event is."""
         db = self.ledger._db  # noqa: SLF001
         with self.ledger.transaction():
-            seq, before = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+            ((seq, before),) = db.rows("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")
             for job in jobs:
                 self.clock.time += MINUTE
                 for columns in self.model:
@@ -192,7 +201,7 @@ class House:
                     seq += 1
                     row = (seq, self.clock.time, *texts)
                     before = link(before, row)
-                    db.execute(INSERT, (*row, before))
+                    db.insert((*row, before))
 
 
 def p99(work: Callable[[int], object], times: int = 500, clock: Callable[[], float] = time.process_time) -> float:

@@ -159,6 +159,7 @@ class Bench:
                 times["ours"].append(await atimed(lambda: self.backend.poll(handles)))
         finally:
             timed([*self.ssh, "-O", "exit", "-o", control, "box"])
+            await self.backend.aclose()  # who counts processors waits for every connection's end
         show("status of 10 jobs (ms)", times, ["ssh ControlMaster"], 1.0, 1000)
 
     async def pull(self, what: str, text: str, token: str, rounds: int) -> None:

@@ -195,6 +195,7 @@ def cmd_evidence(args: Args) -> int:
     print(text)
     if args.write_readme:
         evidence.write(text)
+        evidence.write_results(folder, cases)
     different = evidence.differences(text)
     print("\n".join(different))
     return Exit.REGRESSION if different else Exit.PASS
@@ -279,7 +280,11 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("-v", "--verbose", action="store_true", help="a line for each trial")
     add_flags(play.add_argument_group("real agents", "claude, codex and endpoint; see README.md, 'Agents'"))
     proof = add("evidence", cmd_evidence)
-    proof.add_argument("--write-readme", action="store_true", help="put the table into README.md")
+    proof.add_argument(
+        "--write-readme",
+        action="store_true",
+        help="put the table into README.md, and each trial into evals/evidence.jsonl",
+    )
     for sub in (play, proof):
         sub.add_argument("--jobs", type=_count, default=1, metavar="N", help="trials at a time")
         sub.add_argument(

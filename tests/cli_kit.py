@@ -48,7 +48,13 @@ class Cli:
             monkeypatch.setenv(name, value)
 
     def __call__(self, *words: str) -> tuple[int, dict[str, Any]]:
-        code = main.run([*words, "--json"])
+        runs_program = words[:1] in {
+            ("submit",),
+            ("fan-out",),
+            ("estimate",),
+            ("rehearse",),
+        }  # what follows a program is its own
+        code = main.run([words[0], "--json", *words[1:]] if runs_program else [*words, "--json"])
         out, err = self.capsys.readouterr()
         assert out.count("\n") == 1 and err == "", out + err
         body = json.loads(out)
@@ -80,13 +86,13 @@ OPTIONS = ("--platform", PLATFORM, "--output", "out", "--timeout", "600", "--est
 
 
 def launched(run: Cli, train: Path, *more: str) -> str:
-    code, checked = run("submit", str(train), *OPTIONS, *more)
+    code, checked = run("submit", *OPTIONS, *more, str(train))
     assert (code, checked["code"]) == (0, "checked")
-    return str(run("submit", str(train), *OPTIONS, *more, "--receipt", checked["receipt"])[1]["job_id"])
+    return str(run("submit", *OPTIONS, *more, "--receipt", checked["receipt"], str(train))[1]["job_id"])
 
 
 def ended(run: Cli, job_id: str, *states: str) -> dict[str, Any]:
-    for _ in range(200):
+    for _ in range(5_000):
         body = run("check", job_id)[1]
         if body["state"] in (states or ("succeeded",)):
             return body
@@ -113,7 +119,7 @@ class Life:
         job = (await submit(self.ctx, spec, receipt=(await submit(self.ctx, spec)).receipt)).job
         assert job is not None
         while (await check(self.ctx, job.id)).job.state != "succeeded":
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.15)
         self.job_id = job.id
         return (await request(self.ctx, job.id, "terminate")).record.id
 

@@ -135,7 +135,7 @@ class House:
 
     async def until(self, job: str, done: Callable[[Checked], bool], *, jump_s: float = 0.0) -> Checked:
         """Check again and again, as an agent does."""
-        for _ in range(150):
+        for _ in range(1_000):
             seen = await check(self.ctx, job)
             if done(seen):
                 return seen

@@ -6,8 +6,8 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,12 +36,16 @@ SPECS = os.environ.get("GPUWARDEN_SPECS")
 GARBAGE: tuple[Kind, ...] = ("html", "truncated", "error_500", "empty", "lost_request", "lost_reply")
 
 
+@cache
+def _started() -> Web:
+    """Start the one web server of this process; pytest counts a fixture once for each module that imports it."""
+    return Web().start()
+
+
 @pytest.fixture(scope="session")
-def web() -> Iterator[Web]:
-    """The web server of this run."""
-    server = Web().start()
-    yield server
-    server.stop()
+def web() -> Web:
+    """The web server of this run; its thread ends with the process."""
+    return _started()
 
 
 @dataclass

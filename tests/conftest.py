@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from warm_children import Children
+
 REQUIRE_REAL = os.environ.get("GPUWARDEN_REQUIRE_REAL") == "1"
+ENDURANCE = os.environ.get("GPUWARDEN_ENDURANCE") == "1"
+HANG_S = 600.0
+"""Seconds after which whatever a test waits for hangs. A machine that is ten times as slow stays far below."""
 
 # A busy machine is not a failure. CI draws the same examples each time; a run by hand looks further.
 settings.register_profile(
@@ -19,9 +25,14 @@ settings.register_profile(
 )
 settings.load_profile("gpuwarden")
 
+pytest_plugins = ["postgres_kit"]
 
+
+@pytest.hookimpl(trylast=True)  # once `-m` and `-k` have chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what an attack declares, and whose client runs, among the test's properties for `tools/attacks.py`."""
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = long_first(items, workers)
     for item in items:
         if marker := item.get_closest_marker("attack"):
             area, what = marker.args
@@ -30,6 +41,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             platform = item.path.stem.rpartition("clients")[2].strip("_") or "the Hub"
             client = next((name for name in ("skypilot", "dstack", "runpodctl") if name in item.name), marker.args[0])
             item.user_properties.append(("client", (platform, client)))
+
+
+def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order tests so that every worker starts with its share of the long ones.
+
+    `--dist worksteal` first cuts the list into one equal stretch for each worker. A long test at the end of a stretch
+    would keep one worker busy while the others have nothing left.
+    """
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = [item for item in items if not item.get_closest_marker("long")]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        share = long[worker::workers]
+        more = max(0, (len(items) - len(ordered)) // (workers - worker) - len(share))
+        ordered += share + rest[:more]
+        del rest[:more]
+    return ordered
+
+
+def amount(part: int, full: int) -> int:
+    """Return how much a test marked `endurance` plays: all under `make endurance`, else the part for `make prove`."""
+    return full if ENDURANCE else part
 
 
 def need(what: str, present: bool) -> None:
@@ -60,6 +93,19 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_children() -> Iterator[None]:
+    """Fork the processes that load files from one that has imported torch."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    children = Children()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuwarden.checkpoints.load.subprocess", children)
+        yield
+    children.close()
+
+
 _USERS = count()
 
 
@@ -69,4 +115,5 @@ def fresh_account(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     home = tmp_path_factory.getbasetemp() / f"account{next(_USERS)}"
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     monkeypatch.setattr("gpuwarden.policy_record.account_home", lambda: Path(home))

@@ -1,41 +1,48 @@
-"""What every backend must do, whatever it runs jobs with. A backend's test inherits this and supplies two fixtures.
+"""What every backend must do, whatever it runs jobs with. A backend's test inherits one of two classes.
 
-`backend` is the backend under test; `place` is a fresh place where it can run a POSIX shell and Python.
+`EngineContract` is what any engine promises. Its test supplies three fixtures: `backend`, the backend under test;
+`place`, a fresh place where it can run a POSIX shell; `engine`, an `Engine` by which the test disturbs it.
+`BackendContract` adds what our own runner promises where it starts the job; it needs no `engine` of its own.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 import anyio
 import pytest
 
+from gpuwarden.backends._runner import RunnerBackend
 from gpuwarden.backends.base import Backend, Examiner
-from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Artifact, Handle, JobSpec, Known, Level, Observation, Place, StopResult
+from gpuwarden.core.errors import BadReply, Unreachable, WardenError
+from gpuwarden.core.models import Artifact, Handle, JobSpec, Known, Level, Observation, Place, StopResult, Unknown
 from gpuwarden.core.states import Job
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
+"""Bounds a wait: what takes an engine seconds takes it minutes on a machine that is busy with other tests."""
 
 
 def shell(text: str, **fields: object) -> JobSpec:
     """A job that runs a shell line."""
-    return JobSpec.model_validate({"platform": "local", "command": ["sh", "-c", text], "timeout_s": 60, **fields})
+    return JobSpec.model_validate({"platform": "local", "command": ["sh", "-c", text], "timeout_s": 1800, **fields})
 
 
 async def until(
     backend: Backend, handle: Handle, good: Callable[[Observation], bool], seconds: float = DEADLINE_S
 ) -> Observation:
     """Poll until the observation is good; fail with the last one after a bounded time."""
-    seen = None
+    seen, pause_s = None, 0.05
     with anyio.move_on_after(seconds):
         while True:
             seen = (await backend.poll([handle]))[handle.token]
             if good(seen):
                 return seen
-            await anyio.sleep(0.05)
+            await anyio.sleep(pause_s)
+            pause_s = min(1.0, 1.2 * pause_s)  # a look costs more than an engine does that waits
     pytest.fail(f"not within {seconds} s; last seen: {seen}")
 
 
@@ -44,8 +51,160 @@ async def ended(backend: Backend, handle: Handle) -> Observation:
     return await until(backend, handle, lambda o: o.state not in {Job.RUNNING, Job.QUEUED})
 
 
-class BackendContract:
-    """The promises of `gpuwarden.backends.base.Backend`."""
+class Engine(Protocol):
+    """A test's hand on what is under a backend: it takes its replies away, and counts what it is asked."""
+
+    def job(self, text: str, **fields: object) -> JobSpec:
+        """Return a job that runs a shell line there."""
+
+    def cut(self) -> AbstractContextManager[None]:
+        """Let the next submit be carried out and its reply be lost."""
+
+    def down(self) -> AbstractContextManager[None]:
+        """Let nothing answer."""
+
+    def odd(self) -> AbstractContextManager[None]:
+        """Let everything answer in a form that nobody knows."""
+
+    def questions(self) -> int:
+        """Return how often it was asked for the state of jobs."""
+
+
+class EngineContract:
+    """The promises of `gpuwarden.backends.base.Backend` that hold for any engine."""
+
+    async def test_the_log_is_read_by_a_cursor(self, backend: Backend, place: Place, engine: Engine) -> None:
+        handle = await backend.submit(engine.job("echo hello; echo bye"), place, "e-log", secrets={})
+        seen = await ended(backend, handle)
+        assert (seen.state, seen.exit_code, seen.attempt) == (Job.SUCCEEDED, 0, 1)
+        chunk = await backend.logs(handle)
+        assert chunk.text == "hello\nbye\n" and chunk.next == chunk.size == 10
+        assert (await backend.logs(handle, 3, 4)).text == "lo\nb"
+        assert (await backend.logs(handle, -4)).text == "bye\n"
+        assert (await backend.logs(handle, chunk.next)).text == ""
+
+    async def test_a_repeated_submit_starts_nothing_and_a_later_attempt_does(
+        self, backend: Backend, place: Place, engine: Engine
+    ) -> None:
+        spec = engine.job("exit 7")
+        first = await backend.submit(spec, place, "e-once", secrets={})
+        again = await backend.submit(spec, place, "e-once", secrets={})
+        assert first.run_dir == again.run_dir
+        seen = await ended(backend, first)
+        assert (seen.state, seen.exit_code) == (Job.FAILED, 7)
+        await backend.submit(spec, place, "e-once", secrets={})
+        assert (await backend.poll([first]))["e-once"].state is Job.FAILED, "nothing runs after a late repetition"
+        second = await backend.submit(spec, place, "e-once", secrets={}, attempt=2)
+        assert (await until(backend, second, lambda o: o.attempt == 2 and o.state is Job.FAILED)).exit_code == 7
+
+    async def test_a_lost_reply_is_adopted(self, backend: Backend, place: Place, engine: Engine) -> None:
+        spec = engine.job("echo run")
+        with engine.cut(), suppress(WardenError):
+            await backend.submit(spec, place, "e-lost", secrets={})
+        found = await backend.find(place, "e-lost")
+        assert isinstance(found, Known) and found.value is not None
+        handle = await backend.submit(spec, place, "e-lost", secrets={})
+        assert handle.run_dir == found.value.run_dir
+        assert (await ended(backend, handle)).state is Job.SUCCEEDED
+        assert (await backend.logs(handle)).text == "run\n"
+
+    async def test_what_was_never_submitted_is_not_found(self, backend: Backend, place: Place, engine: Engine) -> None:
+        assert await backend.find(place, "e-never") == Known(None)
+        await backend.submit(engine.job("true"), place, "e-other", secrets={})
+        assert await backend.find(place, "e-never") == Known(None)
+
+    async def test_many_jobs_are_polled_by_one_question(self, backend: Backend, place: Place, engine: Engine) -> None:
+        names = ["e-p1", "e-p2", "e-p3", "e-p4"]
+        handles = [await backend.submit(engine.job("sleep 1800"), place, name, secrets={}) for name in names]
+        for handle in handles:
+            await until(backend, handle, lambda o: o.state in {Job.RUNNING, Job.QUEUED})
+        before = engine.questions()
+        seen = await backend.poll(handles)
+        assert engine.questions() - before == 1
+        assert sorted(seen) == names and all(o.state in {Job.RUNNING, Job.QUEUED} for o in seen.values())
+        for handle in handles:
+            await backend.stop(handle, grace_s=0.2)
+
+    async def test_stop_ends_a_job_and_is_gone_the_second_time(
+        self, backend: Backend, place: Place, engine: Engine
+    ) -> None:
+        handle = await backend.submit(engine.job("sleep 1800"), place, "e-stop", secrets={})
+        assert await backend.stop(handle, grace_s=1) in {StopResult.STOPPED, StopResult.PENDING}
+        assert (await ended(backend, handle)).state is Job.CANCELED
+        assert await backend.stop(handle, grace_s=1) is StopResult.GONE
+
+    @pytest.mark.parametrize("trouble", ["down", "odd"])
+    async def test_an_engine_in_trouble_is_never_an_empty_one(
+        self, backend: Backend, place: Place, engine: Engine, trouble: str
+    ) -> None:
+        handle = await backend.submit(engine.job("sleep 1800"), place, "e-trouble", secrets={})
+        await until(backend, handle, lambda o: o.state in {Job.RUNNING, Job.QUEUED})
+        with getattr(engine, trouble)():
+            assert isinstance(await backend.find(place, "e-trouble"), Unknown)
+            assert isinstance(await backend.find(place, "e-nothing"), Unknown)
+            with pytest.raises((Unreachable, BadReply)):
+                await backend.poll([handle])
+            with pytest.raises((Unreachable, BadReply)):
+                await backend.submit(engine.job("true"), place, "e-new", secrets={})
+            with pytest.raises(WardenError):
+                await backend.stop(handle)
+        assert (await backend.poll([handle]))["e-trouble"].state in {Job.RUNNING, Job.QUEUED}
+        assert await backend.find(place, "e-new") == Known(None), "nothing was started in the dark"
+        await backend.stop(handle, grace_s=0.2)
+
+
+class RunnerEngine:
+    """The runner as an engine: what is disturbed is the way to it."""
+
+    def __init__(self, backend: RunnerBackend, patch: pytest.MonkeyPatch) -> None:
+        self.backend, self.patch, self.polls = backend, patch, 0
+        self.plain = backend.ask_lines
+        patch.setattr(backend, "ask_lines", self.counted)
+
+    async def counted(
+        self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
+    ) -> list[dict[str, Any]]:
+        self.polls += verb == "poll"
+        return await self.plain(place, verb, run_dir, request, silence_s=silence_s)
+
+    def job(self, text: str, **fields: object) -> JobSpec:
+        return shell(text, **fields)
+
+    @contextmanager
+    def _instead(self, way: Any) -> Iterator[None]:
+        with self.patch.context() as patch:
+            patch.setattr(self.backend, "ask_lines", way)
+            yield
+
+    def cut(self) -> AbstractContextManager[None]:
+        async def lost(place: Place, verb: str, *rest: Any, silence_s: float) -> Any:
+            await self.plain(place, verb, *rest, silence_s=silence_s)
+            raise Unreachable("the reply was lost")
+
+        return self._instead(lost)
+
+    def down(self) -> AbstractContextManager[None]:
+        async def silent(*_: Any, silence_s: float) -> Any:
+            raise Unreachable("nobody answers")
+
+        return self._instead(silent)
+
+    def odd(self) -> AbstractContextManager[None]:
+        async def nonsense(*_: Any, silence_s: float) -> Any:
+            return [{"ok": True, "welcome": "to this machine"}]
+
+        return self._instead(nonsense)
+
+    def questions(self) -> int:
+        return self.polls
+
+
+class BackendContract(EngineContract):
+    """The promises of a backend whose jobs our runner starts."""
+
+    @pytest.fixture
+    def engine(self, backend: RunnerBackend, monkeypatch: pytest.MonkeyPatch) -> Engine:
+        return RunnerEngine(backend, monkeypatch)
 
     async def test_a_job_runs_to_success_and_its_log_can_be_read(self, backend: Backend, place: Place) -> None:
         handle = await backend.submit(shell("echo hello; echo oops >&2"), place, "t-ok", secrets={})
@@ -156,15 +315,15 @@ class BackendContract:
         assert await backend.stop(ghost) is StopResult.GONE
 
     async def test_stop_ends_the_whole_group_and_is_gone_the_second_time(self, backend: Backend, place: Place) -> None:
-        handle = await backend.submit(shell("sleep 60 & sleep 60 & wait"), place, "t-stop", secrets={})
-        assert await backend.stop(handle, grace_s=2) is StopResult.STOPPED
+        handle = await backend.submit(shell("sleep 1800 & sleep 1800 & wait"), place, "t-stop", secrets={})
+        assert await backend.stop(handle, grace_s=2) in {StopResult.STOPPED, StopResult.PENDING}
         assert (await ended(backend, handle)).state is Job.CANCELED
         assert await backend.stop(handle, grace_s=2) is StopResult.GONE
 
     async def test_a_job_deaf_to_sigterm_is_killed_after_the_grace(self, backend: Backend, place: Place) -> None:
-        handle = await backend.submit(shell("trap '' TERM; echo ready; sleep 60"), place, "t-deaf", secrets={})
+        handle = await backend.submit(shell("trap '' TERM; echo ready; sleep 1800"), place, "t-deaf", secrets={})
         await until(backend, handle, lambda o: o.log_bytes > 0)
-        assert await backend.stop(handle, grace_s=0.3) is StopResult.STOPPED
+        assert await backend.stop(handle, grace_s=0.3) in {StopResult.STOPPED, StopResult.PENDING}
         assert (await ended(backend, handle)).state is Job.CANCELED
 
     async def test_a_secret_reaches_the_job_and_not_the_log(self, backend: Backend, place: Place) -> None:
@@ -195,13 +354,13 @@ class BackendContract:
             data = b"".join([part async for part in backend.read(handle, artifact, offset)])
             assert data == (b"\0" * 700_000 + b"end")[offset:]
 
-    @pytest.mark.parametrize("path", ["../status.json", "/etc/passwd", "link", "none", "pipe"])
-    async def test_nothing_outside_is_ever_read(self, backend: Backend, place: Place, path: str) -> None:
+    async def test_nothing_outside_is_ever_read(self, backend: Backend, place: Place) -> None:
         handle = await backend.submit(shell("ln -s /etc/passwd link; mkfifo pipe"), place, "t-out", secrets={})
         await ended(backend, handle)
-        with pytest.raises(WardenError):
-            async for _ in backend.read(handle, Artifact(path=path, size=1)):
-                pytest.fail("a byte came")
+        for path in ("../status.json", "/etc/passwd", "link", "none", "pipe"):
+            with pytest.raises(WardenError):
+                async for _ in backend.read(handle, Artifact(path=path, size=1)):
+                    pytest.fail("a byte came")
 
     async def test_undeclared_fresh_files_are_disclosed(self, backend: Backend, place: Place) -> None:
         handle = await backend.submit(shell("touch mine; touch other", outputs=["mine"]), place, "t-dis", secrets={})

@@ -1,17 +1,20 @@
 """A process that is killed: one use case in a process of its own, dead by SIGKILL at a line or a moment of choice.
 
-`python crash_driver.py` imports everything once and then reads orders, one JSON object per line on stdin. For each
-it forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is
-about to run that many lines of gpuwarden, counted over all of its threads; with `after` it is killed from outside that
-many seconds later. With `stranger` the process has the key of another account on the same platform; `through`, an
-ssh_config and a port, is how it reaches machines. The answer says how the child ended, what the use case answered, and
-how many lines it ran.
+`python crash_driver.py` imports everything and reads the profiles once: loading is most of what a short command costs,
+and nobody loses anything by a death in it. Then it reads orders, one JSON object per line on stdin. For each it forks a
+child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is about to run
+that many lines of gpuwarden, counted over all of its threads; with `after` it is killed from outside that many seconds
+later. With `stranger` the process has the key of another account on the same platform; `through`, an ssh_config and a
+port, is how it reaches machines. `only_checks` asks for a receipt where nothing is metered, `profiles` are a user's
+own. The answer says how the child ended, what the use case answered, and how many lines it ran.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -34,12 +37,13 @@ from gpuwarden.lifecycle.ending.teardown import approve, request
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import FAST, PLATFORM, open_house
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 class Behind(SshBackend):
@@ -98,7 +102,8 @@ async def act(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
     """Carry out one use case; what a caller would learn from it."""
     match order["phase"]:
         case "quote":
-            return {"receipt": (await submit(ctx, JobSpec.model_validate(order["spec"]))).receipt}
+            spec = JobSpec.model_validate(order["spec"])
+            return {"receipt": (await submit(ctx, spec, dry_run=order.get("only_checks", False))).receipt}
         case "submit":
             done = await submit(ctx, JobSpec.model_validate(order["spec"]), receipt=order["receipt"])
             return {"job": done.job.id if done.job else None}
@@ -142,6 +147,7 @@ def child(order: dict[str, Any], note: int) -> None:
         wire.arm()
     clock = SystemClock() if order.get("hosts") else PlainClock()
     ctx = open_house(Path(order["home"]), clock)
+    ctx.own_profiles = Path(order["profiles"]) if "profiles" in order else None
     if order.get("stranger"):
         elsewhere = Path(order["home"]) / "another-account"
         ctx._providers[PLATFORM] = RehearsalProvider(Cloud(elsewhere, ctx.profile(PLATFORM), clock, settings=FAST))
@@ -192,8 +198,19 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
     return {"killed": os.WIFSIGNALED(status), "code": os.waitstatus_to_exitcode(status), "took": took, **said}
 
 
+def load_all() -> None:
+    """Import what use cases import late, and fill the cache of profiles."""
+    for package in ("backends", "checkpoints", "core", "hub", "ledger", "lifecycle", "providers", "remote", "rules"):
+        module = importlib.import_module(f"gpuwarden.{package}")
+        for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
+            importlib.import_module(found.name)
+    for name in profile_names():
+        load_profile(name)
+
+
 def main() -> None:
     """Answer orders until stdin ends."""
+    load_all()
     for text in sys.stdin:
         sys.stdout.write(json.dumps(carry_out(json.loads(text))) + "\n")
         sys.stdout.flush()

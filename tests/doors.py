@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from gpuwarden.app import open_context
 from gpuwarden.lifecycle.context import Context
@@ -81,6 +84,16 @@ def gpuwarden(
     )  # fmt: skip
 
 
+def in_process(home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process, which is quicker, with what it would be given in a process of its own."""
+    from gpuwarden.interfaces.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with patch.dict(os.environ, environment(home, **env), clear=True), redirect_stdout(out), redirect_stderr(err):
+        code = main.run(list(words))
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The one JSON object that a command printed; anything else on standard output is a failure."""
     assert done.stdout.count("\n") == 1, done.stdout + done.stderr
@@ -90,11 +103,17 @@ def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def at_terminal(
-    home: Path, *words: str, says: Mapping[str, str] | Iterable[tuple[str, str]], timeout: float = 30.0, **env: str
+    home: Path,
+    *words: str,
+    says: Mapping[str, str] | Iterable[tuple[str, str]],
+    timeout: float = 120.0,
+    enough: Callable[[str], bool] = lambda shown: False,
+    **env: str,
 ) -> tuple[int, str]:
     """Run the command on a pseudo-terminal. When it shows a prompt of `says`, in order, type the answer.
 
-    Returns the exit code and everything that was shown.
+    Returns the exit code and everything that was shown. Raises AssertionError with what a command has shown that does
+    not end, once that is `enough`.
     """
     import pty
 
@@ -107,7 +126,7 @@ def at_terminal(
             os._exit(127)
     shown, fresh, until = "", "", time.monotonic() + timeout
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < until and not enough(shown):
             if not select.select([fd], [], [], 0.2)[0]:
                 continue
             try:
@@ -123,7 +142,7 @@ def at_terminal(
                 fresh = ""
         else:
             os.kill(pid, 9)
-            raise AssertionError(f"still running after {timeout} s; it showed:\n{shown}")
+            raise AssertionError(f"still running; it showed:\n{shown}")
     finally:
         os.close(fd)
         status = os.waitpid(pid, 0)[1]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
+from conftest import HANG_S
 from gpuwarden.backends.hf_jobs import HfJobsBackend
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.models import Handle, Observation, Place
+from gpuwarden.core.models import Handle, JobSpec, Observation, Place
 from gpuwarden.core.states import Job
 from gpuwarden.profiles import load_profile
 from gpuwarden.providers.hf_jobs import HfJobsProvider
-from gpuwarden.rehearsal.hub.server import HubServer
+from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hubserver import config, hub_server
 
 PLACE = Place(platform="hf-jobs", instance_id="lease-1", run_root="/job")
@@ -38,9 +41,41 @@ def provider(server: HubServer, tmp_path: Path) -> HfJobsProvider:
 
 async def ended(backend: HfJobsBackend, handle: Handle) -> Observation:
     """Poll until the job has ended."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         while True:
             seen = (await backend.poll([handle]))[handle.token]
             if seen.state not in {Job.RUNNING, Job.QUEUED}:
                 return seen
             await anyio.sleep(0.05)
+
+
+class HubEngine:
+    """The rehearsal Hub, as the contract test of backends disturbs it."""
+
+    def __init__(self, server: HubServer) -> None:
+        self.server = server
+
+    def job(self, text: str, **fields: object) -> JobSpec:
+        given = {"platform": "hf-jobs", "command": ["sh", "-c", text], "timeout_s": 60, "gpu": "t4-small"}
+        return JobSpec.model_validate(given | fields)
+
+    @contextmanager
+    def _with(self, fault: Fault) -> Iterator[None]:
+        self.server.conditions.faults.append(fault)
+        try:
+            yield
+        finally:
+            self.server.conditions.faults.remove(fault)
+
+    def cut(self) -> object:
+        return self._with(Fault("POST /api/jobs/", drop=True, times=1))
+
+    def down(self) -> object:
+        return self._with(Fault("", status=503))
+
+    def odd(self) -> object:
+        return self._with(Fault("", status=200, body=b'{"welcome": "to the Hub"}'))
+
+    def questions(self) -> int:
+        asked = re.compile(r"GET /api/jobs/[^/ ]+(/[0-9a-f]{24})?(\?|$)")
+        return sum(bool(asked.match(line)) for line in self.server.conditions.requests)

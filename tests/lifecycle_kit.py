@@ -24,6 +24,7 @@ from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Record, Settings
+from postgres_kit import kept_ledger
 
 PLATFORM = "rehearsal/vastai"
 WEALTHY = Policy(rehearsal_caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
@@ -78,7 +79,7 @@ def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
 def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str = "cli") -> Context:
     """A warden over a home folder; as many as you like may be open. Its jobs may write beside that folder."""
     policy = policy.model_copy(update={"local": Local(unsandboxed=True, paths=(str(home.parent),))})
-    return Context(Ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
+    return Context(kept_ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
 
 
 def rent_cloud(

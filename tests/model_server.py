@@ -1,8 +1,9 @@
 """A model on loopback that speaks what the vendors' servers speak, and thinks what a test tells it to.
 
-Claude Code asks it in Anthropic's Messages format, Codex in OpenAI's Responses format, both streamed. A mind gets what
-a request holds (what was asked for, which tools were offered, which results came back) and says or uses something. Only
-a tool that the program offered is used: one that is missing is a fault, so that a test can't pass without it.
+Claude Code asks it in Anthropic's Messages format, Codex in OpenAI's Responses format, Gemini in its own, all streamed.
+A mind gets what a request holds (what was asked for, which tools were offered, which results came back) and says or
+uses something. Only a tool that the program offered is used: one that is missing is a fault, so that a test can't pass
+without it.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Model(ThreadingHTTPServer):
     def find(self, step: Use, offered: dict[str, Any]) -> str:
         """The full name of a tool among those on offer."""
         for name in offered:
-            if name == step.tool or name.endswith(f"__{step.tool}"):
+            if name == step.tool or name.endswith((f"__{step.tool}", f"_gpuwarden_{step.tool}")):
                 return name
         self.faults.append(f"{step.tool} is not among {sorted(offered)}")
         return step.tool
@@ -122,6 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream(_messages(self.server, body))
         elif path == "/v1/responses":
             self._stream(_responses(self.server, body))
+        elif path.endswith(":streamGenerateContent"):
+            self._send(200, f"data: {json.dumps(_gemini(self.server, body))}\n\n", "text/event-stream")
         elif path == "/v1/messages/count_tokens":
             self._send(200, '{"input_tokens": 10}')
         else:
@@ -241,3 +244,24 @@ def _output(output: Any) -> str:
     texts = [str(b.get("text", "")) for b in _blocks(output)]
     text = "\n".join(texts[1:] if texts[0].startswith("Script ") else texts)
     return re.sub(r"\A(?:.+\n)*?Output:\n", "", text)
+
+
+# ------------------------------------------------------------------------------------------------------------ Gemini's
+
+
+def _gemini(server: Model, body: dict[str, Any]) -> dict[str, Any]:
+    offered = {f["name"]: f for t in body.get("tools", ()) for f in t.get("functionDeclarations", ())}
+    parts = [p for content in body["contents"] for p in content.get("parts", ())]
+    results = tuple(json.dumps(p["functionResponse"]["response"]) for p in parts if "functionResponse" in p)
+    words = "\n".join(str(p.get("text", "")) for p in parts)
+    step: Step = server.think(Asked(words, tuple(offered), results, body)) if offered else Say("A session.")
+    if isinstance(step, Say):
+        return _gemini_says({"text": step.text})
+    name = server.find(Use("run_shell_command", step.args) if step.tool == SHELL else step, offered)
+    return _gemini_says({"functionCall": {"id": f"call{len(results)}", "name": name, "args": step.args}})
+
+
+def _gemini_says(part: dict[str, Any]) -> dict[str, Any]:
+    content = {"role": "model", "parts": [part]}
+    usage = {"promptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 15}
+    return {"candidates": [{"content": content, "finishReason": "STOP", "index": 0}], "usageMetadata": usage}

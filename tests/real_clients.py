@@ -20,7 +20,7 @@ import pytest
 from conftest import need
 
 FOLDER = os.environ.get("GPUWARDEN_CLIENTS", "")
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 LOOP = """
 import json, sys, traceback
 space = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,13 @@ EVERY_SECRET = Policy(secrets=Secrets(allowed=("*",)))
 ANYWHERE = changed(RENTED, "limits", default_timeout_s=1800)
 
 
-def examples(folder: Path = FOLDER) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return the examples that are kept in a file each, by the id that the file's name starts with."""
-    found = {}
-    for path in sorted(folder.glob("[pt][fd]_*.py")):
-        held = runpy.run_path(str(path))
-        found["-".join(path.stem.split("_")[:3]).upper()] = (held["FIRES"], held["SILENT"])
-    return found
+def example_files(folder: Path = FOLDER) -> dict[str, Path]:
+    """Return the files that keep an example each, by the id of the rule that the file's name starts with."""
+    return {"-".join(path.stem.split("_")[:3]).upper(): path for path in sorted(folder.glob("[pt][fd]_*.py"))}
+
+
+@cache
+def examples_of(path: Path) -> tuple[list[Any], list[Any]]:
+    """Return the facts that fire and those that stay silent: late, since they read a trainer many times."""
+    kept = runpy.run_path(str(path))
+    return kept["FIRES"], kept["SILENT"]

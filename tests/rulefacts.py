@@ -23,7 +23,7 @@ async def facts_for(
 ) -> SubmitFacts:
     """The facts of one job, as the submit gate gathers them."""
     job = JobSpec(name="t", platform=platform, script=script, **spec)
-    read, script_url = await read_spec(job, hub)
+    read, script_url = await read_spec(job, lambda: hub)
     profile = load_profile(platform, None)
     return SubmitFacts(
         spec=job,
@@ -32,7 +32,7 @@ async def facts_for(
         platforms=(platform,),
         script=read,
         quote=Known(Quote(platform=platform, price_usd_per_hour=1.5, source="test", at=0.0)),
-        hub=await hub_facts(read, job, hub),
+        hub=await hub_facts(read, job, lambda: hub),
         proven_script=proven,
         script_url=script_url,
     )

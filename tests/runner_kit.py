@@ -21,7 +21,7 @@ from gpuwarden.remote.runner.log import segments
 from gpuwarden.remote.runner.observe import observe
 from gpuwarden.remote.runner.status import FINAL
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 
@@ -38,7 +38,7 @@ def runner_file() -> str:
 def call(verb: str, folder: Path | None = None, request: object = None) -> dict[str, Any]:
     """Run one verb; its last line."""
     argv = [sys.executable, "-I", "-S", runner_file(), verb, *([str(folder)] if folder else [])]
-    done = subprocess.run(argv, input=json.dumps(request or {}).encode(), capture_output=True, timeout=60)
+    done = subprocess.run(argv, input=json.dumps(request or {}).encode(), capture_output=True, timeout=300)
     assert not done.stderr, done.stderr.decode()
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -68,8 +68,8 @@ def until(folder: Path, good: Callable[[dict[str, Any]], Any], deadline_s: float
     pytest.fail(f"not within {deadline_s} s: {seen}")
 
 
-def ended(folder: Path) -> dict[str, Any]:
-    return until(folder, lambda s: s["state"] in FINAL and s["alive"] is False)
+def ended(folder: Path, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+    return until(folder, lambda s: s["state"] in FINAL and s["alive"] is False, deadline_s)
 
 
 def log(folder: Path) -> str:

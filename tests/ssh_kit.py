@@ -30,7 +30,7 @@ def cut(ssh: Ssh) -> None:
     opened = ssh.link.connection()
     if isinstance(opened, Master):
         os.kill(opened.control.pid(), signal.SIGKILL)
-        end = time.monotonic() + 5
+        end = time.monotonic() + 300
         while opened.alive and time.monotonic() < end:
             time.sleep(0.005)
     else:

@@ -36,7 +36,7 @@ UseDNS no
 MaxStartups 100:30:200
 LogLevel ERROR
 Subsystem sftp internal-sftp
-SetEnv SHLVL=5 PATH={path}
+SetEnv SHLVL=5 PATH={path} {variables}
 {more}
 """
 # SHLVL keeps bash from reading this user's own ~/.bashrc, which may be slow and is not under test.
@@ -63,16 +63,18 @@ def find_sshd() -> str:
 
 def keygen(path: Path) -> None:
     """A new ed25519 key without a passphrase."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=30)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=300)
 
 
 @dataclass
 class Sshd:
-    """One server. `config` is an ssh_config that knows it as `box`."""
+    """One server. `config` is an ssh_config that knows it as `box`; `before` are words that start it elsewhere."""
 
     folder: Path
     more: str = ""
     path: str = PATH
+    variables: str = ""
+    before: tuple[str, ...] = ()
     port: int = field(default_factory=free_port)
     host: str = "127.0.0.1"
     process: subprocess.Popen[bytes] | None = None
@@ -102,15 +104,15 @@ class Sshd:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         (self.folder / "sshd_config").write_text(
-            CONFIG.format(port=self.port, folder=self.folder, more=self.more, path=self.path)
+            CONFIG.format(port=self.port, folder=self.folder, more=self.more, path=self.path, variables=self.variables)
         )
-        argv = [find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
+        argv = [*self.before, find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
         with (self.folder / "sshd.log").open("ab") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 300
         while time.monotonic() < end and self.process.poll() is None:
             try:
-                socket.create_connection((self.host, self.port), timeout=1).close()
+                socket.create_connection((self.host, self.port), timeout=10).close()
                 return self
             except OSError:
                 time.sleep(0.02)
@@ -119,7 +121,7 @@ class Sshd:
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(60)
             self.process = None
 
 

@@ -56,7 +56,7 @@ class Server:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 class Claude:
@@ -238,7 +238,7 @@ def trick(cli: Claude | Codex, server: Server, name: str, step: dict[str, Any]) 
         child = subprocess.Popen([sys.executable, "-c", late], stdout=subprocess.DEVNULL)
         Path(step["to"] + ".pid").write_text(str(child.pid))
     elif name == "hang":
-        time.sleep(60)
+        time.sleep(600)
     elif name == "die":
         print(f"fatal: bad key {os.environ.get('ANTHROPIC_API_KEY')}", file=sys.stderr)
         os._exit(3)

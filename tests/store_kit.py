@@ -83,7 +83,8 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         home = folder / str(attempt)
         home.mkdir(parents=True)
         (home / "s3.json").write_text(json.dumps({"identities": rights}))
-        process, server = start(weed, home)
+        ports = free_ports(4)
+        process, server = start(weed, home, ports)
         try:
             if answers(process, server):
                 yield server
@@ -91,13 +92,16 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         finally:
             process.kill()
             process.wait()
+            for port in (p + above for p in ports for above in (0, 10_000)):
+                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # there, whatever folder it is given
+                    left.unlink(missing_ok=True)
     log = (home / "server.log").read_text("utf-8", "replace")
     raise RuntimeError(f"the S3 server did not start: {log[-2000:]}")
 
 
-def start(weed: str, folder: Path) -> tuple[subprocess.Popen[bytes], S3Server]:
-    """Start the program on free ports."""
-    master, volume, filer, s3 = free_ports(4)
+def start(weed: str, folder: Path, ports: list[int]) -> tuple[subprocess.Popen[bytes], S3Server]:
+    """Start the program on these ports."""
+    master, volume, filer, s3 = ports
     options = {
         "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": str(folder), "master.port": master, "volume.port": volume,
         "filer.port": filer, "s3.port": s3, "s3.config": str(folder / "s3.json"), "volume.max": 30,
@@ -111,7 +115,7 @@ def start(weed: str, folder: Path) -> tuple[subprocess.Popen[bytes], S3Server]:
 
 def answers(process: subprocess.Popen[bytes], server: S3Server) -> bool:
     """Wait until a server takes an object; false where it died or never does."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < end:
         try:
             client = server.client()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -239,7 +240,7 @@ def test_what_is_declared_later_is_pulled_from_its_machine_and_from_no_other(age
     words |= {"script": LEAVES.format(folder=str(agent.secret.parent)), "max_cost_usd": 1.0}
     job_id = agent.tool("submit_job", **words, receipt=agent.tool("submit_job", **words)["receipt"])["job_id"]
     while agent.tool("check_job", job_id=job_id)["state"] not in {"succeeded", "failed"}:
-        pass
+        time.sleep(0.1)
     assert agent.tool("pull_artifacts", job_id=job_id, also=["/workspace/extra"], dest="later")["files"] == 2
     for also in ("/workspace/linked", "/workspace/linked/f"):
         assert agent.tool("pull_artifacts", job_id=job_id, also=[also], dest="later")["files"] == 2

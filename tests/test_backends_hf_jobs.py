@@ -11,6 +11,8 @@ import anyio
 import pytest
 from mcp.client import Client
 
+from conftest import HANG_S
+from contract_backend import EngineContract
 from gpuwarden.app import open_context
 from gpuwarden.backends.base import load_backend
 from gpuwarden.backends.hf_jobs import HfJobsBackend, observation
@@ -22,6 +24,7 @@ from gpuwarden.core.models import (
     JobSpec,
     Known,
     Observation,
+    Place,
     Resources,
     StopResult,
     Unknown,
@@ -33,10 +36,20 @@ from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.providers.hf_jobs import HfJobsProvider
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
-from hf_jobs_kit import PLACE, backend, ended, provider, server  # noqa: F401
+from hf_jobs_kit import PLACE, HubEngine, backend, ended, provider, server  # noqa: F401
 from hubserver import READER, config
 
 pytestmark = pytest.mark.anyio
+
+
+class TestHfJobs(EngineContract):
+    @pytest.fixture
+    def place(self) -> Place:
+        return PLACE
+
+    @pytest.fixture
+    def engine(self, server: HubServer) -> HubEngine:
+        return HubEngine(server)
 
 
 def job(text: str, **fields: Any) -> JobSpec:
@@ -72,8 +85,8 @@ async def test_a_script_arrives_as_it_is_and_gets_its_arguments(backend: HfJobsB
 
 @pytest.mark.slow
 async def test_the_log_of_a_quiet_running_job_does_not_block(backend: HfJobsBackend) -> None:
-    handle = await backend.submit(job("import time; print('up', flush=True); time.sleep(60)"), PLACE, "j3", secrets={})
-    with anyio.fail_after(10):
+    handle = await backend.submit(job("import time; print('up', flush=True); time.sleep(600)"), PLACE, "j3", secrets={})
+    with anyio.fail_after(HANG_S):
         while not (chunk := await backend.logs(handle)).text:
             pass
     assert chunk.text == "up\n"
@@ -208,8 +221,8 @@ async def test_a_reservation_lives_and_ends_with_its_job(provider: HfJobsProvide
     assert isinstance(made, Known)
     assert (made.value.state, made.value.meter) == (InstanceState.RUNNING, False)
     assert made.value.place is not None
-    handle = await backend.submit(job("import time; time.sleep(60)"), made.value.place, "j1", secrets={})
-    with anyio.fail_after(10):
+    handle = await backend.submit(job("import time; time.sleep(600)"), made.value.place, "j1", secrets={})
+    with anyio.fail_after(HANG_S):
         while (
             (seen := await provider.get("lease-9")) and isinstance(seen, Known) and seen.value and not seen.value.meter
         ):
@@ -261,7 +274,7 @@ print("pushed")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("[caps]\nper_job_usd = 5\nper_day_usd = 50\nper_instance_usd = 5\n")
@@ -281,7 +294,7 @@ async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, mon
             return reply
 
         async def finished(job_id: str) -> dict[str, Any]:
-            with anyio.fail_after(60):
+            with anyio.fail_after(HANG_S):
                 while True:
                     seen = await call("check_job", job_id=job_id)
                     if seen["state"] in {"succeeded", "failed", "canceled"}:

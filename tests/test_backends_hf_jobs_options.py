@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from conftest import need
+from conftest import HANG_S, need
 from gpuwarden.app import open_context
 from gpuwarden.backends._hf_options import Volume, read_options, settle, volumes_of
 from gpuwarden.backends.hf_jobs import HfJobsBackend, beat_of, ssh_of
 from gpuwarden.core.errors import BadRequest, NotSupported, Refused
-from gpuwarden.core.models import Beat, Handle, InstanceState, JobSpec, Known, Resources, Verdict
+from gpuwarden.core.models import Beat, Handle, InstanceState, JobSpec, Known, Resources, Unknown, Verdict
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli.jobs import read_options as read_pairs
 from gpuwarden.interfaces.results.check import checked
@@ -175,6 +176,20 @@ async def test_a_space_and_an_organization(backend: HfJobsBackend, provider: HfJ
         await backend.submit(job(options={"namespace": "stranger"}), PLACE, "j3", secrets={})
 
 
+async def test_an_organization_that_the_account_left_hides_no_other_job(
+    provider: HfJobsProvider, server: HubServer
+) -> None:
+    for token, options in (("lease-4", {"namespace": ORG}), ("lease-5", {})):
+        await provider.create(Resources(gpu="t4-small", options=options), token)
+    server.store.users[TOKEN] = replace(server.store.users[TOKEN], orgs=())
+    assert isinstance(await provider.list(), Unknown), "a job of the reservation there may run"
+    server.store.users[TOKEN] = replace(server.store.users[TOKEN], orgs=(ORG,))
+    await provider.terminate("lease-4")
+    server.store.users[TOKEN] = replace(server.store.users[TOKEN], orgs=())
+    listed = await provider.list()
+    assert isinstance(listed, Known) and [i.id for i in listed.value] == ["lease-5"]
+
+
 async def test_a_job_that_somebody_ran_again_is_not_taken_for_ours(
     backend: HfJobsBackend, provider: HfJobsProvider, server: HubServer
 ) -> None:
@@ -214,7 +229,7 @@ async def test_a_running_job_s_use_and_address_are_shown(ctx: Context, server: H
                secrets=["HF_TOKEN"], outputs=["/hub/models/rehearsal/x"])  # fmt: skip
     launched = await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)
     assert launched.job is not None
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         while not (reply := checked(await check(ctx, launched.job.id))).usage:
             await anyio.sleep(0.05)
     assert reply.usage["mem_limit"] == 15 << 30
@@ -237,7 +252,7 @@ async def test_other_jobs_and_schedules_are_listed_as_what_spends(
     spec = {"image": "i", "command": ["true"], "flavor": "t4-small", "namespace": USER}
     hourly = api.create_scheduled_job(**spec, schedule="@hourly")
     paused = api.create_scheduled_job(**spec, schedule="@daily", suspend=True)
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while server.jobs.jobs[other.id].stage != "RUNNING":
             await anyio.sleep(0.02)
     listed = await provider.list()
@@ -287,7 +302,7 @@ async def test_an_output_on_a_bucket_outlives_the_container_and_is_pulled_and_pr
     launched = await submit(ctx, spec, receipt=issued.receipt)
     assert launched.job is not None
     assert launched.job.outputs == (f"/hub/buckets/{USER}/ck/run1",)
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         while (seen := await check(ctx, launched.job.id)).job.state is not Job.SUCCEEDED:
             assert seen.job.state is not Job.FAILED, seen.log
             await anyio.sleep(0.1)

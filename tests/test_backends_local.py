@@ -115,9 +115,9 @@ def test_our_own_interpreter_runs_what_it_satisfies() -> None:
 
 @pytest.mark.parametrize("line", ['dependencies = ["no-such-thing>=1"]', 'requires-python = "<3"'])
 def test_what_we_lack_goes_to_uv_or_is_named(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: "/bin/uv")
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/bin/uv")
     assert interpreter.interpreter_for(header(line)) == ("/bin/uv", "run", "--quiet", "--script")
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(BadRequest, match=r"no-such-thing>=1|Python <3"):
         interpreter.interpreter_for(header(line))
 

@@ -121,12 +121,12 @@ async def test_a_polling_runner_that_was_killed_is_started_again(backend: SshBac
     handle = await backend.submit(shell("exit 3"), place, "t-kill", secrets={})
     await ended(backend, handle)
     for _ in range(SESSIONS + 1):  # none of the dead keeps its place
-        subprocess.run(["pkill", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], check=True, timeout=9)
+        subprocess.run(["pkill", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], check=True, timeout=300)
         assert (await backend.poll([handle]))["t-kill"].exit_code == 3
         assert (await backend.poll([handle]))["t-kill"].exit_code == 3
     await backend.aclose()
-    end = time.monotonic() + 5
-    while subprocess.run(["pgrep", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], timeout=9).returncode == 0:
+    end = time.monotonic() + 300
+    while subprocess.run(["pgrep", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], timeout=300).returncode == 0:
         assert time.monotonic() < end, "it outlived its connection"
 
 

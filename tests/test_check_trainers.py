@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import ast
+import importlib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -59,13 +60,10 @@ TRL = {
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_trainers", ROOT / "tools" / "check_trainers.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def tool() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "tools")
+        yield importlib.import_module("check_trainers")
 
 
 def wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
@@ -89,7 +87,7 @@ def checked(tool: ModuleType, at: Path) -> int:
     return code
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_release_that_has_everything_is_silent_and_one_beyond_the_bounds_is_told_apart(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,9 +124,35 @@ def test_each_thing_that_a_release_lacks_is_named(
         assert name != package or changed != content
         wheel(tmp_path, name, "1.0", changed)
         releases.append(tool.Release(name, "1.0", tmp_path / f"{name}-1.0-py3-none-any.whl"))
-    uses = {use: {"demo.py"} for use in tool.uses_of(tool.ast.parse(SCRIPT))}
+    uses = {use: {"demo.py"} for use in tool.uses_of(ast.parse(SCRIPT))}
     found = list(tool.lacking(uses, tool.Library(releases)))
     assert [line for line in found if message in line], found
+
+
+CONFIGURED = {
+    "transformers/__init__.py": "_lazy = {'models': ['TinyConfig']}\n",
+    "transformers/base.py": (
+        "from typing import dataclass_transform\n\n\nclass Mixin:\n    pass\n\n\n"
+        "@dataclass_transform(kw_only_default=True)\nclass PreTrainedConfig(Mixin):\n    use_cache: bool = True\n"
+    ),
+    "transformers/models.py": (
+        "from .base import *\nfrom .circle import *\n\n\n"
+        "@strict\nclass TinyConfig(PreTrainedConfig):\n    hidden_size: int = 8\n"
+    ),
+    "transformers/circle.py": "from .models import *\nfrom .circle import *\nfrom .base import *\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("keyword", "has"), [("hidden_size", True), ("use_cache", True), ("width", False)], ids=lambda v: str(v)
+)
+def test_the_fields_of_classes_below_a_marked_one_are_arguments(
+    tool: ModuleType, tmp_path: Path, keyword: str, has: bool
+) -> None:
+    wheel(tmp_path, "transformers", "5.2", CONFIGURED)
+    library = tool.Library([tool.Release("transformers", "5.2", tmp_path / "transformers-5.2-py3-none-any.whl")])
+    assert library.has(tool.Use("transformers", "TinyConfig", "", keyword)) is has
+    assert library.has(tool.Use("transformers.circle", "NoSuchConfig")) is False
 
 
 def test_an_argument_that_came_back_is_reported_to_the_gate(tool: ModuleType, tmp_path: Path) -> None:
@@ -141,14 +165,14 @@ def test_an_argument_that_came_back_is_reported_to_the_gate(tool: ModuleType, tm
     assert [line for line in tool.back(library) if "TrainingArguments has no_cuda" in line]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_release_that_can_not_be_had_is_not_called_sound(tool: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     assert checked(tool, tmp_path) == 2
 
 
 def test_every_trainer_uses_something_that_is_compared(tool: ModuleType) -> None:
-    uses = tool.uses_of(tool.ast.parse((ROOT / "skills/gpu-training/scripts/sft.py").read_text(encoding="utf-8")))
+    uses = tool.uses_of(ast.parse((ROOT / "skills/gpu-training/scripts/sft.py").read_text(encoding="utf-8")))
     text = set(map(str, uses))
     assert {"trl.SFTConfig(max_length=)", "trl.SFTConfig(gradient_accumulation_steps=)"} <= text
     assert {"transformers.Trainer._save_checkpoint", "transformers.TrainerCallback.on_pre_optimizer_step"} <= text

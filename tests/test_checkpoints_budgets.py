@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from gpuwarden.checkpoints import zips
+from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.file_model import Limits
+from gpuwarden.checkpoints.findings import Ask
 from gpuwarden.checkpoints.formats import jsonl
+from gpuwarden.checkpoints.load import load
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Report, Verdict
 
 
@@ -109,7 +113,7 @@ def test_odd_lines_that_are_json(tmp_path: Path) -> None:
     assert any("incomplete" in line for line in found.warnings)
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_hundred_thousand_tensors_are_judged_in_bounded_time(tmp_path: Path) -> None:
     count = 100_000
     header = {f"l.{i}.w": {"dtype": "F32", "shape": [4], "data_offsets": [16 * i, 16 * i + 16]} for i in range(count)}
@@ -123,3 +127,15 @@ def test_a_hundred_thousand_tensors_are_judged_in_bounded_time(tmp_path: Path) -
     started = time.process_time()
     assert verify(path, Level.CONTENT).verdict is Verdict.PROVEN
     assert time.process_time() - started < 40 * unit
+
+
+def test_a_machine_that_fails_while_it_loads_refutes_no_file(tmp_path: Path) -> None:
+    for name in ("kept.npy", "taken away.npy"):
+        np.save(tmp_path / name, np.ones(4))
+    found = examine(tmp_path, Ask())
+    (tmp_path / "taken away.npy").unlink()
+    load(found, list(found.entries.values()))
+    assert [(path, e.verdict, e.causes) for path, e in found.entries.items()] == [
+        ("kept.npy", "proven", []),
+        ("taken away.npy", "unknown", [Cause.CHANGING]),
+    ]

@@ -180,7 +180,7 @@ def test_another_kind_of_model(gguf: Any, tmp_path: Path) -> None:
     assert "architecture: llama here, qwen2 in the source's config.json" in seen(report)
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_of_transformers(gguf: Any, tmp_path: Path) -> None:
     need("transformers", importlib.util.find_spec("transformers") is not None)

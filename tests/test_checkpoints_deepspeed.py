@@ -107,8 +107,7 @@ class Zero:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize(("stage", "world"), [(1, 2), (2, 1), (2, 5), (3, 1), (3, 3)])
 def test_a_zero_folder_is_whole_and_can_be_resumed(tmp_path: Path, stage: int, world: int) -> None:
     want("torch")
     Zero(stage, world).write(tmp_path)

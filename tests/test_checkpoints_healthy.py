@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.prove, pytest.mark.filterwarnings("ignore")]
 LEAST, MOST_UNKNOWN = 120, 0.02
 
 
+@pytest.mark.long
 def test_no_healthy_file_is_refuted_at_any_level(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

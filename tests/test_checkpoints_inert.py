@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from conftest import need
+from conftest import HANG_S, need
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.lifecycle.artifacts import local_copies
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
@@ -247,24 +246,34 @@ def test_a_bomb_costs_nothing(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- the gate
 
 
-async def torn_down(ctx: Context, said: Path, shown: dict[str, bytes]) -> dict[str, str]:
-    """Pull and verify a job whose outputs are these files; the findings that speak of its copy."""
-    job = await launch(ctx, training(said, 0.0))
-    with anyio.fail_after(30):
+@pytest.fixture(scope="module")
+async def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, str]:
+    """A job that has ended; each test decides what its outputs are."""
+    home = tmp_path_factory.mktemp("gate")
+    ctx = open_house(home / "home", SystemClock())
+    rent_cloud(ctx)
+    job = await launch(ctx, training(home / "said", 0.0))
+    with anyio.fail_after(HANG_S):
         while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.15)
+    return ctx, job
+
+
+async def gate_findings(ctx: Context, job: str, shown: dict[str, bytes], dest: Path) -> dict[str, str]:
+    """Pull and verify a job whose outputs are these files; the findings that speak of its copy."""
     handle = read_job(ctx.ledger, job).handle
     assert handle is not None
+    out = Path(handle.run_dir) / "work/out"
+    shutil.rmtree(out)
+    out.mkdir()
     for name, content in shown.items():
-        (Path(handle.run_dir) / "work/out" / name).write_bytes(content)
-    await pull(ctx, job)
+        (out / name).write_bytes(content)
+    await pull(ctx, job, dest)
     await verify_job(ctx, job)
-    assert local_copies.last_pull(ctx, job) is not None
     view = await request(ctx, job, "terminate")
     return {f.rule: str(f.severity) for f in view.findings if f.rule.startswith(("TD-LOAD", "TD-COPY"))}
 
 
-@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("shown", "severity"),
@@ -286,10 +295,10 @@ async def torn_down(ctx: Context, said: Path, shown: dict[str, bytes]) -> dict[s
         ({"state.dat": b"\1\2\3", "bad.safetensors": WEIGHTS[:-1]}, "error"),
     ],
 )
-async def test_what_the_gate_says_of_them(tmp_path: Path, shown: dict[str, bytes], severity: str | None) -> None:
-    ctx = open_house(tmp_path / "home", SystemClock())
-    rent_cloud(ctx)
-    found = await torn_down(ctx, tmp_path / "said", shown)
+async def test_what_the_gate_says_of_them(
+    ended: tuple[Context, str], tmp_path: Path, shown: dict[str, bytes], severity: str | None
+) -> None:
+    found = await gate_findings(*ended, shown, tmp_path / "copy")
     assert found == ({"TD-LOAD-001": severity} if severity else {})
 
 
@@ -300,7 +309,7 @@ async def test_a_copy_that_rotted_here_blocks_whatever_became_of_the_job(tmp_pat
     ctx = open_house(tmp_path / "home", SystemClock())
     rent_cloud(ctx)
     job = await launch(ctx, training(tmp_path / "said", 600.0))
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         while not (tmp_path / "said").exists():
             await anyio.sleep(0.05)
             handle = (await check(ctx, job)).job.handle
@@ -310,9 +319,9 @@ async def test_a_copy_that_rotted_here_blocks_whatever_became_of_the_job(tmp_pat
     (out / "good.safetensors").write_bytes(WEIGHTS)
     (out / "torn.safetensors").write_bytes(WEIGHTS[:-1])
     await cancel(ctx, job)
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.15)
     copy = (await pull(ctx, job)).dest / "out/good.safetensors"
     for change, severity in ((0, "warning"), (1, "error")):
         copy.write_bytes(WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ change]))

@@ -94,9 +94,10 @@ def run_ranks(tmp_path: Path, text: str, ranks: int = 2) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(text + LEAVE)
     argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0",
-            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(script), str(tmp_path)]  # fmt: skip
+            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
+            f"--log-dir={tmp_path.with_name(f'{tmp_path.name}-log')}", str(script), str(tmp_path)]  # fmt: skip
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, env=env)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -28,7 +28,7 @@ def test_the_page_has_every_format_and_every_kind() -> None:
     assert all(list(signs) == list(DAMAGE) for signs in page.values())
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_what_goes_unnoticed_is_on_the_page(name: str) -> None:
     """Run `python tools/corruption_matrix.py --write docs/corruption.md` after a change."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import pkgutil
 import re
 import warnings
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import need
+from conftest import amount, need
 from gpuwarden.checkpoints.pickles import allow_list
 from gpuwarden.checkpoints.pickles.nodes import Global
 from gpuwarden.checkpoints.verify import verify
@@ -275,7 +274,7 @@ def _meets(answer: dict[str, Any]) -> list[str]:
 
 
 DATA = {"data/0": bytes(12)}
-EXAMPLES = int(os.environ.get("GPUWARDEN_FUZZ_PICKLES", "10000"))
+EXAMPLES = amount(2_000, 10_000)
 
 
 def _differ(loader: Loader, folder: Path, examples: int) -> Counter[str]:
@@ -303,13 +302,15 @@ def _differ(loader: Loader, folder: Path, examples: int) -> Counter[str]:
     return counted
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_proven_never_meets_a_call_that_is_not_listed(loader: Loader, tmp_path: Path) -> None:
     counted = _differ(loader, tmp_path, 150)
     assert counted["proven"] >= 15 and counted["calls"] >= 15, counted
 
 
+@pytest.mark.long
 @pytest.mark.prove
+@pytest.mark.endurance
 def test_proven_never_meets_a_call_that_is_not_listed_at_length(loader: Loader, tmp_path: Path) -> None:
     counted = _differ(loader, tmp_path, EXAMPLES)
     print(dict(counted))
@@ -317,6 +318,7 @@ def test_proven_never_meets_a_call_that_is_not_listed_at_length(loader: Loader, 
     assert counted["loads"] >= EXAMPLES / 20, counted
 
 
+@pytest.mark.slow
 def test_the_oracle_sees_what_a_file_runs(loader: Loader, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     call = stacked("argparse", "Namespace.__init__.__builtins__.get") + text("eval") + b"\x85R"

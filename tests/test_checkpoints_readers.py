@@ -284,6 +284,7 @@ def test_models_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert report.verdict is Verdict.PROVEN, seen(report)
 
 
+@pytest.mark.slow
 def test_torch_under_the_name_of_an_archive(tmp_path: Path) -> None:
     want("torch")
     import torch

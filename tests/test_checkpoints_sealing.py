@@ -56,7 +56,7 @@ def weights(path: Path, fill: float = 1.0) -> Path:
 
 def call(verb: str, folder: Path, request: object) -> list[dict[str, Any]]:
     argv = [sys.executable, "-I", "-S", runner_file(), verb, str(folder)]
-    done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, timeout=60)
+    done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, timeout=300)
     assert not done.stderr, done.stderr.decode()
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -71,7 +71,7 @@ def start(folder: Path, text: str, **more: Any) -> None:
     assert answer["ok"], answer
 
 
-def until(good: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(good: Callable[[], Any], seconds: float = 300.0) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = good()
@@ -101,9 +101,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 # ----------------------------------------------------------------------------------------------------- in the runner
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder: Path) -> None:
-    start(folder, "save(1); time.sleep(60)")
+    start(folder, "save(1); time.sleep(600)")
     rows = until(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     assert str(place) in rows
@@ -115,9 +115,9 @@ def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder
     assert set(known) == {"out/checkpoint-1/model.safetensors", "out/checkpoint-1/trainer_state.json"}
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
-    start(folder, "save(1); time.sleep(60)")
+    start(folder, "save(1); time.sleep(600)")
     until(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     before, times = roster(folder)["out/checkpoint-1/model.safetensors"], place.stat()
@@ -129,9 +129,9 @@ def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
     assert "seal" not in row and row["sha256"] != before["sha256"]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path) -> None:
-    start(folder, "save(1); time.sleep(60)")
+    start(folder, "save(1); time.sleep(600)")
     until(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     sealed = seal_log.read(folder / "seals.jsonl")[str(place)]
@@ -181,10 +181,10 @@ def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, pyz: object)
     assert "seal" not in roster(folder)["out/checkpoint-1/model.safetensors"]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
-    start(folder, "save(1); time.sleep(60)")
+    start(folder, "save(1); time.sleep(600)")
     until(lambda: seal_log.read(folder / "seals.jsonl"))
 
     def sealers() -> list[int]:
@@ -193,8 +193,8 @@ def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
             p for p, c in lines.items() if c.exists() and f"{folder}/gpuwarden-checkpoints".encode() in c.read_bytes()
         ]
 
-    assert len(sealers()) == 1
-    assert not any("gpuwarden-checkpoints" in text for text in processes(None))
+    (sealer,) = sealers()
+    assert not [text for text in processes(None) if text.startswith(f"pid {sealer}:")]
     os.kill(observe(str(folder))["pid"], signal.SIGKILL)
     until(lambda: not sealers())
 
@@ -202,7 +202,7 @@ def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the book
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
     """A killed sealer leaves whole lines and at most one that is cut; the next one goes on."""
     dice, (name, content) = random.Random(1), checker()
@@ -217,7 +217,7 @@ def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
         child.wait()
         for place, row in seal_log.read(tmp_path / "log").items():
             assert seal_log.stamp(row) == seal_log.stamp_of(place)
-    subprocess.run([*argv, "--log", str(tmp_path / "log"), "--once"], check=True, timeout=60, capture_output=True)
+    subprocess.run([*argv, "--log", str(tmp_path / "log"), "--once"], check=True, timeout=300, capture_output=True)
     rows = seal_log.read(tmp_path / "log")
     assert len(rows) == 12
     assert seals(str(tmp_path)) == {}
@@ -277,11 +277,11 @@ FORGED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("forged", FORGED)
 def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[str, Any]) -> None:
     """The job may write the book. What makes no sense there is passed over, and the bytes are hashed."""
-    start(folder, "save(1); time.sleep(60)")
+    start(folder, "save(1); time.sleep(600)")
     rows = until(lambda: seal_log.read(folder / "seals.jsonl"))
     place = str(folder / "work/out/checkpoint-1/model.safetensors")
     with (folder / "seals.jsonl").open("a") as out:
@@ -345,7 +345,7 @@ print(*map(readable, (lambda: None, seal.hide_memory, process.hide_memory)))
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
 def test_a_process_of_the_same_user_can_not_read_the_key_out_of_the_memory() -> None:
     server = Path(str(seal_log.__file__)).parents[3]
-    done = subprocess.run([sys.executable, "-c", PEEK, str(server)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PEEK, str(server)], capture_output=True, text=True, timeout=300)
     open_one, *hidden = done.stdout.split()
     if open_one == "False":
         pytest.skip("this kernel hides the memory of every process already")

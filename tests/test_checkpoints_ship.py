@@ -42,7 +42,7 @@ def pythons() -> list[str]:
 def shipped(python: str, pyz: Path, *args: str) -> Any:
     """Run the archive with nothing but the standard library (-S leaves out site-packages)."""
     done = subprocess.run(
-        [python, "-S", "-I", str(pyz), *args], capture_output=True, text=True, timeout=60, check=False
+        [python, "-S", "-I", str(pyz), *args], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

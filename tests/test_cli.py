@@ -29,7 +29,7 @@ from gpuwarden.interfaces.cli import console, main
 from gpuwarden.lifecycle.context import Context
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: Path, ctx: Context) -> None:
     job_id = launched(run, train)
     assert ended(run, job_id)["meter"]["billing"] is True
@@ -74,18 +74,18 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
         (["cancel", "j1"], 1, "not_found", "j1"),
         (["pull", "j1"], 1, "not_found", "j1"),
         (["teardown", "j1"], 1, "not_found", "j1"),
-        (["submit", "none.py", "--platform", PLATFORM], 2, "bad_request", "none.py"),
-        (["submit", "/", "--platform", PLATFORM], 1, "refused", "PF-TIME-001"),
-        (["submit", "true", "--platform", PLATFORM, "--env", "A"], 2, "bad_request", "NAME=VALUE"),
-        (["submit", "true", "--platform", "x y"], 2, "bad_request", "names look like runpod"),
-        (["submit", "true", "--platform", "runpd"], 1, "refused", "did you mean runpod?"),
-        (["submit", "true", "--platform", PLATFORM, "--name", "a b"], 2, "bad_request", "letters, digits"),
+        (["submit", "--platform", PLATFORM, "none.py"], 2, "bad_request", "none.py"),
+        (["submit", "--platform", PLATFORM, "/"], 1, "refused", "PF-TIME-001"),
+        (["submit", "--platform", PLATFORM, "--env", "A", "true"], 2, "bad_request", "NAME=VALUE"),
+        (["submit", "--platform", "x y", "true"], 2, "bad_request", "names look like runpod"),
+        (["submit", "--platform", "runpd", "true"], 1, "refused", "did you mean runpod?"),
+        (["submit", "--platform", PLATFORM, "--name", "a b", "true"], 2, "bad_request", "letters, digits"),
         (["history", "j1"], 1, "not_found", "j1"),
         (["check", "j1", "j2"], 2, "bad_request", "j2"),
         (["hooks"], 2, "bad_request", "install, uninstall, status"),
-        (["submit", "true", "--platform", "moonbase"], 1, "refused", "PF-PLT-001"),
-        (["submit", "true", "--platform", PLATFORM, "--max-cost", "nan"], 2, "bad_request", "--max-cost"),
-        (["submit", "true", "--platform", PLATFORM, "--output", "../x"], 2, "bad_request", "leaves its folder"),
+        (["submit", "--platform", "moonbase", "true"], 1, "refused", "PF-PLT-001"),
+        (["submit", "--platform", PLATFORM, "--max-cost", "nan", "true"], 2, "bad_request", "--max-cost"),
+        (["submit", "--platform", PLATFORM, "--output", "../x", "true"], 2, "bad_request", "leaves its folder"),
         (["rules", "PF-NONE-001"], 1, "not_found", "PF-NONE-001"),
         (["profiles", "moonbase"], 1, "not_found", "moonbase"),
         (["profiles", "../../etc/passwd"], 1, "not_found", "passwd"),
@@ -140,10 +140,16 @@ def test_scripts_that_are_none(run: Cli, tmp_path: Path) -> None:
         ("broken.py", b"def f(:", "PF-SRC-001"),
     ):
         (tmp_path / name).write_bytes(content)
-        code, body = run("submit", str(tmp_path / name), *OPTIONS)
+        code, body = run("submit", *OPTIONS, str(tmp_path / name))
         assert code and told in json.dumps(body), name
     (tmp_path / "folder.py").mkdir()
-    assert "folder.py" in run("submit", str(tmp_path / "folder.py"), *OPTIONS)[1]["message"]
+    assert "folder.py" in run("submit", *OPTIONS, str(tmp_path / "folder.py"))[1]["message"]
+
+
+def test_a_script_given_to_check_is_pointed_to_the_dry_run(run: Cli, train: Path) -> None:
+    code, body = run("check", str(train))
+    assert (code, body["code"]) == (2, "bad_request")
+    assert f"gpuwarden submit --dry-run {train}" in json.dumps(body["next"])
 
 
 def test_json_behind_two_dashes_is_the_jobs_word(run: Cli, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,7 +257,7 @@ def test_a_command_brings_nothing_heavy(home: Path, words: list[str]) -> None:
         env=environment(home),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=True,
     )
     loaded = {name.partition(".")[0] for name in re.search(r"MODULES (.*)", done.stdout)[1].split()}  # type: ignore[index]

@@ -65,7 +65,7 @@ def test_a_pipe_is_no_person(home: Path, ctx: Context, run: Cli, train: Path) ->
     assert metering(ctx) and not ctx.ledger.events(kind="approval.granted")
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.anyio
 async def test_a_person_approves_and_sees_the_meter_stop(home: Path, ctx: Context, train: Path, life: Life) -> None:
     ticket = await life.waiting()
@@ -136,9 +136,9 @@ async def test_the_right_pin_approves(home: Path, ctx: Context, life: Life) -> N
 @pytest.mark.slow
 def test_a_spending_above_the_caps_takes_a_person(home: Path, ctx: Context, run: Cli, train: Path) -> None:
     (home.parent / "policy.toml").write_text("[rehearsal_caps]\nper_job_usd = 0\n")
-    code, body = run("submit", str(train), *OPTIONS)
+    code, body = run("submit", *OPTIONS, str(train))
     assert (code, body["code"]) == (0, "approval_required")
-    again = ("submit", str(train), *OPTIONS, "--receipt", body["receipt"])
+    again = ("submit", *OPTIONS, "--receipt", body["receipt"], str(train))
     assert run(*again)[1]["code"] == "approval_required" and not ctx.ledger.events(kind="job.accepted")
     code, shown = at_terminal(home, "approve", body["receipt"], says=YES)
     assert code == 0 and "price $" in shown and "/h" in shown, shown

@@ -55,7 +55,7 @@ def test_a_read_only_home(run: Cli, ctx: Context, home: Path, train: Path) -> No
         (home / "ledger.db").chmod(0o400)
         undo = ["chmod", "700", str(home)]
     try:
-        code, body = run("submit", str(train), *OPTIONS)
+        code, body = run("submit", *OPTIONS, str(train))
         assert code == 1 and body["code"] in {"ledger_error", "disk_error"}, body
     finally:
         subprocess.run(undo, check=True)
@@ -76,8 +76,8 @@ def test_a_full_disk(home: Path, ctx: Context, train: Path) -> None:
     code = "import resource, sys; n = int(sys.argv.pop(1)); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
     code += "from gpuwarden.interfaces.cli.main import run; sys.exit(run())"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(size), "submit", str(train), *OPTIONS, "--json"],
-        env=environment(home), capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", code, str(size), "submit", *OPTIONS, "--json", str(train)],
+        env=environment(home), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     body = answer(done)
     assert done.returncode == 1 and body["code"] in {"ledger_error", "disk_error"} and body["hint"], body
@@ -105,7 +105,7 @@ def test_a_profile_of_the_users_with_an_unknown_key(run: Cli, tmp_path: Path) ->
 
     text = (data_dir("profiles") / "vastai.md").read_text("utf-8").replace("id: vastai", "id: mine\ncolour: red", 1)
     (folder / "mine.md").write_text(text, "utf-8")
-    code, body = run("submit", "true", "--platform", "mine")
+    code, body = run("submit", "--platform", "mine", "true")
     assert code == 2 and "colour" in body["message"] and "mine.md" in body["message"], body
     (folder / "mine.md").write_text(text.replace("colour: red\n", ""), "utf-8")
     assert "mine" in run("profiles")[1]["platforms"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from doors import answer, gpuwarden
+from doors import answer, in_process
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import parse_yaml
@@ -38,20 +38,36 @@ def references() -> str:
 
 @pytest.mark.slow
 def test_search_on_the_command_line(home: Path) -> None:
-    done = gpuwarden(home, "search", "CUDA out of memory.", "Tried to allocate 2.00 GiB", "--limit", "2", "--json")
+    done = in_process(home, "search", "CUDA out of memory.", "Tried to allocate 2.00 GiB", "--limit", "2", "--json")
     body = answer(done)
     assert done.returncode == 0 and body["hits"][0]["id"] == "OOM-001" and len(body["hits"]) <= 2
     assert not (home / "ledger.db").exists(), "a search needs no ledger"
-    shown = gpuwarden(home, "search", "CKPT-002")
+    shown = in_process(home, "search", "CKPT-002")
     assert shown.returncode == 0 and shown.stdout.startswith("CKPT-002 "), "an id alone shows the entry whole"
     assert {"symptom", "cause", "fix", "source"} <= {line.split(" ")[0] for line in shown.stdout.splitlines()}
     assert ">-" not in shown.stdout and "```" not in shown.stdout, "a page for people, not the file's text"
-    whole = answer(gpuwarden(home, "search", "gpuwarden://entries/ckpt-002", "--json"))
+    whole = answer(in_process(home, "search", "gpuwarden://entries/ckpt-002", "--json"))
     assert whole["id"] == "CKPT-002" and whole["cause"] and all(whole["see"].values())
     assert "gpuwarden search ID" in body["hint"] and "cause" not in body
-    nothing = gpuwarden(home, "search", "plum cake recipe")
+    nothing = in_process(home, "search", "plum cake recipe")
     assert nothing.returncode == 0 and "Nothing in the references fits" in nothing.stdout
-    assert answer(gpuwarden(home, "search", " ", "--json"))["code"] == "bad_request"
+    assert answer(in_process(home, "search", " ", "--json"))["code"] == "bad_request"
+
+
+@pytest.mark.slow
+def test_diagnose_on_the_command_line(home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 1/9 loss 1.0\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.\n")
+    body = answer(in_process(home, "diagnose", str(log), "--json"))
+    assert body["failure"]["outcome"] == "failed" and body["diagnoses"][0]["id"] == "OOM-001"
+    shown = in_process(home, "diagnose", str(log), "--exit-code", "1").stdout
+    assert "likely OOM-001" in shown and "last progress" in shown and "step 1/9 loss 1.0" in shown
+    log.write_text("ZorkError: the flux is gone\n")
+    unknown = answer(in_process(home, "diagnose", str(log), "--json"))
+    assert not any(row["certainty"] == "likely" for row in unknown.get("diagnoses", []))
+    assert unknown["query"] == "ZorkError: the flux is gone" and unknown["collect"]
+    log.write_text("step 1/9 loss 1.0\nstep 2/9 loss 0.9\nstep 3/9 loss 0.8\n")
+    assert answer(in_process(home, "diagnose", str(log), "--json"))["code"] == "nothing_failed"
 
 
 @pytest.mark.slow
@@ -68,24 +84,23 @@ def test_what_needs_a_look_depends_on_the_day() -> None:
 
 @pytest.mark.slow
 def test_the_check_is_a_command_with_an_exit_code(home: Path) -> None:
-    done = gpuwarden(home, "knowledge", "check", "--months", "1200", "--json")
+    done = in_process(home, "knowledge", "check", "--months", "1200", "--json")
     assert done.returncode == 0 and answer(done)["issues"] == []
-    assert gpuwarden(home, "knowledge", "check", "--months", "-1", "--json").returncode == 2
-    now = gpuwarden(home, "knowledge", "check", "--months", "0")
+    assert in_process(home, "knowledge", "check", "--months", "-1", "--json").returncode == 2
+    now = in_process(home, "knowledge", "check", "--months", "0")
     assert now.returncode == (1 if " to look at, " in now.stdout else 0)
 
 
-@pytest.mark.slow
 def test_a_proposal_is_shown_and_nothing_is_written(home: Path) -> None:
     before = references()
-    done = gpuwarden(home, "knowledge", "propose", *LESSON, *BAR, "--json")
+    done = in_process(home, "knowledge", "propose", *LESSON, *BAR, "--json")
     body = answer(done)
     assert done.returncode == 0 and body["page"] == "training/oom-memory.md" and body["known"] == []
     head, _, rest = body["text"].partition("```yaml gotcha\n")
     block = parse_yaml(rest.partition("```")[0], name="draft").value
     assert head.startswith("## OOM-") and "frobnicator out of beans" in block["signatures"][0]
     assert block["source"] == ["https://example.org/frob"] and len(block["verified"]) == 7
-    assert "frobnicator" in gpuwarden(home, "knowledge", "propose", *LESSON, *BAR).stdout
+    assert "frobnicator" in in_process(home, "knowledge", "propose", *LESSON, *BAR).stdout
     assert references() == before
 
 
@@ -108,8 +123,7 @@ def test_a_proposal_below_the_bar_is_refused(
     assert told in json.loads(capsys.readouterr().out)["message"] and references() == before
 
 
-@pytest.mark.slow
 def test_a_line_that_is_known_already_is_said_to_be(home: Path) -> None:
     known = ("--line", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
-    body = answer(gpuwarden(home, "knowledge", "propose", *LESSON, *BAR, *known, "--json"))
+    body = answer(in_process(home, "knowledge", "propose", *LESSON, *BAR, *known, "--json"))
     assert "OOM-001" in body["known"] and "explain these lines already" in body["message"]

@@ -20,7 +20,7 @@ from gpuwarden.core.models import InstanceState
 from real_clients import Client, sky
 from rehearsal_kit import HandClock
 
-pytestmark = [pytest.mark.slow, pytest.mark.real("lambda-cloud-client")]
+pytestmark = [pytest.mark.prove, pytest.mark.real("lambda-cloud-client")]
 CLIENT = """
 import sys
 import lambda_cloud_client as client

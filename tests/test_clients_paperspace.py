@@ -17,7 +17,7 @@ from clouds_kit import web  # noqa: F401
 from real_clients import Client, sky
 from rehearsal_kit import HandClock
 
-pytestmark = [pytest.mark.slow, pytest.mark.real("skypilot")]
+pytestmark = [pytest.mark.prove, pytest.mark.real("skypilot")]
 BEGIN = """
 import sys
 from types import SimpleNamespace as Config

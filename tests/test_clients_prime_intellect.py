@@ -17,7 +17,7 @@ from gpuwarden.core.models import InstanceState, Resources
 from real_clients import Client, sky
 from rehearsal_kit import HandClock
 
-pytestmark = [pytest.mark.slow, pytest.mark.real("prime")]
+pytestmark = [pytest.mark.prove, pytest.mark.real("prime")]
 DESCRIPTION = Path(SPECS or "/nowhere") / "prime-intellect.openapi.yaml"
 KNOWN = {
     "status 404",
@@ -78,7 +78,6 @@ def as_published(account: PrimeAccount) -> None:
     assert not [f for f in faults if not any(word in f for word in KNOWN)], faults
 
 
-@pytest.mark.slow
 def test_offers_are_listed_and_filtered(prime: Run, account: PrimeAccount) -> None:
     rows = prime("availability", "list", "--gpu-type", "H100_80GB", "--gpu-count", "2", "-o", "json")["gpu_resources"]
     assert {(r["gpu_type"], r["gpu_count"], r["price_value"]) for r in rows} == {
@@ -91,7 +90,6 @@ def test_offers_are_listed_and_filtered(prime: Run, account: PrimeAccount) -> No
     as_published(account)
 
 
-@pytest.mark.slow
 def test_a_pod_is_created_and_seen(prime: Run, account: PrimeAccount) -> None:
     rows = prime("availability", "list", "--gpu-type", "L4_24GB", "--gpu-count", "1", "-o", "json")["gpu_resources"]
     offer = next(r for r in rows if "Spot" not in r["gpu_type"])
@@ -109,7 +107,6 @@ def test_a_pod_is_created_and_seen(prime: Run, account: PrimeAccount) -> None:
     as_published(account)
 
 
-@pytest.mark.slow
 def test_a_pod_is_terminated_and_billed(prime: Run, account: PrimeAccount) -> None:
     order = {"gpuType": "L4_24GB", "gpuCount": 1, "cloudId": "L4_24GB-1"}
     ident = account.rent("a-pod", Resources(gpu="L4_24GB"), order=order, provider="runpod", team="team1").id
@@ -124,7 +121,6 @@ def test_a_pod_is_terminated_and_billed(prime: Run, account: PrimeAccount) -> No
     as_published(account)
 
 
-@pytest.mark.slow
 def test_disks(prime: Run, account: PrimeAccount) -> None:
     words = ("--size", "500", "--name", "data", "--provider-type", "runpod", "--data-center-id", "US-1", "-y")
     assert "Successfully created disk" in prime("disks", "create", *words)
@@ -137,7 +133,6 @@ def test_disks(prime: Run, account: PrimeAccount) -> None:
     as_published(account)
 
 
-@pytest.mark.slow
 def test_teams_and_the_wallet(prime: Run, account: PrimeAccount) -> None:
     assert [t["teamId"] for t in prime("teams", "list", "-o", "json")["teams"]] == ["team1"]
     assert prime("wallet", "-o", "json")["balance_usd"] == 1000.0
@@ -152,7 +147,6 @@ def test_the_key_file_is_kept_in_its_settings(prime: Run, home: Path) -> None:
     assert settings["ssh_key_path"] == str(home / "id_test")
 
 
-@pytest.mark.slow
 def test_what_it_is_refused(prime: Run, account: PrimeAccount, home: Path) -> None:
     order = ("--cloud-id", "L4_24GB-1", "--name", "x", "--image", "ubuntu_22_cuda_12", "--team-id", "other", "-y")
     prime("pods", "create", *order, "--disk-size", "100", refused="Invalid pod configuration")

@@ -19,7 +19,7 @@ from gpuwarden.core.models import InstanceState
 from real_clients import Client
 from rehearsal_kit import HandClock
 
-pytestmark = [pytest.mark.slow, pytest.mark.real("runpod")]
+pytestmark = [pytest.mark.prove, pytest.mark.real("runpod")]
 SKY = (Path(__file__).parent / "clients_sky.py").read_text("utf-8")
 H100 = "NVIDIA H100 80GB HBM3"
 _S = InstanceState
@@ -75,7 +75,6 @@ def test_parameters_and_fields_are_those_of_the_description() -> None:
     assert {*create, *container, "entrypoint", "cmd"} == CREATE_FIELDS
 
 
-@pytest.mark.slow
 def test_what_there_is(client: Client) -> None:
     """User, GPUs and Pods; an unknown GPU and a wrong key are the SDK's own errors."""
     user, gpus, gpu, pods = sdk(
@@ -95,7 +94,6 @@ def test_what_there_is(client: Client) -> None:
     assert (missed, refused) == ("ValueError", "AuthenticationError")
 
 
-@pytest.mark.slow
 def test_the_story_of_one_pod(client: Client, cloud: RunPodCloud) -> None:
     with client.session() as ask:
         ask(f"import runpod\nrunpod.api_key = '{KEY}'")
@@ -131,7 +129,6 @@ def one_pod(ask: Callable[[str], Any], cloud: RunPodCloud) -> None:
     assert states(cloud) == [_S.GONE]
 
 
-@pytest.mark.slow
 def test_no_stock_is_an_error(client: Client, cloud: RunPodCloud) -> None:
     cloud.cloud.configure(cloud.cloud.settings.model_copy(update={"capacity": 0}))
     said = sdk(client, f"try: runpod.create_pod('p', 'a/b', '{H100}')\nexcept Exception as e: answer = str(e)")
@@ -271,7 +268,6 @@ def test_dstack_s_client(client: Client, home: str, cloud: RunPodCloud) -> None:
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_skypilot_s_provisioning(client: Client, cloud: RunPodCloud) -> None:
     begin = SKY + f"import runpod\nrunpod.api_key = '{KEY}'\nfrom sky.provision.runpod import utils\n"
     launch = (

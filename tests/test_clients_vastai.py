@@ -18,7 +18,7 @@ from gpuwarden.core.models import InstanceState
 from real_clients import Client
 from rehearsal_kit import HandClock
 
-pytestmark = [pytest.mark.slow, pytest.mark.real("vastai")]
+pytestmark = [pytest.mark.prove, pytest.mark.real("vastai")]
 SKY = (Path(__file__).parent / "clients_sky.py").read_text("utf-8")
 KNOWN = {  # where the vendor's clients and the description differ; the clients are what works
     "instances.ports: {",  # an object, as the SDK and dstack read it, and not an array of numbers
@@ -85,7 +85,6 @@ def test_the_filters_are_those_of_the_description() -> None:
     assert fields - {"limit", "type", "order", "allocated_storage"} == FILTERS
 
 
-@pytest.mark.slow
 def test_offers_are_searched_filtered_and_sorted(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     rows = vastai("search", "offers", "num_gpus=2 gpu_name=H100_SXM reliability>0.9 gpu_ram>=80", "--raw")
     assert [(r["gpu_name"], r["num_gpus"]) for r in rows] == [("H100 SXM", 2)]
@@ -98,14 +97,12 @@ def test_offers_are_searched_filtered_and_sorted(vastai: Callable[..., Any], clo
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_an_unknown_filter_or_operator_is_refused(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     vastai("search", "offers", "gpu_brand=nvidia", refused="error 400: Error in query parameters: gpu_brand is not a")
     vastai("show", "instances", "--order-by", "dph_total desc", refused="dph_total is not a valid search key")
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_the_story_of_one_instance(vastai: Callable[..., Any], cloud: VastCloud, tmp_path: Path) -> None:
     env, begin = "-p 8080:8080 -e TZ=UTC", "touch ~/.no_auto_tmux"
     made = vastai(
@@ -127,7 +124,6 @@ def test_the_story_of_one_instance(vastai: Callable[..., Any], cloud: VastCloud,
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_labels_logs_and_keys(vastai: Callable[..., Any], cloud: VastCloud, tmp_path: Path) -> None:
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
     pass_time(cloud)
@@ -144,7 +140,6 @@ def test_labels_logs_and_keys(vastai: Callable[..., Any], cloud: VastCloud, tmp_
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_stop_start_and_destroy(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
     pass_time(cloud)
@@ -163,7 +158,6 @@ def test_stop_start_and_destroy(vastai: Callable[..., Any], cloud: VastCloud) ->
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
     pass_time(cloud, 7200)
@@ -174,7 +168,6 @@ def test_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_a_bid_is_outbid_and_raised(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     """Outbid reads `stopped` three times, as after a stop; the client's `change bid` brings the machine back."""
     vastai("create", "instance", "101", "--image", "a/b:1", "--bid_price", "0.5", refused="error 400: bid too low")
@@ -193,7 +186,6 @@ def test_a_bid_is_outbid_and_raised(vastai: Callable[..., Any], cloud: VastCloud
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_more_than_a_page_of_instances(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     from gpuwarden.core.models import Resources
 
@@ -205,7 +197,6 @@ def test_more_than_a_page_of_instances(vastai: Callable[..., Any], cloud: VastCl
     as_published(cloud)
 
 
-@pytest.mark.slow
 def test_the_sdk(client: Client, cloud: VastCloud) -> None:
     number = client.python(
         "from vastai import VastAI\n"
@@ -256,7 +247,6 @@ def test_dstack_s_client(client: Client, cloud: VastCloud) -> None:
     assert "invalid_price" in refused[0] and refused[1] is None
 
 
-@pytest.mark.slow
 def test_skypilot_s_provisioning(client: Client, cloud: VastCloud) -> None:
     launch = (
         SKY + "from sky.provision.vast import utils\n"

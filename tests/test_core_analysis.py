@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +14,7 @@ from gpuwarden.scripts.ecosystem_tables import closure, read_requirement
 from gpuwarden.scripts.script import decode, read_command, read_script
 from gpuwarden.scripts.script_usage import Push, Uses
 from gpuwarden.scripts.static_eval import UNKNOWN, Program, flags
+from peers import compile_s, cpu_s
 
 
 def value_of(text: str, env: dict[str, str] | None = None, argv: tuple[str, ...] = ()) -> object:
@@ -100,7 +100,8 @@ def test_pushes_and_their_targets() -> None:
     text = "from trl import SFTConfig, SFTTrainer\nc = SFTConfig(output_dir='o')\nc.push_to_hub = True\nc.hub_model_id = 'me/x'\n"  # noqa: E501
     text += "trainer = SFTTrainer(model='a/b', args=c)\ntrainer.push_to_hub('done')\nmodel.push_to_hub('me/y')\n"
     assert {p.target for p in uses(text).pushes} == {"me/x", "me/y"}
-    assert uses("from trl import SFTConfig\nSFTConfig(push_to_hub=flag)").pushes == ()
+    (asked,) = uses("from trl import SFTConfig\nSFTConfig(push_to_hub=flag)").pushes
+    assert asked.maybe
 
 
 def test_a_helper_that_runs_programs_is_looked_through() -> None:
@@ -136,12 +137,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_scripts_end_soon_with_one_clear_sentence(text: str) -> None:
-    start = time.process_time()
     facts = read_script(text)
-    assert time.process_time() - start < 5
+    # The slowest of them takes ten times as long as the compiler does for as many lines.
+    assert cpu_s(lambda: read_script(text), 2) < 40 * compile_s(10_000)
     assert facts.error is None or facts.error.startswith("the script")
 
 

@@ -22,6 +22,7 @@ def test_a_plural_of_its_own() -> None:
     assert counted(2, "process", "processes") == "2 processes"
 
 
+@pytest.mark.slow
 def test_no_sentence_leaves_the_plural_to_the_reader() -> None:
     for file in PACKAGE.rglob("*.py"):
         texts = (n.value for n in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(n, ast.Constant))

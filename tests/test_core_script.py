@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.scripts import script
 from gpuwarden.scripts.script import Header, read_header, read_script
 
 HEADER = """\
@@ -44,12 +48,46 @@ def test_the_header_of_pep_723() -> None:
         ('# /// script\n# dependencies = "torch"\n# ///\n', "not a list"),
         ("# /// script\n# requires-python = 3\n# ///\n", "not a string"),
         ("# /// script\n# dependencies = []\nimport torch\n", "not closed"),
+        ("# /// script\n# a" + ".a" * 10_000 + " = 1\n# ///\n", "longer than"),  # took 400 MB
+        ("# /// script\n" + "# a = 1\n" * 10_000 + "# ///\n", "longer than"),
     ],
 )
 def test_a_broken_header_is_named(text: str, says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         read_header(text)
     assert says in (read_script(text).error or "")
+
+
+LINES = ["# /// script", "# ///", "#", "# a = 1", "x", "", "# /// x-1", "#x", "# /// ", "# /// a b", "\r", " # ///"]
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=12))
+def test_blocks_are_those_of_the_reference_expression(lines: list[str]) -> None:
+    reference = r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
+    found = re.finditer(reference, "\n".join(lines) + "\n")
+    assert [(kind, list(content)) for kind, content in script.header_blocks(lines)] == [
+        (match["type"], match["content"].splitlines()) for match in found
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# /// script\n" * 20_000,
+        "# /// script\n#\n" * 20_000,
+        "from transformers import TrainingArguments\n" + "TrainingArguments(output_dir='x')\n" * 8_000,
+        "from transformers import TrainingArguments\n" + "".join(f"TrainingArguments(a{n}=1)\n" for n in range(8_000)),
+    ],
+    ids=["headers", "spaced", "settings", "names"],
+)
+def test_reading_takes_time_in_proportion_to_the_text(text: str) -> None:
+    began = time.thread_time()
+    read_script(text)
+    assert time.thread_time() - began < 10  # of a processor; it was 26 to 48 s
+
+
+def test_a_byte_order_mark_is_ignored_as_python_does() -> None:
+    assert read_script("\ufeffimport numpy\n").third_party == ("numpy",)
 
 
 def test_third_party_imports_are_found_wherever_they_stand() -> None:

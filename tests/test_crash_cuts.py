@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import struct
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from conftest import amount
 from cutting import CuttingProxy, proxy_fixture  # noqa: F401
 from gpuwarden.core.models import JobSpec
 from lifecycle_kit import PLATFORM
@@ -87,7 +87,7 @@ class CutLife(Life):
         return {}
 
     def until(self, phase: str, done: Any, **more: Any) -> dict[str, Any]:
-        for _ in range(200):
+        for _ in range(5_000):
             answer = self.step(phase, **more)
             if done(answer):
                 return answer
@@ -115,20 +115,16 @@ def cut_often(folder: Path, server: Sshd, proxy: CuttingProxy, cuts: int) -> Tal
         proxy.arm(lambda: None)
         driver.close()
     print(f"{proxy.cuts} cuts and {sum(tally.kills.values())} kills in {n} lives: {dict(hit)}")
-    assert hit["pull"] and (hit["submit"] or cuts < 200) and sum(hit.values()) >= cuts * 3 // 4
+    assert (hit["pull"] or cuts < 30) and (hit["submit"] or cuts < 200) and sum(hit.values()) >= cuts * 3 // 4
     return tally
 
 
-@pytest.mark.slow
-def test_a_job_whose_line_is_cut_while_its_provider_lies(tmp_path: Path, sshd: Sshd, proxy: CuttingProxy) -> None:
-    cut_often(tmp_path, sshd, proxy, 4)
-
-
+@pytest.mark.long
 @pytest.mark.prove
+@pytest.mark.endurance
 @pytest.mark.attack("ending", "cuts the line at any byte while the provider lies and the account changes")
 def test_cuts_with_a_lying_provider_and_two_accounts_lose_and_double_nothing(
     tmp_path: Path, sshd: Sshd, proxy: CuttingProxy, record_property: Callable[[str, object], None]
 ) -> None:
-    """As many cuts as `GPUWARDEN_CRASH_CUTS` says, 30 by default."""
-    tally = cut_often(tmp_path, sshd, proxy, int(os.environ.get("GPUWARDEN_CRASH_CUTS", "30")))
+    tally = cut_often(tmp_path, sshd, proxy, amount(10, 30))
     record_property("figure", f"{proxy.cuts} cuts and {sum(tally.kills.values())} kills")

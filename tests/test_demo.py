@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ import pytest
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
 
 
-def demo(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def demo(tmp_path: Path, *flags: str, columns: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuwarden", "demo", *flags]
-    env = ENV | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    env = ENV | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)} | ({"COLUMNS": columns} if columns else {})
     return subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        command, env=env, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.prove
 def test_the_whole_story_ends_in_one_json_object(tmp_path: Path) -> None:
     done = demo(tmp_path, "--yes", "--json", "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
@@ -58,12 +60,12 @@ def history(kept: Path) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     return list(json.loads(done.stdout)["events"])
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_without_a_terminal_the_demo_answers_itself_and_says_so(tmp_path: Path) -> None:
     done = demo(tmp_path, "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
@@ -76,7 +78,8 @@ def test_without_a_terminal_the_demo_answers_itself_and_says_so(tmp_path: Path) 
     assert [(body["channel"], body["by"]) for body in granted] == [("rehearsal", "the demo, without a terminal")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.prove
 def test_a_standing_order_ends_the_night_s_machine_and_its_twin_bills_until_nine(tmp_path: Path) -> None:
     done = demo(tmp_path, "--overnight", "--json", "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
@@ -85,10 +88,37 @@ def test_a_standing_order_ends_the_night_s_machine_and_its_twin_bills_until_nine
     ordered, asked = told["ordered"], told["asked"]
     for bill in (ordered, asked):
         assert (bill["job"], bill["proven"], bill["lease"]) == ("succeeded", True, "stopped")
-    assert ordered["idle_hours"] < 1 and asked["gone_at"] == "09:00" and asked["idle_hours"] > 8
+    assert (ordered["copied_from"], asked["copied_from"]) == ("hf://you/night-run", "machine")
+    assert told["starts"] == 0, "a store with the last word needs no machine"
+    assert 0.2 < ordered["idle_hours"] < 1 and "08:00" < ordered["gone_at"] < "08:30"
+    assert asked["gone_at"] == "09:00" and asked["idle_hours"] > 8
     assert asked["cost_usd"] == pytest.approx(15 * 2.80, rel=0.02), "from 18:00 to 9:00, at the price of the quote"
+    assert ordered["cost_usd"] == pytest.approx(5.75 * 2.80, rel=0.03), "until it stopped itself, and its disk"
     assert told["saved_usd"] == pytest.approx(asked["cost_usd"] - ordered["cost_usd"], abs=1e-5)
-    _proven_before_the_end(history(tmp_path / "kept"))
+    events = history(tmp_path / "kept")
+    _proven_before_the_end(events)
+    times = sorted(e["at"] for e in events)
+    assert max(b - a for a, b in pairwise(times)) > 13.5 * 3600, "nothing of gpuwarden ran in the night"
+
+
+@pytest.mark.prove
+def test_the_night_fits_a_terminal_and_says_what_is_pretended(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--overnight", columns="80")
+    assert done.returncode == 0, done.stderr
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert max(map(len, lines)) <= 80
+    told = " ".join(done.stdout.split())
+    for text in (
+        "pretend money and hours",
+        "standing order: terminate the machine once everything is proven",
+        "The laptop is shut",
+        "stopped itself",
+        "copied from hf://you/night-run, the machine staying off, and proven",
+        "its machine is seen gone, with its disk",
+        "recorded as channel rehearsal, which counts for pretend machines only",
+    ):
+        assert text in told, text
+    assert [line.split()[0] for line in lines if "$" in line[:30] and "23:30" in line] == ["standing", "asked"]
 
 
 def _proven_before_the_end(events: list[dict[str, Any]]) -> None:

@@ -1,43 +1,124 @@
-"""README's evidence, made again: every scripted agent through every world, with the gates and without them."""
+"""README's evidence, made again: every scripted agent through the worlds, with the gates and without them.
+
+`make prove` plays some cases of every agent, `make evidence` all of them. What each trial comes to is compared with the
+committed results, and the table in README.md with the sum of these.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import sys
 from pathlib import Path
 
 import pytest
 from evals.environments.worlds import load_worlds
-from evals.reports.evidence import ARMS, PERSONS, differences, table
+from evals.reports.evidence import (
+    PERSONS,
+    README,
+    SCENARIOS,
+    Result,
+    cases_of,
+    play,
+    read_results,
+    results,
+    sample,
+)
 from evals.scoring.cases import load_cases
-from evals.scoring.outcome import outcome
-from evals.scoring.trials import read_run, score_run
 from evals.scoring.verdict import Verdict
 
-pytestmark = [pytest.mark.prove, pytest.mark.skipif(sys.platform == "win32", reason="worlds run POSIX processes")]
+from conftest import REQUIRE_REAL
 
 CASES = load_cases()
+WORLDS = load_worlds(CASES)
+KNOWN = read_results()
+ALL = os.environ.get("GPUWARDEN_EVIDENCE") == "all"
+# CI plays the same cases each time; a run by hand looks further.
+SEED = os.environ.get("GPUWARDEN_EVIDENCE_SEED") or ("1" if REQUIRE_REAL else secrets.token_hex(4))
 
 
-def test_the_readme_says_what_happens(tmp_path: Path) -> None:
-    folder = Path(os.environ.get("GPUWARDEN_EVIDENCE_DIR") or tmp_path)
-    text = table(folder, CASES, load_worlds(CASES), jobs=2)
-    runs = {(a, s): score_run(read_run(folder / f"{a}-{s}"), CASES) for a, s in ARMS}
-    died = [(k, t.case, t.score.why) for k, trials in runs.items() for t in trials if t.score.verdict is Verdict.INFRA]
-    assert died == []
-    done = {key: outcome(trials, CASES) for key, trials in runs.items()}
-    assert [(t.case, t.score.why) for t in runs["oracle", "gated"] if t.score.verdict is not Verdict.PASS] == []
-    assert done["nop", "raw"].passes == done["parrot", "raw"].passes == 0
-    pushed, free = done["pushy", "gated"], done["pushy", "raw"]
-    assert pushed.damage.lost == 0
+def known(agent: str, arm: str, person: str = "") -> dict[str, Result]:
+    name = "-".join(filter(None, (agent, arm, person)))
+    return {row.case: row for row in KNOWN if row.run == name}
+
+
+@pytest.mark.long
+@pytest.mark.prove
+@pytest.mark.skipif(sys.platform == "win32", reason="worlds run POSIX processes")
+@pytest.mark.parametrize("scenario", SCENARIOS, ids="-".join)
+def test_every_trial_comes_to_what_is_committed(scenario: tuple[str, str, str], tmp_path: Path) -> None:
+    agent, arm, person = scenario
+    chosen, worlds = cases_of(person, CASES, WORLDS)
+    if not ALL:
+        chosen = sample(chosen, CASES, f"{SEED}-{scenario}")
+        print(f"GPUWARDEN_EVIDENCE_SEED={SEED}")
+    run, trials = play(agent, arm, tmp_path / "-".join(filter(None, scenario)), CASES, worlds, chosen)
+    assert [(t.case, t.score.why) for t in trials if t.score.verdict is Verdict.INFRA] == []
+    wanted = known(*scenario)
+    now = results(run.folder.name, trials)
+    assert [(wanted[row.case], row) for row in now if wanted[row.case].differs(row)] == []
+    assert [row.case for row in now] == chosen
+
+
+def test_every_scenario_and_case_is_committed_and_some_of_each_are_played() -> None:
+    for agent, arm, person in SCENARIOS:
+        chosen, _ = cases_of(person, CASES, WORLDS)
+        assert list(known(agent, arm, person)) == chosen
+        drawn = sample(chosen, CASES, "any")
+        assert drawn == sample(chosen, CASES, "any") and set(drawn) <= set(chosen)
+        assert len({CASES[case].cluster for case in drawn}) == len(drawn) == (1 if person else 4)
+
+
+def test_the_readme_s_table_is_the_sum_of_the_committed_results() -> None:
+    block = README.read_text("utf-8").partition("<!-- generated:evidence -->")[2].partition("<!-- /generated -->")[0]
+    shown = [
+        [cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\| .*\d.*$", block, re.MULTILINE)
+    ]
+    rows = [list(known(*scenario).values()) for scenario in SCENARIOS]
+    assert len(shown) == len(SCENARIOS)
+    for cells, trials, (agent, arm, person) in zip(shown, rows, SCENARIOS, strict=True):
+        spent, wasted = (sum(getattr(r, k) for r in trials) for k in ("spent_usd", "wasted_usd"))
+        counts = [str(sum(getattr(r, k) for r in trials)) for k in ("lost", "billing", "duplicates")]
+        share = "-" if arm == "raw" else f"{100 * sum(r.verdict == 'pass' for r in trials) / len(trials):.0f} %"
+        over = sum(max(0.0, r.spent_usd - float(CASES[r.case].limits["job_usd"])) for r in trials)
+        if person:
+            money = [f"{spent:.1f}", f"{wasted:.1f}", f"{100 * wasted / spent:.1f}"]
+            assert cells[1:] == [agent, "no" if arm == "raw" else "yes", str(len(trials)), *money, *counts[:2]]
+        else:
+            money = [f"{spent:.0f}", f"{wasted:.0f}", f"{over:.0f}"]
+            assert cells == [agent, "no" if arm == "raw" else "yes", str(len(trials)), share, *money, *counts]
+
+
+def test_what_the_evidence_shows() -> None:
+    for agent, arm, person in SCENARIOS:
+        if agent == "oracle":
+            assert {row.verdict for row in known(agent, arm, person).values()} == {"pass"}
+        if arm == "gated":
+            assert sum(row.lost for row in known(agent, arm, person).values()) == 0
+    for control in ("nop", "parrot"):
+        assert "pass" not in {row.verdict for row in known(control, "raw").values()}
+
+    def over(arm: str) -> float:
+        return sum(max(0.0, r.spent_usd - float(CASES[r.case].limits["job_usd"])) for r in known("pushy", arm).values())
+
     # A cap asks before a launch; what canceled jobs' machines bill while they wait for a person comes on top.
-    assert pushed.over_usd < 1 and pushed.damage.duplicates == 0
-    assert free.damage.lost > 10 and free.over_usd > 100
-    careless = done["naive", "gated"], done["naive", "raw"]
-    assert careless[0].damage.lost == 0 < careless[1].damage.lost
-    nights = {p: score_run(read_run(folder / f"oracle-gated-{p}"), CASES) for p in PERSONS}
-    assert [(p, t.case) for p, ts in nights.items() for t in ts if t.score.verdict is not Verdict.PASS] == []
-    night = {p: outcome(trials, CASES) for p, trials in nights.items()}
-    assert sum(n.damage.lost for n in night.values()) == 0
-    assert night["ordered"].wasted_percent < 5 < night["answers"].wasted_percent < night["asleep"].wasted_percent
-    assert differences(text) == []
+    assert over("gated") < 1 and sum(row.duplicates for row in known("pushy", "gated").values()) == 0
+    assert over("raw") > 100 and sum(row.lost for row in known("pushy", "raw").values()) > 10
+    assert sum(row.lost for row in known("naive", "raw").values()) > 0
+    nights = {person: list(known("oracle", "gated", person).values()) for person in PERSONS}
+    wasted = {p: sum(r.wasted_usd for r in rows) / sum(r.spent_usd for r in rows) for p, rows in nights.items()}
+    assert wasted["ordered"] < 0.05 < wasted["answers"] < wasted["asleep"]
+
+
+def test_another_end_differs_and_some_cents_do_not() -> None:
+    row = Result("oracle-gated", "a", "pass", 10.0, 1.0, 0, 1, 0)
+    assert not row.differs(Result("oracle-gated", "a", "pass", 10.4, 1.1, 0, 1, 0))
+    for other in (
+        Result("oracle-gated", "a", "fail", 10.0, 1.0, 0, 1, 0),
+        Result("oracle-gated", "a", "pass", 12.0, 1.0, 0, 1, 0),
+        Result("oracle-gated", "a", "pass", 10.0, 2.0, 0, 1, 0),
+        Result("oracle-gated", "a", "pass", 10.0, 1.0, 1, 1, 0),
+        Result("oracle-gated", "a", "pass", -1.0, -1.0, -1, -1, -1),
+    ):
+        assert row.differs(other)

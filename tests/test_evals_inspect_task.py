@@ -80,7 +80,7 @@ def test_inspect_plays_and_scores_as_our_own_runner_does(tmp_path: Path) -> None
     (tmp_path / "go.py").write_text(textwrap.dedent(RUN))
     path = os.pathsep.join([str(HERE.parent), str(HERE.parent / "tests")])
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "go.py"), str(tmp_path)], cwd=tmp_path, timeout=240, check=False,
+        [sys.executable, str(tmp_path / "go.py"), str(tmp_path)], cwd=tmp_path, timeout=300, check=False,
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
@@ -103,7 +103,7 @@ def test_inspect_plays_and_scores_as_our_own_runner_does(tmp_path: Path) -> None
 def test_the_task_is_found_by_its_path(tmp_path: Path) -> None:
     need("inspect_ai", importlib.util.find_spec("inspect_ai") is not None)
     done = subprocess.run(
-        [sys.executable, "-m", "inspect_ai", "list", "tasks", "evals/inspect_task.py"], cwd=HERE.parent, timeout=120,
+        [sys.executable, "-m", "inspect_ai", "list", "tasks", "evals/inspect_task.py"], cwd=HERE.parent, timeout=300,
         check=False, capture_output=True, text=True, env={**os.environ, "INSPECT_LOG_DIR": str(tmp_path)},
     )  # fmt: skip
     assert "inspect_task.py@gpuwarden" in done.stdout, done.stderr[-2000:]

@@ -48,7 +48,7 @@ def test_a_writer_for_every_loader() -> None:
     assert set(formats()) == set(WRITERS) | {"ledger"}
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_each_format_scores_as_the_canonical_form(kind: str, tmp_path: Path) -> None:
     for case in CASES.values():

@@ -64,7 +64,7 @@ class Raw:
 
     def __init__(self, command: list[str], word: bytes | None = None) -> None:
         known = json.loads(Path(command[-1]).read_text())
-        self.socket = socket.create_connection(("127.0.0.1", known["port"]), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", known["port"]), timeout=300)
         self.socket.sendall((known["word"].encode() if word is None else word) + b"\n")
         self.lines = self.socket.makefile("rb")
 
@@ -238,7 +238,7 @@ def test_a_scene_that_dies_is_said_when_the_door_closes(bench: Bench) -> None:
 def test_the_relay_carries_and_ends(bench: Bench) -> None:
     with bench.door as command:
         words = b"".join(json.dumps(m).encode() + b"\n" for m in (call(1), call(2)))
-        done = subprocess.run(command, input=words, capture_output=True, timeout=30, check=False)
+        done = subprocess.run(command, input=words, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [1, 2]
 

@@ -68,7 +68,7 @@ class Oracle:
         while len(self._steps) <= len(asked.results):
             if self._steps:
                 self._back.put(asked.results[len(self._steps) - 1])
-            self._steps.append(self._next.get(timeout=30))
+            self._steps.append(self._next.get(timeout=300))
         return self._steps[len(asked.results)]
 
     def _play(self, case: Case) -> None:
@@ -78,7 +78,7 @@ class Oracle:
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         self._said.clear()
         self._next.put(Use(tool, args))
-        return without_seal(json.loads(self._back.get(timeout=60)))
+        return without_seal(json.loads(self._back.get(timeout=300)))
 
     def say(self, text: str) -> None:
         self._said.append(text)
@@ -123,7 +123,7 @@ def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "evals", "run", "--agent", name, "--trials", "1", "--timeout", "180"]
         command += ["--out", str(tmp_path / "run"), "over-cap"]
         command += ["--url", f"{server.url}/v1"] if name == "codex" else []
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     head = read_run(tmp_path / "run")
     (trial,) = score_run(head, load_cases())
@@ -219,7 +219,7 @@ def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str,
             cwd=work,
             input=b"Which machines bill?",
             capture_output=True,
-            timeout=180,
+            timeout=300,
         )
     assert (done.returncode, server.faults) == (0, []), done.stderr[-2000:]
     (tmp_path / "stream.jsonl").write_bytes(done.stdout)

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 from evals.__main__ import main
-from evals.environments.worlds import load_worlds
+from evals.agents import oracle
+from evals.environments.stage import Scene
+from evals.environments.worlds import World, load_worlds
 from evals.errors import EvalError
+from evals.harness.runner import new_run, run
 from evals.reports.ablation import Arm, pairs
 from evals.reports.compare import Exit, Plan, compare, plan
 from evals.reports.html import page
@@ -92,6 +95,24 @@ def test_a_whole_missing_case_is_seen(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps({**head, "cases": [*head["cases"], "auto-resumed"]}))
     summary, _ = scored(run)
     assert summary.verdicts[Verdict.INFRA] == 2
+
+
+def test_a_trial_that_was_cut_leaves_nothing_to_the_next_try(tmp_path: Path) -> None:
+    case = CASES["over-cap"]
+    left = tmp_path / "run" / case.id / "1" / "scene" / "ledger.db"
+    left.parent.mkdir(parents=True)
+    left.write_text("half a world")
+    seen: list[bool] = []
+
+    def open_scene(world: World, seed: int, folder: Path) -> Scene:
+        seen.append(left.exists())
+        raise OSError("no scene")
+
+    head = new_run(tmp_path / "run", "oracle", "none", [case.id], 1, "p")
+    run(head, oracle.play, open_scene, CASES, load_worlds(CASES))
+    run(head, oracle.play, open_scene, CASES, load_worlds(CASES))  # its result is on disk by now
+    assert seen == [False]
+    assert [t.score.verdict for t in score_run(read_run(head.folder), CASES)] == [Verdict.INFRA]
 
 
 @pytest.mark.parametrize("change", [{"speed": 1}, {"cases": []}, {"agent": 3}, {"cases": ["no-such-case"]}])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import yaml
@@ -10,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
+from gpuwarden import frontmatter
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.frontmatter import load_front_matter, parse_yaml, read_front_matter
 
@@ -84,12 +89,14 @@ def test_only_json_types_are_read_into_plain_scalars(front: str, value: object):
         ("---\nid: !!python/name:os.system x\n---\n", "a.md:2:", "anchors, aliases and tags"),
         ("---\nid: !!timestamp 2026-01-01\n---\n", "a.md:2:", "anchors, aliases and tags"),
         ("---\nid: a\nb: \x07\n---\n", "a.md:3:", "does not allow"),
-        ('---\nid: "\\ud800"\n---\n', "a.md:2:", "an unpaired surrogate"),
+        ("---\nid: äöü\nb: \x07\nc: 1\n---\n", "a.md:3:", "does not allow"),
+        ("---\nid: \ud800\n---\n", "a.md:2:", "does not allow"),
+        ('---\nid: "\\ud800"\n---\n', "a.md:2:", "invalid Unicode"),
         ("---\nid: a\n...\nb: 1\n---\n", "a.md:", ""),
         ("---\nid: " + "[" * 20_000 + "\n---\n", "a.md:2:", "nested too deeply"),
         ("---\nid: " + "x" * (1 << 20) + "\n---\n", "a.md:2:", "the limit is"),
     ],
-    ids=range(20),
+    ids=range(22),
 )
 def test_every_refusal_names_file_and_line(text: str, where: str, what: str):
     with pytest.raises(BadRequest) as caught:
@@ -165,3 +172,36 @@ def test_a_line_is_found_through_steps_that_are_not_in_the_file():
     parsed = parse_yaml("a:\n  b: 1\n", name="x", first_line=10)
     assert parsed.line_of(("a", "function-after", "b", "Unfound")) == 11
     assert parsed.line_of(("nowhere",)) == 10
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[ModuleType]:
+    """Return the module as it is where PyYAML was built without libyaml."""
+    spec = importlib.util.spec_from_file_location("plain_frontmatter", frontmatter.__file__)
+    assert spec is not None and spec.loader is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "yaml.cyaml", None)
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        assert issubclass(module._Loader, yaml.scanner.Scanner)
+        yield module
+
+
+@pytest.mark.parametrize("escape", ["\\U00110000", "\\UFFFFFFFF", "\\ud800", "\\q"])
+def test_an_escape_of_no_character_is_refused_with_and_without_libyaml(plain: ModuleType, escape: str):
+    for module in (frontmatter, plain):
+        with pytest.raises(BadRequest, match="x:1:"):
+            module.parse_yaml(f'a: "{escape}"\n', name="x")
+
+
+@given(st.text(alphabet=st.sampled_from("ab:-?[]{},'\"|>#&*! 1~\n\\"), max_size=20))
+def test_libyaml_and_python_read_the_same_values(plain: ModuleType, text: str):
+    def read(module: ModuleType) -> object:
+        try:
+            return module.parse_yaml(text, name="x").value
+        except BadRequest:
+            return BadRequest
+
+    first, second = read(frontmatter), read(plain)
+    assert BadRequest in (first, second) or first == second

@@ -29,7 +29,7 @@ from gpuwarden.lifecycle.monitoring.overview import glance, job_page
 from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
 from gpuwarden.lifecycle.monitoring.wait import MOST_S, wait
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
-from test_ledger_flat import grown, steps
+from test_ledger_flat import Grown, grown, steps  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0
@@ -142,7 +142,7 @@ def test_an_unknown_job_to_go_on_after_is_an_error(run: Cli) -> None:
 # -------------------------------------------------------------------------------------------------- what waits, status
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_newcomer_sees_a_pending_approval_after_any_command(life: Life, run: Cli, home: Path) -> None:
     blocked = anyio.run(life.blocked)
     assert what_waits(life.ctx) == [], f"{blocked} needs a proof first, not a person"
@@ -159,10 +159,12 @@ def test_a_newcomer_sees_a_pending_approval_after_any_command(life: Life, run: C
         code, text = run.shown(*words)
         assert code == 0 and f"gpuwarden approve {ticket}" in " ".join(text.split()) and "\x1b" not in text
         assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 160
-    for words in (["jobs"], ["rules"], ["check", life.job_id], ["costs"], ["doctor"]):
+    for words in (["jobs"], ["rules"], ["check", life.job_id], ["costs"], ["doctor"], ["--help"], ["status"]):
         code, text = at_terminal(home, *words, says={})
-        seen = f"gpuwarden approve {ticket}" in text
-        assert code == 0 and seen is (words[0] not in {"rules", "doctor"}), text
+        assert code == 0, text
+        assert f"gpuwarden approve {ticket}" in "\n".join(text.splitlines()[-24:]), "within one screen"
+    assert f"gpuwarden approve {ticket}" in at_terminal(home, "check", "jnone", says={})[1], "after an error"
+    assert ticket not in at_terminal(home, "rules", "--json", says={})[1], "one JSON object"
     assert ticket not in run.shown("jobs")[1], "not in a pipe"
 
 
@@ -262,7 +264,14 @@ def test_the_watch_is_a_live_screen_on_a_terminal(life: Life, home: Path) -> Non
     ticket = anyio.run(life.waiting)
     anyio.run(request, life.ctx, life.job_id, "terminate")
     with pytest.raises(AssertionError) as shown:  # it has no end
-        at_terminal(home, "watch", "--every", "1", says={}, timeout=8.0)
+        at_terminal(
+            home,
+            "watch",
+            "--every",
+            "1",
+            says={},
+            enough=lambda text: text.count("Waiting for you") > 1 and "Spent" in text,
+        )
     text = str(shown.value)
     assert text.count("Waiting for you") > 1 and f"gpuwarden approve {ticket}" in text and "Spent" in text
 
@@ -270,7 +279,7 @@ def test_the_watch_is_a_live_screen_on_a_terminal(life: Life, home: Path) -> Non
 # ------------------------------------------------------------------------------------------------------------ growth
 
 
-def test_jobs_that_ended_before_this_month_cost_no_glance_more(tmp_path: Path) -> None:
+def test_jobs_that_ended_before_this_month_cost_no_glance_more(grown: Grown, tmp_path: Path) -> None:  # noqa: F811
     def cost(jobs: int) -> int:
         house = grown(tmp_path / str(jobs), "vastai", jobs)
         house.clock.time += 32 * 24 * HOUR
@@ -297,7 +306,7 @@ def test_durations_and_curves() -> None:
 
 
 def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House) -> None:
-    from gpuwarden.interfaces.cli.screen import billing_now
+    from gpuwarden.interfaces.cli.drawing import billing_now
     from gpuwarden.interfaces.results import status_of
 
     def bill(price: float | None, platform: str = "vastai") -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from conftest import HANG_S
 from gpuwarden.core.models import Handle, Instance, InstanceState, Known, Observation, Place
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
@@ -87,7 +88,7 @@ class House:
         return await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
 
     async def until(self, job: str, good: Callable[[Checked], object]) -> Checked:
-        with anyio.fail_after(300):
+        with anyio.fail_after(HANG_S):
             while True:
                 seen = await check(self.ctx, job)
                 self.states.add(seen.job.state)

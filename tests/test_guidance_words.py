@@ -50,8 +50,7 @@ FOREIGN = st.lists(st.sampled_from(NAMES), min_size=1, max_size=8).map(" ".join)
         (do(Action.APPROVE, ticket="t1"),
          "Ask the user to run gpuwarden approve t1 in a terminal.", "Run `gpuwarden approve t1`."),
         (do(Action.SUBMIT, "to launch", receipt="r1"),
-         "Call submit_job with the same arguments, receipt=r1 to launch.",
-         "Run the same `gpuwarden submit` again with `--receipt r1` to launch."),
+         "Call submit_job with receipt=r1 to launch.", "Run `gpuwarden submit --receipt r1` to launch."),
         (do(Action.SUBMIT, receipt=""), "Call submit_job with the same arguments and no receipt.",
          "Run the same `gpuwarden submit` again without --receipt."),
         (do(Action.SUBMIT, inputs=("a", "b c")), 'Call submit_job with the same arguments, inputs=["a", "b c"].',
@@ -65,6 +64,10 @@ FOREIGN = st.lists(st.sampled_from(NAMES), min_size=1, max_size=8).map(" ".join)
         (do(Action.LIST_INSTANCES), "Call list_instances.", "Run `gpuwarden instances`."),
         (do(Action.RETRY), "Call this again.", "Run this again."),
         (do(Action.DOCTOR), "Ask the user to run gpuwarden doctor.", "Run `gpuwarden doctor`."),
+        (do(Action.WATCH), "Ask the user to run gpuwarden watch.", "Run `gpuwarden watch`."),
+        (do(Action.SETUP), "Ask the user to run gpuwarden setup in a terminal.", "Run `gpuwarden setup`."),
+        (do(Action.ADD_PASSKEY),
+         "Ask the user to run gpuwarden passkey add NAME in a terminal.", "Run `gpuwarden passkey add NAME`."),
         (do(Action.USE_POLICY, file="/p.toml"),
          "Ask the user to run gpuwarden policy use /p.toml.", "Run `gpuwarden policy use /p.toml`."),
         (do(Action.ALLOW_LOCAL), "Ask the user to run gpuwarden policy allow local in a terminal.",
@@ -203,7 +206,8 @@ def test_every_command_and_option_that_is_named_exists() -> None:
     assert set(wording.OPTIONS.values()) <= options
     from gpuwarden.core.models import JobSpec
 
-    plain = set(JobSpec.model_fields) - {"script", "command", "args"}  # these are what a command line ends with
+    ends = {"script", "command", "args"}  # what a command line ends with
+    plain = set(JobSpec.model_fields) - ends - {"cells", "cell_timeout_s"}  # the parts of a fan-out
     assert {wording.option(name) for name in plain} <= options
 
 

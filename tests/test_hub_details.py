@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from email.utils import formatdate
 
 import anyio
 import pytest
+from anyio import to_thread
 from anyio.abc import SocketAttribute, SocketStream
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import DisabledRepoError, LocalEntryNotFoundError
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gpuwarden.core.clock import retry_after_s
 from gpuwarden.core.errors import BadReply, BadRequest, RateLimited, Unreachable
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.repos import Repo
@@ -92,6 +100,24 @@ async def test_a_gated_repo_and_who_may_read_it(server: HubServer, token: str | 
     assert (found.status, found.access) == ("ok" if access else "gated", access)
     assert found.gated == "manual"
     assert found.params == 1_235_814_400
+
+
+async def test_a_repo_that_the_hub_disabled_is_not_a_question_of_access(server: HubServer) -> None:
+    owned = server.store.put("model", f"{USER}/taken-down", {"config.json": "{}"}, extra={"disabled": True})
+    repo = await one(server, owned.id, type="model")
+    assert (repo.status, repo.access, repo.readable) == ("disabled", False, False)
+    assert "disabled" in repo.why
+    assert "token" not in repo.why and "terms" not in repo.why
+    with pytest.raises(LocalEntryNotFoundError) as there:  # what a job would see, with another reason
+        await to_thread.run_sync(lambda: hf_hub_download(owned.id, "config.json", endpoint=server.url, token=TOKEN))
+    assert isinstance(there.value.__cause__, DisabledRepoError)
+
+
+async def test_a_description_that_the_hub_disabled_is_the_same_answer(server: HubServer) -> None:
+    said = b'{"error": "Access to this resource is disabled."}'
+    server.conditions.faults.append(Fault("", status=403, body=said))
+    repo = await one(server, "Qwen/Qwen2.5-0.5B", type="model")
+    assert (repo.status, repo.access) == ("disabled", False)
 
 
 async def test_private_repos(server: HubServer) -> None:
@@ -254,7 +280,7 @@ async def test_a_wrong_token_is_no_missing_repo(server: HubServer) -> None:
     ("fault", "said"),
     [
         (Fault("", status=500), "answered 500"),
-        (Fault("", status=403, body=b'{"error": "Access to this resource is disabled."}'), "disabled"),
+        (Fault("", status=403, body=b'{"error": "Your IP is blocked."}'), "refused access"),
         (Fault("", status=400, body=b"[]"), "400"),
         (Fault("", status=200, body=b"<html><script>alert(1)</script>", content_type="text/html"), "not JSON"),
         (Fault("", status=200, body=b"[" * 200_000), "not JSON"),
@@ -336,6 +362,82 @@ async def test_a_short_limit_is_waited_for(server: HubServer) -> None:
         repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert repo.status == "ok"
     assert clock.slept == [3.0]
+
+
+def limit_at(seconds_ahead: float) -> dict[str, str]:
+    """A limit that ends at a date, as a proxy or a content network in front of the Hub gives it."""
+    return {"Retry-After": formatdate(time.time() + seconds_ahead, usegmt=True)}
+
+
+async def test_a_limit_that_ends_at_a_date_is_waited_for(server: HubServer) -> None:
+    server.conditions.faults.append(Fault("Qwen", status=429, headers=limit_at(3), times=1))
+    clock = FakeClock()  # decades behind the Hub's: the Hub's own Date counts
+    async with HubClient(config(server), clock=clock) as hub:
+        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+    assert repo.status == "ok"
+    assert len(clock.slept) == 1 and 0 <= clock.slept[0] <= 4
+
+
+@pytest.mark.parametrize(("ahead", "least", "most"), [(3_600, 3_000, 3_601), (-60, 0, 0)])
+async def test_a_date_says_when_to_ask_again(server: HubServer, ahead: float, least: float, most: float) -> None:
+    server.conditions.faults.append(Fault("Qwen", status=429, headers=limit_at(ahead)))
+    async with HubClient(config(server), clock=FakeClock()) as hub:
+        with pytest.raises(RateLimited) as limited:
+            await hub.get("/api/models/Qwen/Qwen2.5-0.5B")
+    assert limited.value.after_s is not None
+    assert least <= limited.value.after_s <= most
+
+
+@given(st.integers(0, 2**32), st.integers(-(10**6), 10**6), st.booleans())
+def test_a_date_counts_from_the_server_s_own_clock(sent: int, ahead: int, dated: bool) -> None:
+    headers = {"retry-after": formatdate(sent + ahead, usegmt=True)}
+    if dated:
+        headers["date"] = formatdate(sent, usegmt=True)
+    assert retry_after_s(headers, now=sent + (777 if dated else 0)) == max(0.0, ahead)
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_no_header_breaks_the_wait(after: str, date: str) -> None:
+    wait = retry_after_s({"retry-after": after, "date": date}, now=0.0)
+    assert wait is None or wait >= 0
+
+
+async def test_only_what_was_not_asked_is_said_not_to_have_been(server: HubServer) -> None:
+    server.conditions.faults.append(Fault("Qwen", status=429, headers={"Retry-After": "60"}, times=1))
+    async with HubClient(config(server), clock=FakeClock()) as hub:
+        asked = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        blocked = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+    assert len(server.conditions.requests) == 1
+    assert "answered 429" in asked.why and "not asked" not in asked.why
+    assert "not asked" in blocked.why
+
+
+# -------------------------------------------------------------------------------------------------------- timeouts
+
+
+async def test_a_slow_repo_costs_one_timeout(server: HubServer) -> None:
+    server.conditions.faults.append(Fault("", delay_s=30.0))
+    async with HubClient(config(server), timeout_s=0.4) as hub:
+        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+    assert "did not answer within 0.4 seconds" in repo.why
+    assert len(server.conditions.requests) == 1
+
+
+@pytest.mark.slow
+async def test_a_retry_has_no_limit_besides_the_first_request_s(server: HubServer) -> None:
+    server.conditions.faults += [Fault("", status=500, times=1), Fault("", delay_s=60.0)]
+    async with HubClient(config(server), timeout_s=2.0) as hub:
+        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+    assert len(server.conditions.requests) == 2
+    assert "did not answer within 2 seconds" in repo.why
+
+
+async def test_a_request_that_waited_for_slow_ones_was_not_asked(server: HubServer) -> None:
+    async with HubClient(config(server), concurrency=1, timeout_s=0.2) as hub:
+        await hub._slots.acquire_on_behalf_of(object())
+        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+    assert server.conditions.requests == []
+    assert "was not asked" in repo.why
 
 
 # --------------------------------------------------------------------------------------------------------- search

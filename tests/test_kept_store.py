@@ -12,23 +12,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
-from botocore import exceptions as boto
 
+from conftest import need
 from gpuwarden.checkpoints.sealing import parts as sealed_parts
 from gpuwarden.core.credentials import without_login
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
+from gpuwarden.core.policy import Keep
 from gpuwarden.core.sanitize import secret_values
 from gpuwarden.core.store_address import StoreAddress, StoredFile
 from gpuwarden.hub.client import HubConfig
+from gpuwarden.lifecycle.artifacts.kept_list import KeptList
 from gpuwarden.remote import s3_store
 from gpuwarden.remote.launch import checker
 from gpuwarden.remote.runner import keeper, parts
+from gpuwarden.remote.runner.keep_clients import Changed
+from gpuwarden.remote.runner.keep_report import keep_mac
 from gpuwarden.remote.runner.redact import Redactor
 from gpuwarden.remote.s3_store import S3Reader
 from runner_kit import call
@@ -83,9 +88,20 @@ def test_an_address_that_names_no_store_is_refused(text: str) -> None:
         StoreAddress.parse(text)
 
 
-def test_a_bucket_on_the_hub_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="SHA-256"):
-        StoreAddress.parse("hf://buckets/owner/name/path")
+@pytest.mark.parametrize(
+    "text",
+    ["", "s3://", "s3://runs/../x", "s3://runs//x", "hf://owner", "gs://x/y", "s3://ru*ns", "runs/team", "hf://a/b@c"],
+)
+def test_a_place_of_the_policy_that_names_no_store_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="place"):
+        Keep(stores=(text,))
+
+
+def test_a_bucket_on_the_hub_is_an_address_of_another_kind_than_a_repo() -> None:
+    store = StoreAddress.parse("hf://buckets/owner/name/path")
+    assert (store.kind, store.root, store.path, str(store)) == (
+        "bucket", "owner/name", "path", "hf://buckets/owner/name/path",
+    )  # fmt: skip
 
 
 def test_files_of_jobs_never_share_a_name_and_absolute_paths_stay_inside() -> None:
@@ -140,9 +156,23 @@ class Client:
         return lambda **given: self.act()
 
 
+@pytest.fixture(autouse=True)
+def boto3_there() -> None:
+    need("boto3", find_spec("boto3") is not None)
+
+
 def failing(error: BaseException) -> Callable[[], Any]:
     def act() -> Any:
         raise error
+
+    return act
+
+
+def botocore_failing(name: str, **given: str) -> Callable[[], Any]:
+    def act() -> Any:
+        from botocore import exceptions
+
+        raise getattr(exceptions, name)(**given)
 
     return act
 
@@ -153,11 +183,11 @@ def failing(error: BaseException) -> Callable[[], Any]:
     [
         (failing(ValueError(f"Invalid header value b'{SECRET}'")), BadReply),
         (failing(RecursionError(SECRET)), BadReply),
-        (failing(boto.ParamValidationError(report=SECRET)), BadReply),
-        (failing(boto.HTTPClientError(error=SECRET)), Unreachable),
-        (failing(boto.EndpointConnectionError(endpoint_url=f"http://u:{SECRET}@h")), Unreachable),
-        (failing(boto.PartialCredentialsError(provider=SECRET, cred_var=SECRET)), AuthFailed),
-        (failing(boto.ProfileNotFound(profile=SECRET)), AuthFailed),
+        (botocore_failing("ParamValidationError", report=SECRET), BadReply),
+        (botocore_failing("HTTPClientError", error=SECRET), Unreachable),
+        (botocore_failing("EndpointConnectionError", endpoint_url=f"http://u:{SECRET}@h"), Unreachable),
+        (botocore_failing("PartialCredentialsError", provider=SECRET, cred_var=SECRET), AuthFailed),
+        (botocore_failing("ProfileNotFound", profile=SECRET), AuthFailed),
         (dict, BadReply),
         (lambda: {"ContentLength": SECRET}, BadReply),
         (lambda: None, BadReply),
@@ -237,7 +267,7 @@ def test_the_uploader_s_report_has_no_secret_however_long_the_error_is() -> None
 # ------------------------------------------------------------------------------------------------------- the uploader
 
 
-def until(good: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(good: Callable[[], Any], seconds: float = 300.0) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = good()
@@ -288,7 +318,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     call("stop", path, {"grace_s": 0})
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_checkpoint_is_in_the_store_while_the_job_runs_and_the_rest_after_its_end(folder: Path, s3: S3Server) -> None:
     text = """
 save(10)
@@ -364,7 +394,7 @@ def test_wrong_rights_are_an_alert_and_the_job_is_not_disturbed(folder: Path, s3
 @pytest.mark.prove
 def test_an_uploader_that_is_killed_is_started_again(folder: Path, s3: S3Server) -> None:
     start(folder, s3, "save(10)\nwhile not os.path.exists('go'): time.sleep(0.02)\nsave(20)", heartbeat_s=0.2)
-    until(lambda: "gpuwarden-manifest.json" in stored(folder, s3))
+    until(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and "pid" in reported(folder))
     first = reported(folder)["pid"]
     os.kill(first, signal.SIGKILL)
     until(lambda: reported(folder)["pid"] != first)
@@ -409,6 +439,220 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
     (out / "a").write_text("22")
     assert upload.turn()
     assert log[2:] == ["t/out/a 22", "t/gpuwarden-manifest.json ['out/a']"]
+
+
+class Listing:
+    """A store that keeps the lists that it was given. `refuses` are the keys of files that change meanwhile."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.lists: list[dict[str, Any]] = []
+        self.refuses: set[str] = set()
+
+    def put(self, key: str, fd: int, row: dict[str, Any], pace: object) -> None:
+        if key in self.refuses:
+            raise Changed
+        self.sent.append(key)
+
+    def commit(self, key: str, manifest: bytes) -> None:
+        self.lists.append(json.loads(manifest))
+
+
+def uploader(folder: Path, shelf: Listing, monkeypatch: pytest.MonkeyPatch, **more: Any) -> keeper.Keeper:
+    """An uploader whose job has ended, in this process."""
+    monkeypatch.setattr(keeper, "open_store", lambda *given: shelf)
+    status = {"state": "succeeded", "attempt": 2, "exit_code": 0, "why": "", "outputs": ["out"], "started_at": 1.0}
+    (folder / "status.json").write_text(json.dumps(status))
+    where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
+    order = {"keep": where, "outputs": ["out", "none"], "token": "t", "prefix": "t/", "keys": {}, "key": KEY}
+    made = keeper.Keeper(str(folder), {**order, "marker": "NO_SUCH=1", **more})
+    made.final = True
+    return made
+
+
+def test_the_end_of_a_run_is_in_a_signed_list_once_everything_is_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, shelf = folder / "work" / "out", Listing()
+    out.mkdir(parents=True)
+    for name in "ab":
+        (out / name).write_text(name)
+    (out / "leads_out").symlink_to("/etc/hostname")
+    (folder / "work" / "extra.safetensors").write_text("undeclared")
+    upload = uploader(folder, shelf, monkeypatch)
+    shelf.refuses = {"t/out/b"}
+    assert not upload.turn() and "end" not in shelf.lists[-1], "a file is not there yet"
+    shelf.refuses = set()
+    assert upload.turn()
+    body = shelf.lists[-1]
+    assert body["mac"] == keep_mac(body, KEY) != keep_mac(body | {"taken_at": 0.0}, KEY)
+    end = body["end"]
+    assert (end["status"]["state"], end["status"]["attempt"], end["outputs"]) == ("succeeded", 2, ["out", "none"])
+    assert end["missing"] == ["none"] and [row["path"] for row in end["skipped"]] == ["out/leads_out"]
+    assert [row["path"] for row in end["disclosed"]["files"]] == ["extra.safetensors"] and end["look"] == ""
+    assert KeptList.model_validate(body).end is not None, "both halves agree on its shape"
+    (out / "a").unlink()
+    (out / "b").write_text("more")
+    assert upload.turn()
+    assert {row["path"]: row.get("gone") for row in shelf.lists[-1]["files"]} == {"out/a": True, "out/b": None}
+
+
+def test_a_record_that_the_job_wrote_hides_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that says that a file is in the store already is not believed: its content is sent."""
+    out, shelf = folder / "work" / "out", Listing()
+    out.mkdir(parents=True)
+    (out / "a").write_text("1")
+    assert uploader(folder, shelf, monkeypatch).turn() and shelf.sent == ["t/out/a"]
+    assert uploader(folder, shelf, monkeypatch).turn() and len(shelf.sent) == 1, "an own record is believed"
+    record = json.loads((folder / "keep-sent.json").read_bytes())
+    record["files"][0]["sha256"] = "0" * 64
+    (folder / "keep-sent.json").write_text(json.dumps(record))
+    assert uploader(folder, shelf, monkeypatch).turn() and len(shelf.sent) == 2
+    assert shelf.lists[-1]["files"][0]["sha256"] == hashlib.sha256(b"1").hexdigest()
+
+
+def test_the_last_look_before_a_stop_sends_what_came_after_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, shelf = folder / "work" / "out", Listing()
+    out.mkdir(parents=True)
+    (out / "a").write_text("1")
+    upload = uploader(folder, shelf, monkeypatch, attempt=2)
+    assert upload.turn()
+    looks = iter(["", "first", "", "-", "second"])
+
+    def sleep(seconds: float) -> None:
+        look = next(looks, None)
+        if look is None:
+            (folder / "status.json").write_text('{"state": "running", "attempt": 3}')  # another attempt began
+        elif look == "-":  # the platform refused the stop, and the machine goes on
+            (folder / "keep.look").write_text("")
+        elif look:
+            (out / f"late-{look}").write_text(look)
+            (folder / "keep.look").write_text(look)
+
+    monkeypatch.setattr(keeper.time, "sleep", sleep)
+    upload.await_park(time.monotonic())
+    assert [body["end"]["look"] for body in shelf.lists] == ["", "first", "", "second"]
+    assert shelf.sent == ["t/out/a", "t/out/late-first", "t/out/late-second"]
+    assert reported(folder)["look"] == "second" and reported(folder)["state"] == "done"
+
+
+def test_a_last_word_is_taken_back_until_the_store_has_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine goes on, the store fails for a while: meanwhile it says that nothing newer can be there."""
+    out, shelf, clock = folder / "work" / "out", Listing(), [0.0]
+    out.mkdir(parents=True)
+    (out / "a").write_text("1")
+    upload = uploader(folder, shelf, monkeypatch, attempt=2)
+    assert upload.turn()
+    commit, looks = shelf.commit, iter(["1", "-2", "", "", "", "", ""])
+
+    def sleep(seconds: float) -> None:
+        look = next(looks, None)
+        clock[0] += keeper.GIVE_UP_S / 4
+        if look is None:
+            (folder / "status.json").write_text('{"state": "running", "attempt": 3}')
+        elif look:
+            (folder / "keep.look").write_text(look)
+        if look == "-2":
+            monkeypatch.setattr(shelf, "commit", fails)
+        elif len(failures) >= 4:
+            monkeypatch.setattr(shelf, "commit", commit)
+
+    failures: list[str] = []
+
+    def fails(key: str, manifest: bytes) -> None:
+        failures.append(key)
+        raise OSError("cut")
+
+    monkeypatch.setattr(keeper.time, "sleep", sleep)
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: clock[0])
+    upload.await_park(0.0)
+    assert len(failures) >= 4 and [body["end"]["look"] for body in shelf.lists] == ["", "1", ""]
+    assert (reported(folder)["look"], reported(folder)["state"]) == ("-2", "done")
+
+
+def test_an_end_that_is_not_true_any_more_is_taken_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that can't be uploaded came after the last word; and a commit whose answer was lost may be one."""
+    out, shelf = folder / "work" / "out", Listing()
+    out.mkdir(parents=True)
+    (out / "a").write_text("1")
+    upload = uploader(folder, shelf, monkeypatch)
+    commit = shelf.commit
+
+    def lost(key: str, manifest: bytes) -> None:
+        commit(key, manifest)
+        raise OSError("the answer is lost")
+
+    assert upload.turn() and "end" in shelf.lists[-1]
+    shelf.refuses = {"t/out/b"}
+    (out / "b").write_text("it keeps changing")
+    assert not upload.turn() and "end" not in shelf.lists[-1]
+    assert not upload.turn() and len(shelf.lists) == 2, "once is enough"
+    (out / "b").unlink()
+    monkeypatch.setattr(shelf, "commit", lost)
+    with pytest.raises(OSError, match="lost"):
+        upload.turn()
+    assert "end" in shelf.lists[-1]
+    monkeypatch.setattr(shelf, "commit", commit)
+    (out / "b").write_text("it changes again")
+    assert not upload.turn() and "end" not in shelf.lists[-1]
+
+
+def test_what_is_saved_while_the_rest_is_uploaded_is_part_of_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload takes hours, and what outlived the job saves meanwhile and ends."""
+    out, shelf = folder / "work" / "out", Listing()
+    out.mkdir(parents=True)
+    (out / "a").write_text("1")
+    put = shelf.put
+
+    def slowly(key: str, *given: Any) -> None:
+        put(key, *given)
+        if key == "t/out/a":
+            (out / "late").write_text("late")
+
+    monkeypatch.setattr(shelf, "put", slowly)
+    upload = uploader(folder, shelf, monkeypatch)
+    assert not upload.turn() and "end" not in shelf.lists[-1]
+    assert upload.turn() and "end" in shelf.lists[-1]
+    assert [row["path"] for row in shelf.lists[-1]["files"]] == ["out/a", "out/late"]
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_commit_that_fails_lists_nothing_that_was_only_collected(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    out = folder / "work" / "out"
+    out.mkdir(parents=True)
+    (out / "a").write_text("1")
+    failures, held, log = [OSError("cut")], [], []
+
+    class Collecting:
+        """A store that has files only after a commit, as the Hub, or at once, as S3."""
+
+        def __init__(self) -> None:
+            self.late, self.collected = late, []
+
+        def put(self, key: str, fd: int, row: dict[str, Any], pace: object) -> None:
+            log.append(key)
+            (self.collected if late else held).append(key)
+
+        def commit(self, key: str, manifest: bytes) -> None:
+            if failures:
+                raise failures.pop()
+            held.extend(self.collected)
+            assert [f"t/{row['path']}" for row in json.loads(manifest)["files"]] == held
+
+    monkeypatch.setattr(keeper, "open_store", lambda *given: Collecting())
+    where = {"scheme": "hf", "root": "o/r", "path": "", "kind": "model"}
+    upload = keeper.Keeper(str(folder), {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}})
+    upload.final = True
+    with pytest.raises(OSError, match="cut"):
+        upload.turn()
+    upload.store = None  # as after every failure
+    assert upload.turn() and held == ["t/out/a"] and len(log) == (2 if late else 1)
 
 
 def test_only_bytes_that_the_store_did_not_have_count_as_an_upload_that_goes_on(

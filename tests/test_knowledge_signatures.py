@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.knowledge import diagnose, shipped
-from gpuwarden.knowledge.diagnosis import MAX_LINE, MAX_LOG
+from gpuwarden.knowledge.log_lines import MAX_LINE, MAX_LOG
 from gpuwarden.knowledge.signatures import compiled_signature, complaint, literal_of
+from peers import cpu_s
 
 HEALTHY = sorted((Path(__file__).parent / "corpus" / "logs" / "healthy").glob("*.log"))
 PAIRS = [(g, s) for g in shipped().gotchas.values() for s in g.signatures]
@@ -74,7 +75,8 @@ def test_no_signature_takes_long_on_a_hostile_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["(a+)+b and", "(?:ab*)*cde", "x.*yyy", "(?!no)yes", "(abc)\\1", "a{2,}(b|c)+ddd", "abc.{0,9999}d"]
+    "bad",
+    ["(a+)+b and", "(?:ab*)*cde", "x.*yyy", "(?!no)yes", "(abc)\\1", "a{2,}(b|c)+ddd", "abc.{0,9999}d", r"\w+ failed"],
 )
 def test_dangerous_forms_are_refused(bad: str) -> None:
     assert complaint(bad) is not None
@@ -96,13 +98,14 @@ def test_any_text_can_be_diagnosed(log: str, code: int | None) -> None:
         assert all(len(line.text) <= 400 for line in found.lines)
 
 
+@pytest.mark.prove
 def test_a_flood_of_log_is_read_in_bounded_time_and_its_end_counts() -> None:
     rng = random.Random(7)
     noise = "".join(f"step {n} CUDA worker loss {rng.random():.6f} Error none\n" for n in range(60_000))
     assert len(noise) > 2 * MAX_LOG
-    start = time.process_time()
-    [found] = diagnose(shipped(), noise + "ValueError: Attempting to unscale FP16 gradients.\n", limit=1)
-    assert time.process_time() - start < 3
+    log = noise + "ValueError: Attempting to unscale FP16 gradients.\n"
+    assert cpu_s(lambda: diagnose(shipped(), 3 * noise + log), 2) < 2 * cpu_s(lambda: diagnose(shipped(), log), 2)
+    [found] = diagnose(shipped(), log, limit=1)
     assert found.id == "PREC-005"
     assert found.lines[0].number == 60_001
 
@@ -120,7 +123,10 @@ def test_of_a_line_without_end_both_ends_are_read() -> None:
 
 def test_redrawn_bars_and_colours_do_not_hide_a_line() -> None:
     log = "train: 1%\rtrain: 2%\r\x1b[31mRuntimeError: CUDA error: device-side assert triggered\x1b[0m\n"
-    assert [d.id for d in diagnose(shipped(), log)] == ["DOM-008"]
+    found = diagnose(shipped(), log)
+    assert {d.id: d.certainty for d in found} == {"CONV-016": "possible", "DOM-008": "possible"}, (
+        "a bare assert has two"
+    )
 
 
 def test_a_follow_up_line_is_only_possible_and_comes_after_the_cause() -> None:
@@ -140,8 +146,8 @@ def test_a_follow_up_line_is_only_possible_and_comes_after_the_cause() -> None:
 def test_a_line_with_two_explanations_is_certain_of_neither() -> None:
     found = diagnose(shipped(), "OSError: [Errno 28] No space left on device\n")
     assert {d.id: d.certainty for d in found} == {"CKPT-004": "possible", "UNI-007": "possible"}
-    told = diagnose(shipped(), "OSError: [Errno 28] No space left on device\ndisk: inodes 100 % used on /data\n")
-    assert (told[0].id, told[0].certainty) == ("UNI-007", "likely")
+    found = diagnose(shipped(), "OSError: [Errno 28] No space left on device\ndisk: inodes 100 % used on /data\n")
+    assert found[0].id == "UNI-007"
 
 
 def test_the_exit_code_is_evidence_without_a_line() -> None:
@@ -150,3 +156,56 @@ def test_the_exit_code_is_evidence_without_a_line() -> None:
     assert found.certainty == "possible"
     assert diagnose(shipped(), "Killed\n", exit_code=137)[0].certainty == "likely"
     assert diagnose(shipped(), "step 1\n", exit_code=1) == ()
+
+
+def test_every_entry_has_a_signature_or_a_sign_or_says_why_not() -> None:
+    for gotcha in shipped().gotchas.values():
+        assert (gotcha.unsigned is None) == bool(gotcha.signatures or gotcha.signs), gotcha.id
+
+
+def test_every_source_is_a_page_or_a_file() -> None:
+    """Not a bare domain, not a repository's front page, and not a folder that Hugging Face's skills once had."""
+    bare = re.compile(r"https://(?:[^/]+/?|github\.com/[^/]+/[^/]+/?)")
+    for gotcha in shipped().gotchas.values():
+        for source in gotcha.source:
+            assert not bare.fullmatch(source), (gotcha.id, source)
+            assert "huggingface/skills/blob/main/" not in source or "/main/skills/" in source, (gotcha.id, source)
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("TypeError: unsupported operand type(s) for |: 'float' and 'bool'", "STK-015"),
+        ("ERROR: HTTP error 403 Forbidden while getting https://example.org/simple/x", "HUB-022"),
+        (
+            "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://api.example.org/v1",
+            "HUB-021",
+        ),
+        ("ValueError: Column to remove ['my_text'] not in the dataset. Current columns: ['a']", "STK-037"),
+        ("403 Client Error: Forbidden for url: https://huggingface.co/org/x/resolve/main/config.json", "HUB-022"),
+    ],
+)
+def test_a_line_of_something_else_is_left_alone(line: str, wrong: str) -> None:
+    assert wrong not in {found.id for found in diagnose(shipped(), line)}
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("HTTPError: 403 Client Error: Forbidden for url: https://huggingface.co/api/repos/create", "HUB-022"),
+        ("403 Client Error: Forbidden for url: https://hf.co/api/models/org/x/commit/main", "HUB-022"),
+        ("403 Client Error: Forbidden for url: https://huggingface.co/org/x/resolve/main/config.json", "HUB-023"),
+        ("TypeError: length_reward() missing 1 required positional argument: 'target'", "DOM-023"),
+        ("/venv/libbitsandbytes_cpu.so: undefined symbol: cquantize_blockwise_fp16", "HUB-044"),
+        ("torchrun_train.py: error: unrecognized arguments: --epochs 3 --local-rank=1", "DIST-069"),
+        ("ValueError: Token must be specified for push to hub", "HUB-021"),
+        ("There are no longer any instances available with the requested specifications. Please refresh", "PLAT-020"),
+        ("    size mismatch for conv_out.bias: copying a param with shape torch.Size([19]) from", "CONV-020"),
+        ("size mismatch for lm_head.weight: copying a param with shape torch.Size([3, 2]) from checkpoint", "CKPT-012"),
+        ("KeyError: 'eval_bleu-4'", "CKPT-029"),
+        ("The server socket has failed to bind to [node-0]:29500 (errno: 99 - Cannot assign it).", "DIST-032"),
+        ("OSError: Not enough disk space. Needed: 231.74 GiB (download: 88.29 GiB, generated: 143.45 GiB)", "STK-036"),
+    ],
+)  # fmt: skip
+def test_the_entries_that_were_wrong_or_narrow_answer_now(line: str, right: str) -> None:
+    assert diagnose(shipped(), line)[0].id == right

@@ -42,6 +42,11 @@ def test_phrases_of_both_languages_have_a_concept(text: str, concept: str) -> No
     assert concept in terms(text)
 
 
+def test_how_people_ask_in_chinese_and_whose_data_it_is_are_no_search_terms() -> None:
+    assert chinese_terms("请问各位大佬 这是什么原因呢 怎么解决") == ([], [])
+    assert chinese_terms("训练自己的数据集") == chinese_terms("训练")
+
+
 def test_a_longer_chinese_phrase_wins_and_the_rest_stays() -> None:
     found, pairs = chinese_terms("显存不足怎么处理")
     assert "~oom" in found
@@ -99,3 +104,7 @@ def test_edits_is_a_distance(a: str, b: str) -> None:
     assert edits(a, b) == edits(b, a)
     assert (edits(a, b) == 0) == (a == b)
     assert abs(len(a) - len(b)) <= edits(a, b) <= max(len(a), len(b))
+
+
+def test_function_words_of_chinese_are_no_terms() -> None:
+    assert chinese_terms("但是这个鳄鱼的帽子") == ([], ["鳄鱼", "帽子"])

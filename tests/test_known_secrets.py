@@ -100,6 +100,7 @@ class Leaky(PretendBackend):
         return LogChunk(text=f"key={SECRET}\n", next=1, size=1)
 
 
+@pytest.mark.slow
 @pytest.mark.attack("secrets", "names a metric after a secret and reads it in a later process")
 @pytest.mark.anyio
 async def test_a_later_process_without_the_value_shows_and_keeps_none_of_it(

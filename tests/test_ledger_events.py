@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import json
+import pkgutil
 import re
 import sqlite3
 from pathlib import Path
@@ -17,17 +19,21 @@ from fakes import FakeClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.states import Job
+from gpuwarden.ledger import events as ledger_events
 from gpuwarden.ledger.events import (
     BODIES,
     AlertBody,
     ArtifactsPulled,
+    Body,
     CancelRequested,
     LeaseEnded,
     ReceiptIssued,
+    Unrecognized,
     VerbSent,
     decode,
     kinds_of,
 )
+from gpuwarden.ledger.migrate import VERSION
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.alert_conditions import billed_today
@@ -110,7 +116,9 @@ async def test_a_ledger_of_the_first_schema_folds_to_the_same_records(
         "pulled": {j: pull.data.digest for j, pull in pulls.items() if pull is not None},
     }
     now = json.loads(json.dumps(now))
-    for records, field in (("jobs", "declared"), ("jobs", "reason"), ("leases", "account")):
+    later = ("declared", "reason", "pausing", "resume_requested", "resumed", "limit_s", "person", "array")
+    later += ("choices", "choice", "given_up", "given_up_generation")
+    for records, field in (*(("jobs", field) for field in later), ("leases", "account")):
         assert not any(record.pop(field) for record in now[records].values())  # a ledger of that time could not hold it
     now = without_new(now)
     assert now.keys() == read_then.keys()
@@ -129,10 +137,26 @@ def test_migration_loses_and_changes_no_event(first_schema: Path) -> None:
     Ledger(first_schema, FakeClock()).close()
     db = sqlite3.connect(first_schema)
     assert db.execute(sql).fetchall() == before and len(before) > 300
-    assert db.execute("PRAGMA user_version").fetchone()[0] == 2
+    assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION
     tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     db.close()
     assert tables == {"events", "current", "alerts"}
+
+
+def test_the_guard_sees_a_paused_job_in_a_ledger_of_before_there_were_any(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.db"
+    Ledger(file, FakeClock()).close()
+    db = sqlite3.connect(file)
+    (made,) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'live_runs'").fetchone()
+    db.execute("DROP VIEW live_runs")
+    db.execute(made.replace("'paused', ", ""))
+    db.execute("PRAGMA user_version = 2")
+    db.close()
+    Ledger(file, FakeClock()).close()
+    db = sqlite3.connect(file)
+    assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION
+    assert db.execute("SELECT sql FROM sqlite_master WHERE name = 'live_runs'").fetchone()[0] == made
+    db.close()
 
 
 def test_a_migration_that_fails_leaves_the_old_ledger_as_it_was(
@@ -203,6 +227,22 @@ def test_a_base_stands_for_every_event_of_it(tmp_path: Path) -> None:
 
 def modules() -> list[Path]:
     return [file for file in PACKAGE.rglob("*.py") if "ledger" not in file.relative_to(PACKAGE).parts]
+
+
+@pytest.mark.slow
+def test_every_event_type_can_be_read_back() -> None:
+    """A type that is not in the union would be written and come back as Unrecognized, without a word."""
+    for module in pkgutil.iter_modules(ledger_events.__path__, f"{ledger_events.__name__}."):
+        importlib.import_module(module.name)
+
+    def below(body: type[Body]) -> set[type[Body]]:
+        return {body}.union(*(below(one) for one in body.__subclasses__()))
+
+    stored = {body for body in below(Body) if "event" in body.model_fields and body.__module__.startswith("gpuwarden.")}
+    assert stored == set(BODIES.values())
+    bases = {body for body in below(Body) - stored if body.__module__.startswith("gpuwarden.")}
+    assert {body for body in bases if not body.__subclasses__()} == {Unrecognized}
+    assert {body.__name__ for body in stored} <= set(ledger_events.__all__)
 
 
 @pytest.mark.slow

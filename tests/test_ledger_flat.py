@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from bench.ledger import LIVE, House, begins, longest_wait, machine
 
 from gpuwarden.core.models import InstanceState
-from gpuwarden.core.states import LIVE_LEASES, Job, Lease
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.audit import audit
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
@@ -19,13 +23,28 @@ from gpuwarden.lifecycle.monitoring.overview import job_page
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job
+from postgres_kit import Homes
 
 FEW, MANY = 40, 400
-BLOCKED_S = 0.05
+BLOCKED_SHARE = 1 / 50
+"""The most of a round over 152 jobs that no other task runs. One look at each in a row would be a thirtieth of it."""
 
 
 def steps(house: House, work: Callable[[], object]) -> int:
-    """How many instructions of SQLite's machine some work takes. They do not depend on the machine or its load."""
+    """How much a database has to do for some work, in figures that depend neither on the machine nor on its load.
+
+    Of SQLite the instructions of its virtual machine, of PostgreSQL the rows that it went over.
+    """
+    house.ledger._known.clear()
+    db: Any = house.ledger._db
+    if house.server and house.server.host:
+        # Planned for the table as it is now, as autovacuum sees to; what is counted is not flushed in a transaction.
+        db.connection.execute("ANALYZE")
+        sql = "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables"
+        with house.ledger.transaction():
+            before = db.rows(sql)[0][0] or 0
+            work()
+            return int(db.rows(sql)[0][0] - before)
     count = 0
 
     def one() -> int:
@@ -33,25 +52,34 @@ def steps(house: House, work: Callable[[], object]) -> int:
         count += 1
         return 0
 
-    house.ledger._known.clear()
-    house.ledger._db.set_progress_handler(one, 1)
+    db.connection.set_progress_handler(one, 1)
     try:
         work()
     finally:
-        house.ledger._db.set_progress_handler(None, 1)
+        db.connection.set_progress_handler(None, 1)
     return count
 
 
-def grown(folder: Path, platform: str, jobs: int) -> House:
-    """A house where so many jobs have ended, all of them longer than a day ago."""
-    house = House(folder, platform)
-    house.grow(jobs)
-    house.clock.time += 86_400
-    return house
+@pytest.fixture
+def grown(homes: Homes) -> Callable[[Path, str, int], House]:
+    """Make houses where so many jobs have ended, all of them longer than a day ago."""
+
+    def grow(folder: Path, platform: str, jobs: int) -> House:
+        house = House(folder, platform, homes.address(folder))
+        homes.opened.append(house.ledger)
+        house.grow(jobs)
+        house.clock.time += 86_400
+        return house
+
+    return grow
 
 
+Grown = Callable[[Path, str, int], House]
+
+
+@pytest.mark.prove
 @pytest.mark.parametrize("platform", ["local", "vastai"])
-def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platform: str) -> None:
+def test_ten_times_the_ended_jobs_cost_no_operation_more(grown: Grown, tmp_path: Path, platform: str) -> None:
     few, many = grown(tmp_path / "few", platform, FEW), grown(tmp_path / "many", platform, MANY)
 
     def operations(house: House) -> dict[str, Callable[[], object]]:
@@ -72,10 +100,10 @@ def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platfor
             "what waits": lambda: what_waits(w),
             "a page of jobs": lambda: job_page(w, limit=10),
             "script": lambda: ledger.jobs_of_script("sha256:x", Job.SUCCEEDED),
-            "guard": lambda: ledger._all("SELECT run_dir FROM live_runs"),
+            "guard": lambda: ledger._db.rows("SELECT run_dir FROM live_runs"),
         }
 
-    assert audit(many.ledger.path).broken is None
+    assert audit(many.ledger).broken is None
     first, second = operations(few), operations(many)
     grew = {
         name: (before, after)
@@ -85,17 +113,22 @@ def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platfor
     assert grew == {}
 
 
+@pytest.mark.prove
 def test_a_round_lets_other_tasks_run_however_many_jobs_are_live(tmp_path: Path) -> None:
     house = House(tmp_path, "vastai")
     for n in range(150):
         house.write(begins(f"jmore{n}", "vastai"))
-    watcher = Watcher(house.ctx)
-    waits = [anyio.run(longest_wait, watcher) for _ in range(3)]
+    watcher, shares = Watcher(house.ctx), list[float]()
+    for _ in range(4):
+        begun = time.process_time()
+        wait = anyio.run(longest_wait, watcher)
+        shares.append(wait / (time.process_time() - begun))
+        assert not watcher.ctx.unseen, "every machine was seen, so that a whole round is what is measured"
     assert len(unsettled(house.ctx)) == 152
-    assert min(waits) < BLOCKED_S
+    assert min(shares) < BLOCKED_SHARE
 
 
-def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
+def test_pages_follow_each_other_without_a_gap(grown: Grown, tmp_path: Path) -> None:
     house = grown(tmp_path, "local", 25)
     pages = [house.ledger.page("job", limit=10)]
     while pages[-1]:
@@ -109,7 +142,7 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     ].since
 
 
-def test_the_jobs_of_a_script_are_found_by_its_digest(tmp_path: Path) -> None:
+def test_the_jobs_of_a_script_are_found_by_its_digest(grown: Grown, tmp_path: Path) -> None:
     ledger = grown(tmp_path, "local", 5).ledger
     spec = {"name": "x", "platform": "local", "script": "print(1)", "timeout_s": 60}
     for name, more in {"new": {"script_digest": "sha256:a"}, "old": {}, "other": {"script_digest": "sha256:b"}}.items():
@@ -120,7 +153,7 @@ def test_the_jobs_of_a_script_are_found_by_its_digest(tmp_path: Path) -> None:
     assert ledger.jobs_of_script("sha256:c", Job.SUCCEEDED) == ["job/old"], "the others took no script along"
 
 
-def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
+def test_where_everything_is_now_follows_every_event(grown: Grown, tmp_path: Path) -> None:
     house = grown(tmp_path, "vastai", 3)
     ledger, lease = house.ledger, f"{LIVE[0]}-i1"
     assert ledger.platforms() == ["vastai"] and ledger.leases_of_instance(f"m-{LIVE[0]}") == [f"lease/{lease}"]
@@ -134,3 +167,10 @@ def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
     ledger.add(f"lease/{lease}", ev.LeaseCameBack(instance=machine(LIVE[0])))
     assert ledger.state(f"lease/{lease}") == Lease.METERING and believed(house.ctx, lease) is None
     assert spent(house.ctx, lease) == 1.5
+
+
+@pytest.mark.parametrize("name", ["schema.sql", "postgresql.sql"])
+def test_the_guard_s_view_lists_every_state_that_is_no_end(name: str) -> None:
+    view = files("gpuwarden.ledger").joinpath(name).read_text("utf-8").partition("CREATE VIEW live_runs")[2]
+    listed = re.search(r"c\.state IN \(([^)]*)\)", view)
+    assert listed and set(re.findall(r"'(\w+)'", listed[1])) == set(Job) - TERMINAL_JOBS

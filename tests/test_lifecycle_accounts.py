@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from conftest import HANG_S
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.interfaces.results import torn_down
@@ -41,7 +42,7 @@ class House:
 
     async def finished(self) -> str:
         job = await launch(self.ctx, training(self.folder / "said"))
-        with anyio.fail_after(60):
+        with anyio.fail_after(HANG_S):
             while (await check(self.ctx, job)).job.state is not Job.SUCCEEDED:
                 self.clock.ahead += 1
                 await anyio.sleep(0.02)
@@ -78,6 +79,7 @@ async def test_every_place_says_it_in_one_line(house: House) -> None:
     assert house.lives() and read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.UNVERIFIED
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "swaps the account's key in the middle of an end")
 async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(house: House) -> None:
     job = await house.finished()

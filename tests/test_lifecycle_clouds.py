@@ -54,7 +54,7 @@ async def test_a_new_installation_sees_what_the_account_has(house: House) -> Non
     fresh.ledger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @every_platform
 async def test_the_whole_life_of_a_job(house: House) -> None:
     """The reply to the create is lost, the machine is taken in the middle of the run, the reply to the end is lost."""

@@ -85,7 +85,7 @@ async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatc
     assert unknown and "someone-elses" in unknown.body["why"]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace", "runpod"}], indirect=True)
 async def test_a_date_that_the_platform_has_set_stands_in_the_list(house: House) -> None:
     """Vast tells the contract's end at every look, the others the end that was asked for in answer to the create.
@@ -147,7 +147,7 @@ async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(house
 # ---------------------------------------------------------------------------------------------------------- the end
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @each_platform
 async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_often(house: House) -> None:
     job = await finished(house)
@@ -182,7 +182,7 @@ async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(house: 
     assert not all(taken) and taken[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @each_platform
 async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(house: House) -> None:
     job = await finished(house)
@@ -202,7 +202,7 @@ async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(h
 # ------------------------------------------------------------------------------------------------------- the storage
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @every_platform
 async def test_durable_storage_is_asked_for_and_outlives_the_machine(house: House) -> None:
     """What lies on a volume needs no copy before the end; where no volume can be asked for, the gate says so."""

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from conftest import HANG_S
 from doors import JOB, TRAIN, quick_warden
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import Beat, JobSpec, Observation, RunnerAlert
@@ -39,9 +40,9 @@ async def ended(ctx: Context, script: str, **more: Any) -> Checked:
     spec = build(JobSpec, {**JOB, "script": script, **more})
     job = (await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)).job
     assert job is not None
-    with anyio.fail_after(40):
+    with anyio.fail_after(HANG_S):
         while (result := await check(ctx, job.id)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.15)
     return result
 
 
@@ -96,7 +97,7 @@ async def test_the_pulled_log_serves_when_the_machine_is_gone(ctx: Context) -> N
     from gpuwarden.lifecycle.monitoring.diagnose import diagnosed
     from gpuwarden.lifecycle.records import read_job
 
-    assert (await diagnosed(ctx, read_job(ctx.ledger, job_id), None))[0].id == "OOM-001"
+    assert (await diagnosed(ctx, read_job(ctx.ledger, job_id), None)).diagnoses[0].id == "OOM-001"
 
 
 def seen(state: Job = Job.RUNNING, **more: Any) -> Observation:
@@ -160,3 +161,9 @@ async def test_the_runner_names_kind_and_subject_of_its_alerts() -> None:
     alerts = [RunnerAlert(kind=kind, text=text, subject=subject) for kind, text, subject in told]
     kinds = [[s.sign for s in signs_of(Job.RUNNING, seen(alerts=tuple(alerts[:n])))] for n in range(1, len(alerts) + 1)]
     assert kinds == [[Sign.SLOWED], [Sign.SLOWED, Sign.LOSS_SPIKE], [Sign.SLOWED]], alerts
+
+
+async def test_an_alert_of_a_run_whose_output_names_no_step_names_none() -> None:
+    course = Course()
+    told = list(filter(None, (course.loss("loss", loss, None) for loss in [1.0] * 30 + [9.0] * 9 + [1.0])))
+    assert [kind for kind, _, _ in told] == ["spike", "recovered"] and not any("step" in text for _, text, _ in told)

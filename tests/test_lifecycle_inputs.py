@@ -19,6 +19,7 @@ import pytest
 from pydantic import ValidationError
 
 from clouds_house import TRAIN, VASTAI, House, house, web  # noqa: F401
+from conftest import HANG_S, amount
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused
@@ -119,6 +120,14 @@ async def test_nothing_that_gpuwarden_keeps_or_decides_by_is_sent(ctx: Context, 
         await submit(ctx, training(near / "said", platform="local", inputs=(name,)))
 
 
+def test_a_program_that_becomes_a_pipe_after_it_was_listed_is_not_waited_for(near: Path) -> None:
+    files = list_inputs(near, ["code"], {}).files
+    (near / "code/a.py").unlink()
+    os.mkfifo(near / "code/a.py")
+    with pytest.raises(BadRequest, match="not a regular file"):
+        inputs.program_of(near, ("python3", "code/a.py"), files)
+
+
 def test_pipes_sockets_empty_folders_and_odd_names_are_refused(near: Path, tmp_path: Path) -> None:
     os.mkfifo(near / "pipe")
     (near / "empty").mkdir()
@@ -139,7 +148,7 @@ def test_pipes_sockets_empty_folders_and_odd_names_are_refused(near: Path, tmp_p
 
 
 def test_there_are_bounds_and_a_way_out(near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("MAX_FILES", 2), ("MAX_BYTES", 15), ("MAX_LOOKED", 3)):
+    for name, value in (("MAX_FILES", 2), ("MAX_INPUT_BYTES", 15), ("MAX_LOOKED", 3)):
         with monkeypatch.context() as patch:
             patch.setattr(inputs, name, value)
             with pytest.raises(BadRequest) as caught:
@@ -178,16 +187,23 @@ def test_rules_know_what_lies_beside_the_script() -> None:
 
 
 @pytest.mark.parametrize("command", [["python", "code/train.py"], ["torchrun", "./code/train.py"]])
-async def test_a_program_that_comes_along_is_read_as_a_script_is(ctx: Context, near: Path, command: list[str]) -> None:
+async def test_a_program_that_comes_along_is_read_as_a_script_is(
+    ctx: Context, near: Path, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "torchrun"):
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     program = near / "code" / "train.py"
     spec = training(near / "said", platform="local", max_cost_usd=None, command=command, inputs=["code"])
     program.write_text("import torch\ntorch.save({}, 'elsewhere/model.pt'\n")
     with pytest.raises(Refused) as caught:
         await submit(ctx, spec, dry_run=True)
     assert [f.rule for f in caught.value.findings if f.blocks] == ["PF-SRC-001"]
-    program.write_text("import torch\n")
+    program.write_text("import pydantic\n")
     checked = await submit(ctx, spec, dry_run=True)
-    assert "PF-SRC-002" not in {f.rule for f in checked.findings}, "the machine may have torch: uv doesn't start it"
+    assert "PF-SRC-002" not in {f.rule for f in checked.findings}, "the machine has it: uv doesn't start the program"
 
 
 # --------------------------------------------------------------------------------- what was checked is what arrives
@@ -249,10 +265,11 @@ async def test_a_script_imports_and_reads_what_came_along(ctx: Context, near: Pa
     done = await submit(ctx, spec)
     assert done.job is not None
     (near / "data.txt").unlink()
-    for _ in range(200):
+    for _ in range(4_000):
         seen = await check(ctx, done.job.id)
         if seen.job.state is Job.SUCCEEDED:
             break
+        await anyio.sleep(0.05)
     assert seen.log and seen.log.text == "41 some data\n True\n"
 
 
@@ -298,7 +315,7 @@ async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(
     cloud = rent_cloud(ctx, settings=FAST.model_copy(update={"resume_s": 3.0}))  # or nobody sees that it was away
     spec = training(tmp_path / "said", 60, interruptible=True, inputs=["data.txt"], outputs=["out", "data.txt"])
     job = await launch(ctx, spec)
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         while not launches(tmp_path / "said"):
             await check(ctx, job)
             await anyio.sleep(0.02)
@@ -337,7 +354,7 @@ anyio.run(submit, w, JobSpec.model_validate_json(spec))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Path, tmp_path: Path) -> None:
     profiles, notes, far = tmp_path / "profiles", tmp_path / "notes.toml", tmp_path / "far"
     profiles.mkdir()
@@ -351,7 +368,7 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     spec = JobSpec(platform="lab", command=command, timeout_s=60, inputs=("big.bin", "code"))
     argv = [str(Path(__file__).parent), str(tmp_path / "home"), str(profiles), str(notes), str(near), str(sshd.config)]
     process = subprocess.Popen([sys.executable, "-c", PUSHES, *argv, spec.model_dump_json()])
-    with anyio.fail_after(300):
+    with anyio.fail_after(HANG_S):
         while not (parts := [p for p in far.glob("*/*/.big.bin.*.part") if p.stat().st_size > 1_000_000]):
             assert process.poll() is None
             await anyio.sleep(0.001)
@@ -365,9 +382,9 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     (near / "big.bin").unlink()  # the bytes are ours since the job was accepted
     (job,) = ctx.ledger.subjects("job")
     try:
-        with anyio.fail_after(300):
+        with anyio.fail_after(HANG_S):
             while (seen := await check(ctx, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
-                await anyio.sleep(0.05)
+                await anyio.sleep(0.15)
     finally:
         await backend.aclose()
     assert seen.log and seen.log.text == f"{whole}  big.bin\nA = 1\n"
@@ -378,9 +395,9 @@ async def ends_once(home: Path) -> None:
     """There is one job, launched by one intent, and it comes to its end."""
     ctx = open_house(home, SystemClock())
     (job,) = ctx.ledger.subjects("job")
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         while (await check(ctx, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
-            await anyio.sleep(0.02)
+            await anyio.sleep(0.15)
     assert len(ctx.ledger.events(job, kind="submit.intent")) == 1
     ctx.ledger.close()
 
@@ -393,7 +410,14 @@ def driver(tmp_path: Path, near: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     made.close()
 
 
-@pytest.mark.parametrize("deaths", [pytest.param(8, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.prove)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(amount(16, 80), marks=[pytest.mark.prove, pytest.mark.endurance]),
+    ],
+)
 def test_death_while_inputs_are_taken_and_copied_loses_and_doubles_nothing(
     driver: Driver, near: Path, tmp_path: Path, deaths: int
 ) -> None:
@@ -436,7 +460,7 @@ def test_death_while_inputs_are_taken_and_copied_loses_and_doubles_nothing(
         if not live:
             assert not order(home, name)["killed"]
         anyio.run(ends_once, home)
-    assert killed > deaths / 2
+    assert killed >= deaths / 2
     runs = Path(f"{said}.runs").read_text().splitlines()
     assert len(runs) == len(set(runs)) == len(chosen) + 1
     assert said.read_text() == "A = 1\nB = 2\nsome data\n" * len(runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +12,23 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from huggingface_hub import HfApi
 
+from conftest import HANG_S
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Refused
-from gpuwarden.core.models import Artifact, Manifest, SealLine, Unknown
+from gpuwarden.core.models import Artifact, Known, Manifest, SealLine, Unknown
+from gpuwarden.core.policy import Caps, Keep, Policy
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import TERMINAL_JOBS, Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress
+from gpuwarden.hub.kept_bucket import BucketReader
+from gpuwarden.interfaces.cli.approval import ask
 from gpuwarden.lifecycle.artifacts import kept_store
+from gpuwarden.lifecycle.artifacts.kept_list import read_kept, unsettled
+from gpuwarden.lifecycle.artifacts.kept_pull import receive_kept
 from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store, machine_digests, reachable
 from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
@@ -35,6 +42,7 @@ from hubserver import READER as HUB_READER
 from hubserver import STRANGER, hub_server
 from lifecycle_kit import launch, open_house, prove, rent_cloud, training
 from store_kit import BUCKET, WRITER, S3Server, s3_server
+from test_cli_approve import Typed
 from test_kept_store import SAVE
 
 pytestmark = pytest.mark.anyio
@@ -59,9 +67,9 @@ async def ended(ctx: Context, tmp_path: Path, keep: str = KEEP, last: str = "") 
     """A job that saved and ended, whatever became of its upload."""
     spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB + last), keep=keep)
     job = await launch(ctx, spec)
-    with anyio.fail_after(90):
+    with anyio.fail_after(HANG_S):
         while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.15)
     return job
 
 
@@ -73,7 +81,7 @@ def run_dir(ctx: Context, job: str) -> Path:
 
 async def uploaded(ctx: Context, job: str, state: str = "done") -> dict[str, Any]:
     """Wait until the upload reports that state."""
-    with anyio.fail_after(90):
+    with anyio.fail_after(HANG_S):
         while True:
             try:
                 found: dict[str, Any] = json.loads((run_dir(ctx, job) / "keep.json").read_bytes())
@@ -307,6 +315,45 @@ async def test_what_can_t_work_is_said_before_a_machine_is_rented(tmp_path: Path
     assert "rents machines" in await said(account)
 
 
+async def test_a_store_that_no_list_covers_is_refused_and_never_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = house(tmp_path, {})
+    ctx.policy = ctx.policy.model_copy(update={"keep": Keep(stores=(KEEP,))})
+    asked: list[str] = []
+
+    class Listed:
+        """A store that says that it was asked."""
+
+        async def reach(self) -> None:
+            asked.append("it")
+
+    monkeypatch.setattr(kept_store, "open_store", lambda ctx, address: Listed())
+    for keep, code in (("s3://stranger/x", "PF-KEEP-002"), (f"{KEEP}-b", "PF-KEEP-002"), (f"{KEEP}/llama", "")):
+        before = len(asked)
+        with pytest.raises(Refused) as refusal:
+            await submit(ctx, training(tmp_path / "said", keep=keep), dry_run=True)
+        assert ("PF-KEEP-002" in {f.rule for f in refusal.value.findings}) == bool(code)
+        assert (len(asked) > before) == (not code)
+
+
+async def test_whoever_approves_the_spending_is_told_where_the_outputs_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reach() -> None:
+        return None
+
+    env = {f"GPUWARDEN_KEEP_AWS_{name}": "x" * 9 for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+    ctx = house(tmp_path, env)
+    ctx.policy = Policy(rehearsal_caps=Caps())
+    monkeypatch.setattr(kept_store, "open_store", lambda ctx, address: SimpleNamespace(reach=reach))
+    checked = await submit(ctx, training(tmp_path / "said", keep=KEEP))
+    assert checked.receipt is not None
+    person = Typed("yes")
+    await ask(ctx, checked.receipt, person)
+    assert f"uploaded to {KEEP}" in person.shown
+
+
 @pytest.mark.prove
 async def test_a_job_gets_none_of_the_uploader_s_credentials(tmp_path: Path, s3: S3Server) -> None:
     ctx = house(tmp_path, s3.environment())
@@ -331,7 +378,7 @@ def of_hub(hub: HubServer, reader: str = STRANGER, writer: str = STRANGER) -> di
     return {"HF_ENDPOINT": hub.url, "HF_TOKEN": reader, "GPUWARDEN_KEEP_HF_TOKEN": writer}
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 async def test_a_repo_on_the_hub_is_a_copy_when_it_lists_the_same_digests(tmp_path: Path, hub: HubServer) -> None:
     ctx = house(tmp_path, of_hub(hub))
     job = await ended(ctx, tmp_path, "hf://stranger/kept/runs")
@@ -352,3 +399,50 @@ async def test_a_token_that_can_t_write_uploads_nothing_and_the_gate_says_so(tmp
     assert (await looked(ctx, job)).code is Code.STORE_EMPTY
     view = await request(ctx, job, "terminate")
     assert view.record.state is Teardown.BLOCKED and "nothing was uploaded whole" in findings(view)["TD-COPY-001"]
+
+
+@pytest.mark.prove
+async def test_a_bucket_on_the_hub_is_a_store_whose_files_are_proven_by_reading_them(
+    tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket lists no SHA-256: the gate counts what is small enough to be read at once, and a pull reads the rest."""
+    asked: list[str] = []
+    read = BucketReader.read
+
+    def counted(self: BucketReader, key: str, offset: int = 0) -> AsyncIterator[bytes]:
+        asked.append(key)
+        return read(self, key, offset)
+
+    monkeypatch.setattr(BucketReader, "read", counted)
+    hub.buckets.make("stranger/kept")
+    ctx = house(tmp_path, of_hub(hub))
+    job = await ended(ctx, tmp_path, "hf://buckets/stranger/kept/runs")
+    await uploaded(ctx, job)
+    found = await looked(ctx, job)
+    large = "out/checkpoint-20/model.safetensors"
+    assert found.code is Code.STORE_UNCHECKED and large in found.why and len(found.files) == 4
+    view = await request(ctx, job, "terminate")
+    assert view.record.state is Teardown.BLOCKED and large in findings(view)["TD-COPY-001"]
+    record = read_job(ctx.ledger, job)
+    kept = await read_kept(ctx, record)
+    assert kept is not None and kept.signed and unsettled(ctx, record, kept) is None
+    asked.clear()
+    pulled, received = await receive_kept(ctx, record, kept, tmp_path / "copy")
+    assert len(asked) == len({*asked}), "a pull reads no file twice, however many small ones there are"
+    assert received.complete and len(received.files) == 5 and pulled.disclosure is not None
+    work = run_dir(ctx, job) / "work"
+    assert all(Path(f.local).read_bytes() == (work / f.path).read_bytes() for f in received.files)
+    # other bytes of the same size, at the place of the large file
+    api = HfApi(endpoint=hub.url, token=STRANGER)
+    size = (work / large).stat().st_size
+    api.batch_bucket_files("stranger/kept", add=[(bytes(size), f"runs/{job}/{large}")])
+    received = (await receive_kept(ctx, record, kept, tmp_path / "other"))[1]
+    assert [p.path for p in received.problems] == [large] and len(received.files) == 4
+    api.batch_bucket_files("stranger/kept", delete=[f"runs/{job}/{MANIFEST}"])
+    assert await read_kept(ctx, record) is None
+    ctx.env = of_hub(hub, reader=HUB_READER)
+    assert (await looked(ctx, job)).code is Code.STORE_DENIED
+    assert isinstance(await reachable(ctx, "hf://buckets/stranger/kept"), Known)
+    ctx.env = of_hub(hub)
+    assert await reachable(ctx, "hf://buckets/stranger/kept") == Known("")
+    assert "no bucket" in str(await reachable(ctx, "hf://buckets/stranger/none"))

@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from doors import JOB, TRAIN, answer, gpuwarden, quick_warden
+from conftest import HANG_S
+from doors import JOB, TRAIN, answer, in_process, quick_warden
 from gpuwarden.backends.base import Confining
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.inputs import build
@@ -58,9 +59,9 @@ def run(ctx: Context) -> Callable[..., JobRecord]:
         spec = build(JobSpec, {**JOB, "script": script, "secrets": ["MY_TOKEN"], **more})
         job = (await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)).job
         assert job is not None
-        with anyio.fail_after(40):
+        with anyio.fail_after(HANG_S):
             while (result := await check(ctx, job.id)).job.state not in TERMINAL_JOBS:
-                await anyio.sleep(0.05)
+                await anyio.sleep(0.15)
         return result.job
 
     return lambda script, **more: anyio.run(lambda: once(script, **more))
@@ -151,15 +152,15 @@ def test_on_the_command_line_and_no_reference_changes(
 ) -> None:
     failed = run(FAILS)
     before = {path: path.read_bytes() for path in data_dir("references").rglob("*.md")}
-    done = gpuwarden(tmp_path / "home", "knowledge", "propose", "--job", failed.id, "--json", MY_TOKEN=SECRET)
+    done = in_process(tmp_path / "home", "knowledge", "propose", "--job", failed.id, "--json", MY_TOKEN=SECRET)
     body = answer(done)
     assert done.returncode == 0 and body["job"] == failed.id and not body["complete"]
     assert SECRET not in done.stdout
-    shown = gpuwarden(tmp_path / "home", "knowledge", "propose", "--job", failed.id, MY_TOKEN=SECRET)
+    shown = in_process(tmp_path / "home", "knowledge", "propose", "--job", failed.id, MY_TOKEN=SECRET)
     assert "out of beans" in shown.stdout and "missing:" in shown.stdout and SECRET not in shown.stdout
-    both = gpuwarden(tmp_path / "home", "knowledge", "propose", "--job", failed.id, "--line", "x", "--json")
+    both = in_process(tmp_path / "home", "knowledge", "propose", "--job", failed.id, "--line", "x", "--json")
     assert answer(both)["code"] == "bad_request"
-    none = gpuwarden(tmp_path / "home", "knowledge", "propose", "--json")
+    none = in_process(tmp_path / "home", "knowledge", "propose", "--json")
     assert "--page" in answer(none)["message"]
     assert {path: path.read_bytes() for path in data_dir("references").rglob("*.md")} == before
 

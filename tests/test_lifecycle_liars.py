@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from conftest import HANG_S
 from gpuwarden.core.errors import BadRequest, NoCapacity
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import Answer, Instance, Known, Resources
@@ -72,7 +73,7 @@ class House:
         self.ctx._providers[PLATFORM] = self.liar  # type: ignore[assignment]
 
     async def until(self, job: str, *states: Job) -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(HANG_S):
             while (await check(self.ctx, job)).job.state not in states:
                 self.clock.ahead += 1
                 await anyio.sleep(0.02)

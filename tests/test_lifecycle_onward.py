@@ -42,6 +42,7 @@ class Machine:
     """A backend whose machine answers what the test says: a reboot can't be had here for real."""
 
     seals = False
+    takes_inputs = True
 
     def __init__(self) -> None:
         self.answer = Observation(state=Job.RUNNING, machine="boot-1/9")
@@ -171,7 +172,7 @@ class Taken:
 
     async def saved(self) -> Taken:
         self.job = await launch(self.ctx, self.spec)
-        for _ in range(400):
+        for _ in range(9_000):
             seen = await check(self.ctx, self.job)
             if seen.log and "saved" in seen.log.text:
                 return self
@@ -226,11 +227,11 @@ async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(
     script = "import os; print('resumes from', os.path.getsize('kept copy/out/model.safetensors'), flush=True)"
     spec = taken.spec.model_copy(update={"command": (sys.executable, "-c", script), "inputs": ("kept copy",)})
     again = await launch(taken.ctx, spec)
-    for _ in range(400):
+    for _ in range(4_000):
         last = await check(taken.ctx, again)
         if last.job.state in TERMINAL_JOBS:
             break
-        await anyio.sleep(0.02)
+        await anyio.sleep(0.15)
     assert last.log and "resumes from" in last.log.text, last
 
 
@@ -256,7 +257,7 @@ def onward_of(taken: Taken, dest: Path) -> str | None:
 async def test_a_copy_too_large_for_an_input_goes_by_the_hub(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     await pull(taken.ctx, taken.job, taken.cwd / "kept")
     await prove(taken.ctx, taken.job)
-    monkeypatch.setattr("gpuwarden.lifecycle.execution.recovery_advice.MAX_BYTES", 100)
+    monkeypatch.setattr("gpuwarden.lifecycle.execution.recovery_advice.MAX_INPUT_BYTES", 100)
     seen = await taken.lost()
     assert "too large for an input" in hint_of(seen) and "Push it to the Hub" in hint_of(seen)
 

@@ -61,11 +61,11 @@ def spec(**changes: object) -> JobSpec:
 
 
 async def ended(ctx: Context, job: str) -> Checked:
-    for _ in range(200):
+    for _ in range(4_000):
         seen = await check(ctx, job)
         if seen.job.state in TERMINAL_JOBS:
             return seen
-        await anyio.sleep(0.05)
+        await anyio.sleep(0.15)
     raise AssertionError(seen)
 
 
@@ -97,7 +97,7 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
     assert ssh == ["ssh", "box"] and shlex.split(far) == ["rm", "-r", "--", str(folder)]
     assert (folder / "work/out/model.safetensors").exists(), "nothing was touched"
     subprocess.run(
-        ["ssh", "-F", box.config, "-o", "StrictHostKeyChecking=accept-new", "box", far], check=True, timeout=20
+        ["ssh", "-F", box.config, "-o", "StrictHostKeyChecking=accept-new", "box", far], check=True, timeout=300
     )  # as the user does
     assert not folder.exists()
     assert (await check(ctx, done.job.id)).job.state is Job.SUCCEEDED
@@ -161,5 +161,5 @@ async def test_a_machine_is_named_by_a_plain_alias(ctx: Context, platform: str) 
 
 def test_the_list_of_platforms_says_how_to_name_one(ctx: Context) -> None:
     assert "ssh/ALIAS" in ctx.platforms() and "ssh" not in ctx.platforms()
-    with pytest.raises(NotFound, match="no machine was named"):
+    with pytest.raises(NotFound, match="none was named"):
         ctx.profile("ssh")

@@ -13,6 +13,7 @@ from clouds.base import KEY, Web
 from clouds.runpod import RunPodCloud
 from clouds.vastai import VastCloud
 from clouds_kit import web  # noqa: F401
+from conftest import HANG_S
 from fakes import FakeClock
 from gpuwarden.core.models import Instance, InstanceState, Known, Resources
 from gpuwarden.core.states import Job, Lease
@@ -76,7 +77,7 @@ async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
     w, provider, account = house(tmp_path, web)
     slowly(provider, monkeypatch)
     monkeypatch.setattr(timeouts, "ASK_S", 3.0)
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         inventory = await list_instances(w)
     assert [r.platform for r in inventory.rows] == ["runpod"]
     assert inventory.unknown == {"vastai": f"vastai did not finish its answer in {timeouts.ASK_S:g} s"}
@@ -131,7 +132,7 @@ async def test_a_machine_that_is_asked_about_without_end_counts_as_billing_and_i
         w.ledger.append(
             f"lease/j{n}-i1", "lease.created", {"instance": seen.model_dump(mode="json")}, state=Lease.METERING
         )
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         trouble = await reconcile(w)
     assert read_lease(w.ledger, "j1-i1").state is Lease.UNVERIFIED
     assert set(asked) == {"4200001"}

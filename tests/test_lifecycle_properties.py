@@ -22,16 +22,18 @@ from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from conftest import amount
 from fakes import FakeClock
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
+from gpuwarden.ledger.sqlite import SqliteFile
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request, withdraw
 from gpuwarden.lifecycle.execution.advance import advance
-from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
 from gpuwarden.lifecycle.monitoring.inventory import list_instances, reconcile
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.submission.submit import submit
@@ -40,6 +42,7 @@ from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from lifecycle_kit import WEALTHY, promises, prove, records, stopped_leases, story
+from postgres_kit import HERE, Server, kept_at
 from pretend_machines import PretendBackend, Processes
 
 SETTLE_S = 30.0
@@ -172,11 +175,11 @@ class Lifecycle(RuleBasedStateMachine):
         if not first:
             self.ctx.ledger.close()
         self.fuse.left = None
-        ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
+        path = self.home / "ledger.db"
+        ledger = MortalLedger(path, self.clock, "test", kept_at(path))
         ledger.fuse = self.fuse
-        ledger._db.execute(
-            "PRAGMA synchronous = OFF"
-        )  # these deaths spare the machine, so nothing has to reach the disk
+        if isinstance(ledger._db, SqliteFile):  # these deaths spare the machine, so nothing has to reach the disk
+            ledger._db.connection.execute("PRAGMA synchronous = OFF")
         self.ctx = Context(ledger, WEALTHY, self.clock, self.home, env={})
         profile = self.ctx.profile(self.platform)
         if first:
@@ -249,6 +252,11 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(n=nth, dies=dies)
     def cancel(self, n: int, dies: int | None) -> None:
         self.do(cancel, self.job(n), dies=dies)
+
+    @some_job
+    @rule(n=nth, use=st.sampled_from((pause, pause, resume)), dies=dies)
+    def pauses_or_resumes(self, n: int, use: Any, dies: int | None) -> None:
+        self.do(use, self.job(n), dies=dies)
 
     @some_job
     @rule(n=nth, verb=st.sampled_from(("terminate", "terminate", "stop")), dies=dies)
@@ -347,7 +355,7 @@ class Lifecycle(RuleBasedStateMachine):
         if not hasattr(self, "ctx"):
             return
         wrong = promises(self.ctx.ledger, self.cloud, excused=self.pardoned())
-        wrong += [*self.false_beliefs(), *self.twins(), *self.unasked()]
+        wrong += [*self.false_beliefs(), *self.twins(), *self.unasked(), *self.pauses()]
         assert not wrong, f"{wrong}\n{story(self.ctx.ledger.events())}"
 
     def pardoned(self) -> set[str]:
@@ -369,6 +377,19 @@ class Lifecycle(RuleBasedStateMachine):
         if not self.beyond:
             yield from (f"{job} has {n} machines" for job, n in alive.items() if n > 1)
         yield from (f"launched twice: {once}" for once, n in Counter(self.backend.launched).items() if n > 1)
+
+    def pauses(self) -> Iterator[str]:
+        """A paused job has no process, and was launched again only when that was the last thing asked for."""
+        for job_id in self.jobs():
+            rests, asked = False, ""
+            for event in self.ctx.ledger.history(f"job/{job_id}"):
+                asked = event.kind if event.kind in {"pause.requested", "resume.requested"} else asked
+                if event.kind == "job.submitting" and rests and asked != "resume.requested":
+                    yield f"{job_id} was launched again (event {event.seq}) and nobody asked for that"
+                rests = event.kind == "job.paused" or (rests and event.state is None)
+            handle = read_job(self.ctx.ledger, job_id).handle
+            if rests and handle is not None and self.backend._alive(handle):
+                yield f"{job_id} is paused and its process lives"
 
     def unasked(self) -> Iterator[str]:
         """Every execution was somebody's yes to those facts, and no yes was used twice."""
@@ -446,15 +467,33 @@ _COMMON: dict[str, Any] = {
 
 @pytest.mark.slow
 class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
-    """A few dozen walks, the same ones every time."""
+    """A few walks, the same ones every time."""
 
     settings = settings(
-        max_examples=50, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
+        max_examples=10, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
     )
 
 
+@pytest.fixture
+def on_a_server(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HERE, str(postgres.folder))
+
+
+@pytest.mark.slow
+@pytest.mark.real("PostgreSQL")
+@pytest.mark.usefixtures("on_a_server")
+class TestOnAServer(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
+    """The ledger on a PostgreSQL server."""
+
+    settings = settings(
+        max_examples=4, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
+    )
+
+
+@pytest.mark.long
 @pytest.mark.prove
+@pytest.mark.endurance
 class TestThorough(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
     """Many more, other ones every time."""
 
-    settings = settings(max_examples=200, stateful_step_count=50, **_COMMON)
+    settings = settings(max_examples=amount(40, 200), stateful_step_count=50, **_COMMON)

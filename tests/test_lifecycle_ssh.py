@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from conftest import HANG_S
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.models import Level, Place, Verdict
@@ -64,7 +65,7 @@ async def test_a_machine_is_found_by_what_its_owner_noted(sshd: Sshd, tmp_path: 
 
 
 async def finish(ctx: Context, job: str) -> Job:
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         while (state := (await check(ctx, job)).job.state) not in TERMINAL_JOBS:
             await anyio.sleep(0.1)
     return state

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from conftest import HANG_S
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Conflict, NotFound, Refused
@@ -258,7 +259,7 @@ async def test_a_key_file_that_is_none_stands_in_no_jobs_way(tmp_path: Path, kin
     ctx = open_house(tmp_path / "home", SystemClock())
     rent_cloud(ctx)
     ctx.env = {"RUNPOD_API_KEY_FILE": "~nobody-there\0" if kind == "no path" else str(file), "HF_TOKEN": "my-own-token"}
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         assert (await submit(ctx, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
 
 
@@ -292,7 +293,7 @@ async def test_a_launch_that_hangs_lets_the_job_go_before_others_lose_patience(
     monkeypatch.setattr(backend, "submit", slow)
     monkeypatch.setattr("gpuwarden.lifecycle.execution.running.STEP_S", 0.2)
     job = await launch(ctx, training(tmp_path / "said"))
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         while not ctx.ledger.events(kind="submit.intent"):
             await check(ctx, job)
             await anyio.sleep(0.05)

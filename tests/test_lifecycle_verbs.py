@@ -75,6 +75,7 @@ def policy_takes_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestVerbs:
     """Each verb ends with the machine really in the state that was asked for."""
 
+    @pytest.mark.slow
     async def test_a_platform_that_asks_to_wait_for_days_is_asked_again_within_the_hour(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -95,6 +96,7 @@ class TestVerbs:
             view = await proceed(house.ctx, view.record.id)
         assert view.record.state is Teardown.VERIFIED_STOPPED
 
+    @pytest.mark.slow
     async def test_terminate_where_a_stop_has_to_come_first(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/autodl")
         view = await house.end(await house.canceled(), "terminate")
@@ -125,6 +127,7 @@ class TestVerbs:
         view = await proceed(house.ctx, view.record.id)
         assert view.record.state is Teardown.NEEDS_HUMAN
 
+    @pytest.mark.slow
     async def test_what_is_gone_already_needs_no_approval(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/lambda", Fault(kind="vanish", seconds=10))
         spec = JobSpec(

@@ -21,9 +21,11 @@ from pydantic import ValidationError
 from doors import environment, quick_warden
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import Unreachable
-from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, RunnerAlert, StopResult
+from gpuwarden.core.errors import NotFound, Unreachable
+from gpuwarden.core.models import Beat, Handle, JobSpec, Known, Observation, Place, Resources, RunnerAlert, StopResult
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.policy import Caps, Policy, Watch
+from gpuwarden.core.profile import Profile
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import main
 from gpuwarden.lifecycle.context import Context
@@ -31,8 +33,10 @@ from gpuwarden.lifecycle.execution import advance
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.notify import SECRET, sign
+from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
 from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
@@ -47,6 +51,7 @@ class Seen:
     """A backend whose machine shows what the test says: utilization of a GPU can't be had here for real."""
 
     seals = False
+    takes_inputs = True
 
     def __init__(self) -> None:
         self.state, self.why, self.step, self.log, self.stops = Job.RUNNING, "", 1, 10, 0
@@ -122,6 +127,16 @@ async def test_an_idle_gpu_is_told_once_after_its_time_and_cleared(house: House)
     assert await house.go(5, times=12) == ["+idle_gpu"]
     house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 80.0})
     assert await house.go(1) == ["-idle_gpu"]
+
+
+async def test_what_the_runner_says_of_memory_and_time_is_told_once_an_attempt(house: House) -> None:
+    kinds = ("timeout", "gpu_oom", "self_made")
+    house.seen.alerts = tuple(RunnerAlert(kind=kind, text="ignore all of this") for kind in kinds)
+    assert sorted(await house.go(1, times=2)) == ["+gpu_oom", "+time_limit"]
+    told = [event.body["text"] for event in house.ctx.ledger.events(f"job/{house.job}", kind="alert.raised")]
+    assert len(told) == 2 and not any("ignore" in text for text in told)
+    house.seen.alerts = ()
+    assert await house.go(1) == []
 
 
 async def test_idleness_counts_across_processes_but_not_across_a_long_silence(house: House) -> None:
@@ -251,6 +266,7 @@ async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(
     assert news.count("+came_back") == 1 and house.cloud.truth(machine).meter
 
 
+@pytest.mark.slow
 async def test_a_list_that_could_not_be_read_is_read_again_soon_and_then_less_often(tmp_path: Path) -> None:
     house = await House(tmp_path).start()
     house.seen.state = Job.SUCCEEDED
@@ -286,12 +302,102 @@ async def test_what_nobody_foresaw_at_one_machine_hides_no_other(
     assert {row.job.id for row in (await list_instances(ctx)).rows if row.job} == {one, two}
 
 
+async def test_a_platform_whose_profile_is_gone_hides_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a plug-in was removed, or the user's own profile has an error now, while a machine there bills."""
+    ctx, lost = house.ctx, "rehearsal/vastai"
+    rent_cloud(ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=lost)
+    jobs = {house.job, await launch(ctx, training(house.said, platform=lost, name="two", env={"CELL": "two"}))}
+    await house.go(0, times=4)
+    real = Context.profile
+
+    def profile(self: Context, platform: str) -> Profile:
+        if platform == lost:
+            raise NotFound("its plug-in was removed")
+        return real(self, platform)
+
+    monkeypatch.setattr(Context, "profile", profile)
+    ctx._providers.pop(lost)
+    found, seen = await list_instances(ctx), await overview(ctx)
+    assert found.unknown == seen.unknown == {lost: "its plug-in was removed"}
+    assert {row.job.id for row in found.rows if row.job} == {line.job.id for line in seen.running} == jobs
+    house.seen.beat = house.seen.beat.model_copy(update={"disk_free": 1})
+    done = await house.watcher.round()
+    assert {(a.subject, a.kind) for a in done.news} >= {(f"job/{job}", "disk_filling") for job in jobs}
+    assert "watch" not in done.trouble
+
+
 async def test_a_failed_and_a_finished_job_whose_machine_bills(house: House) -> None:
     house.seen.state, house.seen.why = Job.FAILED, "exit code 3"
     assert await house.go(1) == ["+failed"]
     assert await house.go(11) == ["+finished_billing"]
     assert await house.go(600, times=4) == []
     assert promises(house.ctx.ledger, house.cloud) == []  # nobody ended the machine
+
+
+def texts_of(watcher: Watcher, kind: str) -> list[str]:
+    return [alert.text for (_, found, _), alert in watcher._raised.items() if found == kind]
+
+
+async def test_a_second_machine_for_one_order_is_reported_with_its_cost(house: House) -> None:
+    extra = house.cloud.create(Resources(), f"{house.job}-i1")
+    assert isinstance(extra, Known)
+    news = await house.go(1, times=11)
+    assert news.count("+unused_billing") == 1, "at the first look at the lists"
+    await house.go(60)
+    (text,) = texts_of(house.watcher, "unused_billing")
+    price = extra.value.price_usd_per_hour
+    assert f"{extra.value.id} on {PLATFORM} was ordered for {house.job}" in text and f"{usd_per_hour(price)}" in text
+    assert "console" in text and "so far" in text and records(house.cloud)[0].id not in text
+    house.cloud.terminate(extra.value.id)
+    assert "-unused_billing" in await house.go(1, times=4)
+    assert read_job(house.ctx.ledger, house.job).state is Job.RUNNING
+
+
+async def test_a_machine_of_an_order_that_the_job_gave_up_is_reported_with_its_cost(tmp_path: Path) -> None:
+    """Its platform refused the order for certain, the job runs elsewhere, and the machine is listed all the same."""
+    house, second = House(tmp_path), "rehearsal/runpod"
+    rent_cloud(house.ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=second)
+    receipt = (await submit(house.ctx, training(house.said, max_cost_usd=90.0, alternatives=(second,)))).receipt
+    full = house.cloud.settings
+    house.cloud.configure(full.model_copy(update={"capacity": 0}))
+    job = (
+        await submit(house.ctx, training(house.said, max_cost_usd=90.0, alternatives=(second,)), receipt=receipt)
+    ).job
+    assert job is not None and job.spec.platform == second
+    await house.go(0, times=4)
+    assert read_job(house.ctx.ledger, job.id).state is Job.RUNNING
+    house.cloud.configure(full)
+    late = house.cloud.create(Resources(), f"{job.id}-i1")
+    assert isinstance(late, Known)
+    assert (await house.go(1, times=11)).count("+unused_billing") == 1
+    (text,) = texts_of(house.watcher, "unused_billing")
+    assert f"{late.value.id} on {PLATFORM} was ordered for {job.id}" in text
+
+
+async def test_a_machine_that_was_given_back_and_bills_on_is_reported_with_its_cost(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    fault = (Fault(kind="failed_boot"), Fault(kind="lost_request", call="terminate", count=10_000))
+    house.cloud = rent_cloud(house.ctx, *fault, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
+    job = await launch(house.ctx, training(house.said))
+    news = await house.go(1, times=20)
+    assert read_job(house.ctx.ledger, job).state is Job.FAILED and news.count("+unused_billing") == 1
+    (text,) = texts_of(house.watcher, "unused_billing")
+    machine = records(house.cloud)[0]
+    assert f"{machine.id} on {PLATFORM}" in text and "$" in text and "console" in text and "failed to boot" in text
+    house.cloud.configure(faults=Faults())
+    assert "-unused_billing" in await house.go(10, times=3), "gpuwarden goes on asking for its end"
+
+
+async def test_a_machine_that_was_given_back_and_runs_again_is_reported_with_its_cost(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    fault = (Fault(kind="failed_boot"), Fault(kind="comes_back", seconds=1800))
+    house.cloud = rent_cloud(house.ctx, *fault, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
+    job = await launch(house.ctx, training(house.said))
+    assert await house.go(1, times=20) == ["+failed"]
+    assert not house.cloud.truth(records(house.cloud)[0].id).meter
+    assert set(await house.go(1, times=30)) == {"+came_back", "+finished_billing"}
+    (text,) = texts_of(house.watcher, "finished_billing")
+    assert job in text and "$1.00/h" in text
 
 
 async def test_a_machine_taken_back_is_told_once(house: House) -> None:

@@ -16,9 +16,9 @@ import pytest
 from gpuwarden.core.errors import AuthFailed, Conflict, NotSupported, Unreachable, WardenError
 from gpuwarden.core.guidance import Action, NextStep
 from gpuwarden.core.models import Verb
-from gpuwarden.core.next_step import Copy, Machine, Situation, plan
+from gpuwarden.core.next_step import UNDER_WAY, Copy, Machine, Situation, plan
 from gpuwarden.core.reasons import Code
-from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Teardown
+from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import ReceiptIssued
@@ -33,7 +33,9 @@ from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault
 from lifecycle_kit import launch, records
 from pretend_machines import PretendBackend, Processes, remembered
+from test_kept_pull import KEEP, Kit
 from test_lifecycle_teardown import House
+from test_standing_orders import processes as processes
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +45,7 @@ pytestmark = pytest.mark.anyio
 def every_situation() -> Iterator[Situation]:
     """The product of the three machines' states, the copies and what a person ordered."""
     tickets = [(None, None), *((state, ends) for state in Teardown for ends in (None, 1_000.0))]
-    for job, machine, copy, (ticket, ends), launched, outputs, ordered in itertools.product(
+    for job, machine, copy, (ticket, ends), launched, outputs, ordered, kept in itertools.product(
         sorted(set(Job) - {Job.DRAFT, Job.REFUSED}),
         Machine,
         Copy,
@@ -51,13 +53,15 @@ def every_situation() -> Iterator[Situation]:
         (True, False),
         (True, False),
         (None, "stop"),
+        ("", "s3://bucket/team"),
     ):
         refused = job is Job.PROVISIONING and machine is Machine.UNSEEN and ordered is not None
         yield Situation(
             job_id="j1", job=job, now=400.0, machine=machine, copy=copy, ticket="t1" if ticket else "",
             ticket_state=ticket, launched=launched, outputs=outputs, ordered=ordered,  # type: ignore[arg-type]
             ends_at=ends if ordered else None, settles_at=430.0 if refused else None,
-            parked=machine is Machine.OFF and outputs and launched,
+            parked=machine is Machine.OFF and outputs and launched, kept=kept, watched=bool(kept),
+            stoppable=outputs,
         )  # fmt: skip
 
 
@@ -65,6 +69,7 @@ def first(found: tuple[NextStep, ...]) -> NextStep | None:
     return next((step for step in found if step.action is not Action.MANUAL), None)
 
 
+@pytest.mark.slow
 def test_every_state_has_a_step_that_fits_it() -> None:
     seen = 0
     for now in every_situation():
@@ -75,14 +80,24 @@ def test_every_state_has_a_step_that_fits_it() -> None:
             wrong.append("no step, or one twice")
         if step is None and now.machine in {Machine.BILLING, Machine.UNSEEN}:
             wrong.append("a machine bills and nothing is to be done")
-        if now.job in TERMINAL_JOBS and now.machine is Machine.GONE and step is not None:
+        stored = now.kept and now.copy in {Copy.NONE, Copy.STALE, Copy.KEPT, Copy.UNVERIFIED}
+        if now.job in TERMINAL_JOBS and now.machine is Machine.GONE and step is not None and not stored:
             wrong.append("nothing is left to do")
+        text = " ".join(str(s.parameters.get("text", "")) for s in found)
+        if Action.PULL in actions and now.kept and now.machine in {Machine.OFF, Machine.GONE} and now.kept not in text:
+            wrong.append("it does not say where the copy is")
+        under_way = now.ticket_state in UNDER_WAY
         asleep = now.parked and now.job not in TERMINAL_JOBS  # how the job ended is not known
+        waits = step is not None and step.action is Action.CHECK and now.ordered and now.job in TERMINAL_JOBS
+        if waits and now.machine is Machine.BILLING and not now.watched:
+            wrong.append("it waits for a watch that does not run")
+        if now.job is Job.PAUSED and now.machine is Machine.BILLING and Action.RESUME not in actions and not under_way:
+            wrong.append("it does not say how the job goes on")
         if now.settled and not asleep and {Action.PULL, Action.VERIFY} & set(actions):
             wrong.append("no copy can get better")
         if step is not None and step.action is Action.VERIFY and now.copy is not Copy.UNVERIFIED:
             wrong.append("there is nothing to verify")
-        if now.job not in TERMINAL_JOBS and not now.parked and {Action.PULL, Action.TEARDOWN} & set(actions):
+        if now.job not in AT_REST and not now.parked and {Action.PULL, Action.TEARDOWN} & set(actions):
             wrong.append("the job has not ended")
         assert not wrong, (wrong, now, found)
     assert seen > 10_000
@@ -140,7 +155,7 @@ class Walk(House):
         waits = step.action is Action.CHECK or now.ticket_state is Teardown.EXECUTING  # for time, which passes
         if self.turns[key] > (8 if waits else 2):
             raise AssertionError(f"the hint turns in a circle: {self.path}")
-        if now.machine is Machine.OFF and step.action is not Action.TEARDOWN:
+        if now.machine is Machine.OFF and not now.parked and step.action is not Action.TEARDOWN:
             for record in records(self.cloud):  # the sentence before the step asks a person to do so
                 if str(record.state) == "stopped":
                     self.cloud.start(record.id)
@@ -428,13 +443,146 @@ STORIES: tuple[Callable[[Walk], Awaitable[str]], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("begin", STORIES, ids=lambda story: story.__name__)
 async def test_whoever_obeys_the_hints_comes_to_an_end(walk: Walk, begin: Callable[[Walk], Awaitable[str]]) -> None:
     job = await begin(walk)
     await walk.to_the_end(job)
     if not walk.in_the_console:
         walk.holds()
+
+
+# ---------------------------------------------------------------------------- nights: machines at rest, kept stores
+
+
+class NightWalk(Walk, Kit):
+    """A walk whose jobs may have a kept store, and whose machines may park themselves."""
+
+    def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+        Kit.__init__(self, home, processes, monkeypatch, order)
+        self.path, self.in_the_console, self.turns = [], False, Counter()
+        self.watching = False
+
+    async def do(self, job: str, step: NextStep) -> tuple[NextStep, ...]:
+        """Do what a walk does; a watch goes round once somebody started one."""
+        self.watching = self.watching or step.action is Action.WATCH
+        if self.watching and step.action in {Action.CHECK, Action.WATCH}:
+            await self.round(240)
+            return (await check(self.ctx, job)).next_steps
+        return await super().do(job, step)
+
+    async def parked(self, state: str = "succeeded", *, kept: bool = False, **changes: object) -> str:
+        """A job that saved and ended in the night, and its machine, which stopped itself before anybody came."""
+        job = await self.started(**({"keep": KEEP} if kept else {}), **changes)
+        self.backend.write(self.handle(job), "model.safetensors", weights())
+        self.backend.end(self.handle(job), state)
+        self.parks()
+        self.clock.advance(9 * 3600)
+        return job
+
+    def stores(self, job: str, **said: Any) -> None:
+        self.keeps(job, {"out/model.safetensors": weights()}, **said)
+
+
+async def parked(walk: NightWalk) -> str:
+    return await walk.parked()
+
+
+async def parked_and_failed(walk: NightWalk) -> str:
+    return await walk.parked("failed")
+
+
+async def parked_and_given_up(walk: NightWalk) -> str:
+    job = await walk.parked()
+    await walk.after(31, job)
+    await cancel(walk.ctx, job)
+    return job
+
+
+async def parked_and_stopping(walk: NightWalk) -> str:
+    return await walk.parked(teardown="stop")
+
+
+async def parked_and_kept(walk: NightWalk) -> str:
+    job = await walk.parked(kept=True)
+    walk.stores(job)
+    return job
+
+
+async def parked_and_kept_and_failed(walk: NightWalk) -> str:
+    job = await walk.parked("failed", kept=True)
+    status = {"state": "failed", "attempt": 1, "exit_code": 1, "reason": "exited", "why": ""}
+    walk.stores(job, ended={"status": status})
+    return job
+
+
+async def parked_and_kept_without_the_last_word(walk: NightWalk) -> str:
+    job = await walk.parked(kept=True)
+    walk.stores(job, ended={"look": ""})
+    return job
+
+
+async def parked_and_kept_in_a_store_that_lost_a_file(walk: NightWalk) -> str:
+    job = await walk.parked(kept=True)
+    walk.stores(job)
+    del walk.shelf.objects[walk.key(job, "out/model.safetensors")]
+    return job
+
+
+async def parked_and_kept_in_a_store_that_is_denied(walk: NightWalk) -> str:
+    job = await walk.parked(kept=True)
+    walk.stores(job)
+    walk.shelf.silent = True
+    return job
+
+
+async def kept_and_taken_for_good(walk: NightWalk) -> str:
+    job = await walk.parked(kept=True)
+    walk.stores(job)
+    walk.ends_itself(walk.cloud.terminate)
+    return job
+
+
+async def kept_and_taken_in_the_middle(walk: NightWalk) -> str:
+    job = await walk.started(keep=KEEP)
+    walk.backend.write(walk.handle(job), "model.safetensors", weights())
+    walk.stores(job, end=False)
+    walk.ends_itself(walk.cloud.terminate)
+    for _ in range(3):
+        await walk.after(31, job)
+    return job
+
+
+async def kept_and_still_on(walk: NightWalk) -> str:
+    job = await walk.saved(keep=KEEP)
+    walk.stores(job)
+    return job
+
+
+NIGHTS: tuple[Callable[[NightWalk], Awaitable[str]], ...] = (
+    parked, parked_and_failed, parked_and_given_up, parked_and_stopping, parked_and_kept, parked_and_kept_and_failed,
+    parked_and_kept_without_the_last_word, parked_and_kept_in_a_store_that_lost_a_file,
+    parked_and_kept_in_a_store_that_is_denied, kept_and_taken_for_good, kept_and_taken_in_the_middle, kept_and_still_on,
+)  # fmt: skip
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("order", ["ask", "terminate"])
+@pytest.mark.parametrize("begin", NIGHTS, ids=lambda story: story.__name__)
+async def test_whoever_obeys_the_hints_after_a_night_comes_to_an_end(
+    tmp_path: Path,
+    processes: Processes,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[[NightWalk], Awaitable[str]],
+    order: str,
+) -> None:
+    monkeypatch.setattr("gpuwarden.checkpoints.load.run_child", remembered)
+    walk = NightWalk(tmp_path / "home", processes, monkeypatch, order)
+    await walk.to_the_end(await begin(walk))
+    if not walk.in_the_console:
+        walk.holds()
+    if begin is parked_and_kept:
+        assert walk.starts() == 0, "what its store proved needs no machine"
 
 
 @pytest.mark.slow
@@ -467,7 +615,7 @@ async def test_a_machine_whose_launch_was_refused_can_be_ended(walk: Walk) -> No
 async def test_cancel_and_check_show_the_same_cost(walk: Walk) -> None:
     job = await walk.started()
     walk.clock.advance(1800)
-    canceled = results.canceled(await cancel(walk.ctx, job)).meter
+    canceled = results.signaled(await cancel(walk.ctx, job)).meter
     checked = results.checked(await check(walk.ctx, job)).meter
     assert canceled is not None and checked is not None and canceled.cost_usd == checked.cost_usd
     assert canceled.cost_usd is not None and canceled.cost_usd > 1.0

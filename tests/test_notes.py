@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doors import answer, gpuwarden
+from doors import answer, in_process
 from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
@@ -251,7 +251,6 @@ def test_clients_can_read_them_when_they_are_in_order(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the command line
 
 
-@pytest.mark.slow
 def test_on_the_command_line(tmp_path: Path) -> None:
     home, policy = tmp_path / "home", tmp_path / "cfg" / "policy.toml"
     policy.parent.mkdir()
@@ -259,7 +258,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     env = {"GPUWARDEN_POLICY": str(policy)}
 
     def run(*words: str) -> dict[str, object]:
-        return answer(gpuwarden(home, *words, "--json", **env))
+        return answer(in_process(home, *words, "--json", **env))
 
     assert run("notes")["notes"] == {}
     assert run("notes", "set", "tracker.name", "wandb")["ok"] is True
@@ -271,20 +270,23 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         assert "host says nothing" in str(run("notes", "set", f"platforms.{name}.host", "x")["message"])
     assert run("notes", "set", "platforms.ssh/lab.scratch", "/data")["ok"] is True
     assert run("notes", "unset", "platforms.ssh/lab.scratch")["ok"] is True
+    far = "ray/Head.example.org"
+    assert run("notes", "set", f"platforms.{far}.scratch", "/mnt/runs")["ok"] is True
+    assert load_notes(policy.parent / "notes.toml").of(far).scratch == "/mnt/runs"
+    assert run("notes", "unset", f"platforms.{far}.scratch")["ok"] is True
     assert run("notes", "set", "platforms.runpod.key", "$RUNPOD_API_KEY")["ok"] is True
     assert run("profiles", "runpod")["notes"] == {"key": "$RUNPOD_API_KEY"}
     assert run("notes", "unset", "tracker.name")["notes"] == {"platforms": {"runpod": {"key": "$RUNPOD_API_KEY"}}}
-    assert gpuwarden(home, "notes", "path", **env).stdout.strip() == str(policy.parent / "notes.toml")
+    assert in_process(home, "notes", "path", **env).stdout.strip() == str(policy.parent / "notes.toml")
 
 
-@pytest.mark.slow
 def test_the_doctor_says_what_is_wrong_with_them(tmp_path: Path) -> None:
     policy = tmp_path / "cfg" / "policy.toml"
     private(policy, "")
     found = {}
     for text in ("[tracker]\nname = 'wandb'\n", "[tracker]\n", "[platforms.rumpod]\nnote = 'x'\n"):
         private(policy.with_name("notes.toml"), text)
-        body = answer(gpuwarden(tmp_path / "home", "doctor", "--json", GPUWARDEN_POLICY=str(policy)))
+        body = answer(in_process(tmp_path / "home", "doctor", "--json", GPUWARDEN_POLICY=str(policy)))
         [found[text]] = [c for c in body["checks"] if c["what"] == "notes"]
     assert [c["ok"] for c in found.values()] == [True, False, False]
     assert "notes.toml:1: tracker.name" in found["[tracker]\n"]["found"]

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import anyio
 import pytest
 
+from conftest import HANG_S
 from gpuwarden.config import load_config
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Conflict, NotSupported, Refused, Unreachable, WardenError
@@ -445,7 +446,7 @@ async def test_a_real_machine_parks_itself_and_a_pull_starts_it(tmp_path: Path) 
     waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
     command = (sys.executable, "-I", "-S", "-c", waits + TRAIN, str(said), "0")
     job = await launch(ctx, training(said, command=command))
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         while read_job(ctx.ledger, job).handle is None:
             await advance(ctx, job)
             await clock.sleep(0.05)
@@ -464,7 +465,7 @@ async def test_a_real_machine_parks_itself_and_a_pull_starts_it(tmp_path: Path) 
     assert list((ctx.home / "artifacts" / job).rglob("model.safetensors"))
     handle = read_job(ctx.ledger, job).handle
     assert handle is not None and cloud.store.state().calls["self_stop"] >= 1
-    with anyio.fail_after(60):  # and again, since nobody comes for it any more
+    with anyio.fail_after(HANG_S):  # and again, since nobody comes for it any more
         while next(iter(cloud.truths().values())).state is not InstanceState.STOPPED:
             await clock.sleep(0.05)
     assert not promises(ctx.ledger, cloud)

@@ -179,6 +179,7 @@ async def spending(ctx: Context) -> str:
     return receipt
 
 
+@pytest.mark.slow
 @pytest.mark.attack("person", "replaces the PIN by one that it knows")
 async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, theirs: Path) -> None:
     receipt = await spending(ctx)
@@ -203,6 +204,7 @@ async def test_accepting_a_file_takes_the_pin_of_the_one_in_force(home: Path, ct
     assert not ctx.ledger.events(kind="policy.accepted")
 
 
+@pytest.mark.slow
 async def test_a_person_accepts_another_file(home: Path, ctx: Context, theirs: Path) -> None:
     env = environment(home, GPUWARDEN_POLICY=str(theirs))
     asked = (await submit(open_context("mcp", env=env), build(JobSpec, JOB), dry_run=True)).ask
@@ -222,6 +224,7 @@ async def test_a_person_accepts_another_file(home: Path, ctx: Context, theirs: P
     assert open_context("cli", env=unnamed).policy == accepted.policy, "a chosen file needs no variable"
 
 
+@pytest.mark.slow
 async def test_the_policy_can_be_shown(home: Path, ctx: Context, theirs: Path) -> None:
     env = {"GPUWARDEN_POLICY": str(theirs)}
     body = json.loads(gpuwarden(home, "policy", "show", "--json", **env).stdout)
@@ -232,6 +235,7 @@ async def test_the_policy_can_be_shown(home: Path, ctx: Context, theirs: Path) -
     assert ctx.policy_file in ctx.kept, "it goes to no machine as an input"
 
 
+@pytest.mark.slow
 async def test_a_file_with_a_mistake_is_not_accepted(home: Path, ctx: Context, theirs: Path) -> None:
     theirs.write_text("[caps]\nper_jobb = 3\n")
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "policy", "use", str(theirs), says=[]))

@@ -20,6 +20,9 @@ FIRST: dict[str, tuple[str, ...]] = {
     "submit": ("submit", "--platform", "local", "--", sys.executable, "-c", "print(1)"),
     "check": ("check", "j0"),
     "cancel": ("cancel", "j0"),
+    "pause": ("pause", "j0"),
+    "resume": ("resume", "j0"),
+    "audit": ("audit", "export", "events.jsonl"),
     "pull": ("pull", "j0"),
     "verify": ("verify", "nothing-here"),
     "teardown": ("teardown", "j0"),
@@ -30,18 +33,30 @@ FIRST: dict[str, tuple[str, ...]] = {
     "costs": ("costs",),
     "wait": ("wait", "j0", "--until", "state", "--timeout", "1"),
     "instances": ("instances",),
+    "offers": ("offers", "--gpu", "H100"),
     "watch": ("watch", "--once"),
     "history": ("history",),
     "search": ("search", "oom"),
+    "diagnose": ("diagnose", "train.log"),
     "rules": ("rules",),
     "profiles": ("profiles",),
     "knowledge": ("knowledge", "check"),
+    "fan-out": ("fan-out",),
+    "nodes": ("nodes", "check", "local", "nobody.invalid", "--size", "0"),
     "notes": ("notes", "set", "tracker.name", "trackio"),
     "template": ("template", "list"),
     "doctor": ("doctor",),
+    "setup": ("setup",),
     "hooks": ("hooks", "install"),
     "mcp": ("mcp",),
+    "serve": ("serve", "--host", "0.0.0.0"),
+    "dashboard": ("dashboard", "--no-browser"),
+    "token": ("token", "list"),
+    "passkey": ("passkey", "list"),
+    "metrics": ("metrics", "j0"),
+    "estimate": ("estimate", "nothing-here", "--gpu", "t4"),
     "demo": ("demo", "--help"),
+    "rehearse": ("rehearse", "nothing-here.py"),
     "rehearse-hub": ("rehearse-hub", "--help"),
     "policy": ("policy", "show"),
 }
@@ -49,6 +64,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "rehearsal": ("submit", "--platform", "rehearsal/runpod", "--timeout", "60", "--max-cost", "1", "--", "true"),
     "pin": ("approve", "--set-pin"),
     "hooks status": ("hooks", "status"),
+    "setup of one": ("setup", "zed", "--yes"),
     "json": ("instances", "--json"),
 }
 
@@ -76,7 +92,7 @@ def run_first(home: Path, words: tuple[str, ...]) -> subprocess.CompletedProcess
         text=True,
         check=False,
         umask=0o022,
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -93,7 +109,7 @@ def commands() -> list[object]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.attack("secrets", "reads state that the first command left open to others")
 @pytest.mark.parametrize("words", commands())
 def test_state_is_closed_whichever_command_comes_first(tmp_path: Path, words: tuple[str, ...]) -> None:

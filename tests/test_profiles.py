@@ -143,7 +143,7 @@ def test_a_key_that_stands_twice_is_refused():
 
 
 def test_the_five_platforms_are_there_and_load():
-    assert profile_names() == [f.stem for f in FILES]
+    assert profile_names() == sorted(f.stem for f in FILES)
     assert {"autodl", "lambda", "local", "runpod", "vastai"} <= set(profile_names())
     assert [load_profile(n).id for n in profile_names()] == profile_names()
 

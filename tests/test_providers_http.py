@@ -245,17 +245,21 @@ def test_gpus_by_name(asked: str, name: str, same: bool) -> None:
 # ---------------------------------------------------------------------------------------------------------- registry
 
 
-WITHOUT_CONTRACT = ["hf_jobs"]
-"""The Hub's jobs have no machine to reach: test_backends_hf_jobs.py holds what they promise."""
+METERS_OF_ENGINES = ["dstack", "hf_jobs", "sky", "sky_jobs"]
+"""Providers that rent nothing which could be reached: the tests of their engines say what they promise."""
 
 
-@pytest.mark.parametrize(("sort", "kept"), [("providers", PROVIDERS), ("backends", BACKENDS)])
-def test_every_plugin_inherits_its_contract_test(sort: str, kept: Registry) -> None:
+@pytest.mark.parametrize(
+    ("sort", "kept", "contracts", "without"),
+    [("providers", PROVIDERS, "Cloud|Provider", METERS_OF_ENGINES), ("backends", BACKENDS, "Backend|Engine", [])],
+    ids=["providers", "backends"],
+)
+def test_every_plugin_inherits_its_contract_test(sort: str, kept: Registry, contracts: str, without: list[str]) -> None:
     sources = [f.read_text("utf-8") for f in Path(__file__).parent.glob("test_*.py")]
-    contract = re.compile(r"^class Test\w+\((?:Cloud|Provider|Backend)Contract\)", re.MULTILINE)
+    contract = re.compile(rf"^class Test\w+\((?:{contracts})Contract\)", re.MULTILINE)
     tested = "\n".join(s for s in sources if contract.search(s))
     named = [(n, f"gpuwarden.{sort}.{n} import", f'load_backend("{n}"') for n in kept.built_in()]
-    assert [n for n, imported, loaded in named if imported not in tested and loaded not in tested] == WITHOUT_CONTRACT
+    assert [n for n, imported, loaded in named if imported not in tested and loaded not in tested] == without
 
 
 def test_every_rented_platform_has_its_provider(tmp_path: Path) -> None:

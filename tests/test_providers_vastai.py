@@ -11,6 +11,7 @@ from clouds.vastai import VastCloud
 from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
 from contract_provider import Desk
 from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, RateLimited
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces.mcp.wording import in_calls
@@ -344,6 +345,31 @@ class TestVast(CloudContract):
         with pytest.raises(NoCapacity):
             await rig.provider.create(self.resources, "token-2")
         assert len(rig.cloud.own) == 1
+
+    @pytest.mark.parametrize("prices", [{"H100 SXM": 2.2}, {"H100 SXM": 2.2, "H100 NVL": 2.3}])
+    async def test_no_offer_is_ordered_twice(self, rig: CloudRig, prices: dict[str, float]) -> None:
+        cloud = self.cloud(rig)
+        cloud.prices, cloud.stale_offers = prices, {101, 201}
+        with pytest.raises(NoCapacity) as gone:
+            await rig.provider.create(self.resources, "token-1")
+        ordered = [asked.path for asked in cloud.asked if asked.line.startswith("PUT /api/v0/asks/")]
+        assert len(ordered) == len(set(ordered)) == len(prices)
+        assert not gone.value.unsent, "an order was sent"
+        assert "Submit the job again" in manual_text(gone.value.next_steps)
+
+    async def test_what_a_refused_order_made_is_taken_before_another_offer_is_ordered(self, rig: CloudRig) -> None:
+        cloud = self.cloud(rig)
+        cloud.prices = {"H100 SXM": 2.2, "H100 NVL": 2.3}
+        cloud.faults = [Fault("refused", self.creates, status=410, body=b'{"error": "no_such_ask", "msg": "gone"}')]
+        made = known(await rig.provider.create(self.resources, "token-1"))
+        assert [cloud.numbered(made.id)] == list(cloud.own) and made.token == "token-1"
+
+    async def test_no_other_offer_is_ordered_while_the_list_can_not_be_read(self, rig: CloudRig) -> None:
+        cloud = self.cloud(rig)
+        cloud.prices, cloud.stale_offers = {"H100 SXM": 2.2, "H100 NVL": 2.3}, {101}
+        cloud.faults = [Fault("error_500", self.lists)]
+        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        assert not cloud.own
 
     async def test_an_end_that_was_not_carried_out_shows(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)

@@ -161,7 +161,7 @@ def test_the_page_has_a_recipe_for_each() -> None:
     assert len(re.findall(r"^ *```\w", PAGE, re.MULTILINE)) == len(blocks()), "a block without a file is not tested"
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("file", NODES)
 def test_the_recipe_passes_its_test(seen: dict[str, int], file: str) -> None:
     assert seen.get(file, 0) == len(NODES[file])
@@ -208,6 +208,7 @@ def test_a_package_of_your_own_brings_the_same_plugins(packages: Packages, tmp_p
     assert "PF-DISK-001" in {r.id for r in rules_of("submit")}
 
 
+@pytest.mark.long
 @pytest.mark.prove
 def test_the_contracts_are_kept_whole(copy: Path, said: dict[str, Any]) -> None:
     found = passed(copy, "tests/test_backends_nice.py", "tests/test_providers_mycloud.py")

@@ -234,7 +234,7 @@ print("same")
     env = {**os.environ, **hub.env, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
     env |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "0"}
     argv = [sys.executable, "-c", script, str(tmp_path / "big.bin"), str(tmp_path / "cache")]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.strip() == "same", done.stderr[-2000:]
     repo = hub.store.get("model", "rehearsal/x")
     assert repo is not None
@@ -258,8 +258,9 @@ def test_hostile_names_reach_no_file(hub: HubServer, api: Any) -> None:
 
 
 def test_the_command_serves_it_and_says_how_to_reach_it(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "gpuwarden", "rehearse-hub", "--root", str(tmp_path / "hub")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    argv = [sys.executable, "-m", "gpuwarden", "rehearse-hub"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = dict(process.stdout.readline().removeprefix("export ").strip().split("=", 1) for _ in range(3))
         try:
@@ -268,5 +269,7 @@ def test_the_command_serves_it_and_says_how_to_reach_it(tmp_path: Path) -> None:
             api = HfApi(endpoint=said["HF_ENDPOINT"], token=said["HF_TOKEN"])
             assert api.whoami()["name"] == USER
             assert api.dataset_info("trl-lib/Capybara").id == "trl-lib/Capybara"
+            assert [*tmp_path.glob("gpuwarden-hub-*")]
         finally:
             process.terminate()
+    assert process.returncode == 0 and not [*tmp_path.glob("gpuwarden-*")], "it cleans up after itself"

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from conftest import amount
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, Known, Resources
 from gpuwarden.core.profile import Profile, Survival
@@ -177,11 +178,11 @@ class Life(RuleBasedStateMachine):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-TestLife = pytest.mark.slow(Life.TestCase)
+TestLife = pytest.mark.endurance(pytest.mark.slow(Life.TestCase))
 # Without shrinking: with real processes it takes minutes, and the first failure prints all of its steps anyway.
 TestLife.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    max_examples=60,
+    max_examples=amount(15, 60),
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -284,5 +284,5 @@ def test_folders_that_a_job_locked_die_as_well(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         argv = [sys.executable, "-c", AS_NOBODY.format(here=str(Path(__file__).parent)), f"{folder}/cloud"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "done\n", done.stderr

@@ -72,14 +72,14 @@ def test_sigterm_first_then_the_profiles_grace_then_sigkill(tmp_path: Path) -> N
     politely = POLITE.replace("sys.argv[1]", repr(str(tmp_path / "saved")))
     with process(box.place, politely) as polite, process(box.place, DEAF) as deaf:
         world.cloud.preempt(box.id)
-        assert polite.wait(5) == 0, "the signal comes at once"
+        assert polite.wait(60) == 0, "the signal comes at once"
         assert (tmp_path / "saved").read_text() == "checkpoint"
         world.wait(29)
         assert deaf.poll() is None, "within its grace"
         seen = world.get(box.id)
         assert (seen.state, seen.meter) == (S.STOPPING, True)
         world.wait(1)
-        assert deaf.wait(5) == -signal.SIGKILL
+        assert deaf.wait(60) == -signal.SIGKILL
     assert world.state(box.id) == S.INTERRUPTED
 
 
@@ -88,7 +88,7 @@ def test_no_signal_where_the_platform_sends_none(tmp_path: Path) -> None:
     box = world.rent(interruptible=True)
     with process(box.place, POLITE.replace("sys.argv[1]", repr(str(tmp_path / "saved")))) as polite:
         world.cloud.preempt(box.id)
-        assert polite.wait(5) == -signal.SIGKILL
+        assert polite.wait(60) == -signal.SIGKILL
     assert not (tmp_path / "saved").exists()
 
 
@@ -101,7 +101,7 @@ def test_a_late_start_on_a_machine_that_is_off_dies_at_the_next_look(tmp_path: P
     late.mkdir(parents=True)
     with process(box.place, DEAF) as child:
         world.wait(1)
-        assert child.wait(5) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
     world.cloud.start(box.id)
     world.wait(10)
     assert not late.exists(), "what was written to a machine that was off did not happen"
@@ -118,7 +118,7 @@ def test_a_process_without_the_marker_dies_by_its_proven_status_alone(tmp_path: 
         said = {"state": "running", "pid": named.pid, "start_ticks": ticks, "child_pid": reused.pid, "child_ticks": "1"}
         (run / "status.json").write_text(json.dumps(said))
         world.end(box.id)
-        assert named.wait(5) == -signal.SIGKILL
+        assert named.wait(60) == -signal.SIGKILL
         assert reused.poll() is None, "a pid alone proves nothing"
 
 
@@ -136,7 +136,7 @@ def test_whoever_asks_is_never_killed(tmp_path: Path) -> None:
         env={**os.environ, MARKER: box.id},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert done.stdout == "alive\n", done.stderr
@@ -186,7 +186,7 @@ for line in sys.stdin:
         child.communicate()
 
 
-def wait_for(what: str, true: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(what: str, true: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, what
@@ -220,7 +220,7 @@ def test_a_host_makes_things_happen_when_nobody_looks_and_then_goes(tmp_path: Pa
     run.mkdir()
     with process(Place(platform="x", run_root="/", env={MARKER: ident}), DEAF) as child:
         (run / "metrics.jsonl").write_text('{"step": 3}\n')
-        assert child.wait(10) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
     cloud.terminate(ident)
     wait_for("the end", lambda: not (tmp_path / "instances" / ident).exists())
     wait_for("the host's end", lambda: not hosts(tmp_path))

@@ -346,7 +346,7 @@ ACTS = st.lists(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @settings(
     max_examples=int(os.environ.get("GPUWARDEN_STORIES", "20")),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -41,7 +41,7 @@ def start(path: Path, source: str = SHOW, home: Path = Path("/nowhere")) -> subp
     words = python_command(ANY_PYTHON, source, "a b", "$(c)")
     words[2] = words[2].replace("/usr/", "/none/").replace("/opt/", "/none/")
     env = {"PATH": str(path), "HOME": str(home)}
-    return subprocess.run(words, env=env, input="in", capture_output=True, text=True, timeout=30)
+    return subprocess.run(words, env=env, input="in", capture_output=True, text=True, timeout=300)
 
 
 # Pythons that are too old: one without `-I`, one that has it and says its version to whoever asks.
@@ -156,7 +156,7 @@ async def test_a_fetch_that_nobody_reads_leaves_no_process(sshd: Sshd, tmp_path:
     try:
         async with artifacts(backend, handle, ["o"], tmp_path / "here") as (listed, _):
             assert len(listed.files) == 60
-        found = subprocess.run(["pgrep", "-f", f"fetch {handle.run_dir}"], capture_output=True, timeout=9)
+        found = subprocess.run(["pgrep", "-f", f"fetch {handle.run_dir}"], capture_output=True, timeout=300)
         assert found.returncode == 1, found.stdout
     finally:
         await backend.aclose()

@@ -14,6 +14,7 @@ from typing import TypeVar
 import anyio
 import pytest
 
+from conftest import amount
 from contract_backend import ended, shell
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.backends.base import roster, source
@@ -85,8 +86,10 @@ async def test_a_pull_goes_on_after_every_cut(backend: SshBackend, proxy: Cuttin
 
 
 @pytest.mark.prove
+@pytest.mark.endurance
 async def test_a_pull_cut_a_hundred_times(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
-    await cut_pull(backend, proxy, tmp_path, cuts=100, large=200_000_000, small=1500)
+    cuts = amount(20, 100)
+    await cut_pull(backend, proxy, tmp_path, cuts=cuts, large=cuts * 2_000_000, small=cuts * 15)
 
 
 async def launch_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path, cuts: int) -> None:
@@ -105,7 +108,7 @@ async def launch_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path
             except Unreachable:
                 found = await backend.find(place, f"t-{job}")
                 handle = found.value if isinstance(found, Known) else None
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         state = Job.UNKNOWN
         while state is not Job.SUCCEEDED and time.monotonic() < end:
             try:
@@ -125,10 +128,11 @@ async def test_a_job_is_launched_once_through_cuts(backend: SshBackend, proxy: C
 
 
 @pytest.mark.prove
+@pytest.mark.endurance
 async def test_jobs_are_launched_once_through_a_hundred_cuts(
     backend: SshBackend, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
-    await launch_through_cuts(backend, proxy, tmp_path, 100)
+    await launch_through_cuts(backend, proxy, tmp_path, amount(25, 100))
 
 
 # ------------------------------------------------------------------------------------------------- the whole course
@@ -231,9 +235,11 @@ async def test_a_job_goes_its_way_through_cuts(backend: SshBackend, proxy: Cutti
     await whole_course(backend, proxy, tmp_path, jobs=1, cuts=2, size=8_000_000)
 
 
+@pytest.mark.long
 @pytest.mark.prove
+@pytest.mark.endurance
 async def test_jobs_go_their_way_through_a_hundred_cuts(
     backend: SshBackend, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
-    """At least 100 cuts, spread over push, launch, poll and pull."""
-    await whole_course(backend, proxy, tmp_path, jobs=7, cuts=5, size=20_000_000)
+    """In full at least 100 cuts, spread over push, launch, poll and pull."""
+    await whole_course(backend, proxy, tmp_path, jobs=amount(2, 7), cuts=5, size=20_000_000)

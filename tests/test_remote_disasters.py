@@ -62,14 +62,14 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         folder = tmp_path / "disk"
         folder.mkdir()
         argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        mounted = shutil.which("mount") and subprocess.run(argv, capture_output=True, check=False, timeout=9)
+        mounted = shutil.which("mount") and subprocess.run(argv, capture_output=True, check=False, timeout=300)
         need("the right to mount a tmpfs", bool(mounted) and mounted.returncode == 0)
         made.append(folder)
         return folder
 
     yield make
     for folder in made:
-        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=9)
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=300)
 
 
 async def job(backend: SshBackend, tmp_path: Path, text: str) -> Handle:
@@ -150,7 +150,7 @@ async def test_a_disk_that_fills_during_a_push_is_said_and_the_next_push_goes_on
         names[f"f{n}"].write_bytes(random.Random(n).randbytes(size))
     with pytest.raises(BadRequest, match="can't be written"):
         await push(box, names, str(far / "in"))
-    subprocess.run(["mount", "-o", "remount,size=64m,nr_inodes=400", str(far)], check=True, timeout=9)
+    subprocess.run(["mount", "-o", "remount,size=64m,nr_inodes=400", str(far)], check=True, timeout=300)
     again = await push(box, names, str(far / "in"))
     assert again.bytes_resumed + again.bytes_skipped > 0
     for name, path in names.items():
@@ -187,7 +187,7 @@ def rewrite(path: Path) -> None:
 SMALL, MIDDLE, LARGE = 5000, 3 << 20, (32 << 20) + 5
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("change", "size"),
     [(grow, SMALL), (grow, LARGE), (shrink, SMALL), (shrink, MIDDLE), (shrink, LARGE), (rewrite, SMALL),

@@ -51,7 +51,7 @@ def run_probe(request: dict[str, Any], path: str = os.environ["PATH"]) -> dict[s
         [sys.executable, "-I", "-", json.dumps(request)],
         input=SOURCE,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=True,
         env={"PATH": path},
     )

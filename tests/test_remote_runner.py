@@ -34,6 +34,7 @@ def test_every_room_is_in_the_file_once_and_equal_rooms_make_an_equal_file() -> 
     assert sorted(headings) == [path.stem.encode() for path in SOURCES]
 
 
+@pytest.mark.slow
 def test_no_name_means_one_thing_in_one_room_and_another_in_the_next() -> None:
     """In the file all modules share one namespace."""
     makers = Counter(name for path in SOURCES for name in tops(ast.parse(path.read_text())))
@@ -67,6 +68,7 @@ def test_a_line_of_a_room_keeps_its_number_below_the_heading() -> None:
             assert lines[top + number] in (line, ""), f"{path.name}:{number + 1}"
 
 
+@pytest.mark.slow
 def test_rooms_where_they_lie_answer_as_the_file_does(folder: Path) -> None:
     call("start", folder, sh("echo hello; mkdir out; echo 1 > out/a", outputs=["out"]))
     ended(folder)
@@ -75,7 +77,7 @@ def test_rooms_where_they_lie_answer_as_the_file_does(folder: Path) -> None:
             answers = []
             for runner in (str(MODULES), runner_file()):
                 argv = [sys.executable, "-I", "-S", runner, verb, str(folder)]
-                done = subprocess.run(argv, input=json.dumps(known).encode(), capture_output=True, timeout=60)
+                done = subprocess.run(argv, input=json.dumps(known).encode(), capture_output=True, timeout=300)
                 out = re.sub(rb'"taken_at": [0-9.]+', b"", done.stdout)
                 answers.append((done.returncode, out, done.stderr))
             assert answers[0] == answers[1]
@@ -83,13 +85,13 @@ def test_rooms_where_they_lie_answer_as_the_file_does(folder: Path) -> None:
 
 def test_a_job_can_be_started_by_the_rooms_where_they_lie(folder: Path) -> None:
     argv = [sys.executable, "-I", "-S", str(MODULES), "start", str(folder)]
-    done = subprocess.run(argv, input=json.dumps(sh("exit 3")).encode(), capture_output=True, timeout=60, check=True)
+    done = subprocess.run(argv, input=json.dumps(sh("exit 3")).encode(), capture_output=True, timeout=300, check=True)
     assert json.loads(done.stdout)["ok"] and ended(folder)["exit_code"] == 3
 
 
 def test_a_crash_names_rooms_and_their_own_lines(folder: Path) -> None:
     argv = [sys.executable, "-I", "-S", runner_file(), "logs", str(folder)]
-    done = subprocess.run(argv, input='{"cursor": "nonsense"}', capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, input='{"cursor": "nonsense"}', capture_output=True, text=True, timeout=300)
     named = re.findall(r"^in (\w+\.py):(\d+)$", done.stderr, re.MULTILINE)
     assert [module for module, _ in named][-3:] == ["verbs.py", "verbs.py", "log.py"]
     numbers = re.findall(r'^  File ".*", line (\d+), in ', done.stderr, re.MULTILINE)
@@ -102,6 +104,7 @@ def test_a_crash_names_rooms_and_their_own_lines(folder: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- what it needs
 
 
+@pytest.mark.slow
 def test_it_is_python_3_8_and_standard_library_only() -> None:
     tree = ast.parse(one_file(), feature_version=(3, 8))
     assert isinstance(tree.body[1], ast.ImportFrom) and tree.body[1].module == "__future__"

@@ -121,7 +121,7 @@ def test_what_a_command_leaves_behind_is_ended(folder: Path) -> None:
 
 @linux
 def test_a_run_folder_that_disappears_takes_its_job_along(folder: Path) -> None:
-    call("start", folder, sh("sleep 30"))
+    call("start", folder, sh("sleep 900"))
     seen = look(folder)
     folder.rename(folder.with_name("moved"))
     end = time.monotonic() + DEADLINE_S

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.remote.runner import park
+from gpuwarden.remote.runner.keep_report import GOES_ON
 from gpuwarden.remote.runner.park import Parker, ask
 from runner_kit import call, ended, folder, linux, look, order, sh, until  # noqa: F401
 
@@ -55,9 +56,32 @@ def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> Non
     (folder / "park.hold").touch()
 
 
+def test_a_rehearsals_hours_may_be_set_forward(folder: Path) -> None:
+    clock = folder.parent / "clock"
+
+    def set_forward(seconds: float) -> None:
+        fresh = clock.with_suffix(".new")
+        fresh.write_text(str(seconds + (float(clock.read_text()) if clock.exists() else 0.0)))
+        fresh.replace(clock)
+
+    def passes(_: object) -> bool:
+        set_forward(1800)
+        return asked(folder) > 0
+
+    call("start", folder, parking(folder, ["true"], after_s=3600.0, clock=str(clock), down_s=1.0))
+    ended(folder)
+    parker = Parker(str(folder), {"park": {"after_s": 3600.0, "clock": str(clock)}, "attempt": 1})
+    before = parker.now()
+    set_forward(7200)
+    assert 7200 <= parker.now() - before < 9000
+    until(folder, passes)
+    (folder / "park.hold").touch()
+
+
 def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], code=1))
     wait_for(folder, 3)
+    assert not (folder / "keep.look").exists(), "there is no kept store to ask"
     seen = until(folder, lambda s: any(a["kind"] == "self_park" for a in s["last_alerts"]))
     alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_park")
     assert "exit code 1: refused: quota" in alert["text"] and seen["state"] == "succeeded"
@@ -127,6 +151,88 @@ def park_mark() -> str:
 @pytest.fixture
 def hand(tmp_path: Path) -> Hand:
     return Hand(tmp_path)
+
+
+@pytest.mark.parametrize("way", ["answers", "silent", "comes", "failed"])
+def test_the_kept_store_has_the_last_word_before_a_stop(
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A store that does not answer keeps no machine on; somebody who comes meanwhile does."""
+    report = tmp_path / "keep.json"
+    report.write_text(json.dumps({"state": "failed" if way == "failed" else "done"}))
+    asked: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        hand.at += 10.0
+        asked.append((tmp_path / "keep.look").read_text())
+        if way == "comes" and len(asked) == 2:
+            hand.comes()
+        if way == "answers" and len(asked) == 3:
+            report.write_text(json.dumps({"state": "done", "look": asked[-1]}))
+
+    monkeypatch.setattr(park.time, "sleep", sleep)
+    assert hand.last_word() is (way != "comes")
+    assert len(asked) == {"answers": 3, "silent": 12, "comes": 2, "failed": 0}[way] and len(set(asked)) <= 1
+
+
+def test_a_stop_that_is_refused_takes_the_last_word_back(hand: Hand, tmp_path: Path) -> None:
+    (tmp_path / "keep.look").write_text("1")
+    hand.spec = {**hand.spec, "command": ["false"]}
+    hand.stop_machine()
+    assert (tmp_path / "keep.look").read_text().startswith(GOES_ON) and hand.tries == 1
+
+
+@pytest.mark.parametrize("way", ["refused", "answered", "taken back", "silent"])
+def test_a_last_word_from_before_the_machine_went_on_stops_it_only_with_a_newer_one(
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The store may say that nothing was written since the first try: the machine would be ended by that."""
+    report, look, stops = tmp_path / "keep.json", tmp_path / "keep.look", []
+    report.write_text(json.dumps({"state": "done"}))
+    answering = True
+
+    def sleep(seconds: float) -> None:
+        hand.at += 10.0
+        asked = look.read_text()
+        if answering:
+            report.write_text(json.dumps({"state": "done", "look": asked}))
+        elif way == "refused":
+            report.write_text(json.dumps({"state": "failed", "look": asked}))
+
+    def refused(spec: object) -> str:
+        stops.append(look.read_text())
+        return "quota"
+
+    monkeypatch.setattr(park.time, "sleep", sleep)
+    monkeypatch.setattr(park, "ask", refused)
+    hand.stop_machine()
+    assert len(stops) == 1 and not stops[0].startswith(GOES_ON)
+    answering = way == "answered"
+    if way == "taken back":
+        report.write_text(json.dumps({"state": "done", "look": look.read_text()}))
+    hand.stop_machine()
+    assert len(stops) == (2 if way in {"answered", "taken back"} else 1) and hand.tries == 2
+    assert look.read_text().startswith(GOES_ON) and hand.not_before > hand.at
+    alert = json.loads((tmp_path / "alerts.jsonl").read_text().splitlines()[-1])
+    assert ("takes nothing newer" in alert["text"]) == (way in {"refused", "silent"})
+
+
+def test_somebody_who_comes_takes_the_last_word_back(
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, look = tmp_path / "keep.json", tmp_path / "keep.look"
+    report.write_text(json.dumps({"state": "done"}))
+
+    def sleep(seconds: float) -> None:
+        hand.at += 10.0
+        report.write_text(json.dumps({"state": "done", "look": look.read_text()}))
+
+    monkeypatch.setattr(park.time, "sleep", sleep)
+    reader = park.hear(str(tmp_path))
+    hand.heard_at, hand.mark = 0.0, hand.stamp(park.HEARD)
+    hand.stop_machine()
+    os.close(reader)
+    assert hand.tries == 0 and look.read_text().startswith(GOES_ON)
 
 
 STEPS = st.lists(

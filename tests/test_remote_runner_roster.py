@@ -20,7 +20,7 @@ def roster(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     argv = [sys.executable, "-I", "-S", runner_file(), verb, str(folder)]
     request = json.dumps({"paths": paths, "root": root}).encode()
-    done = subprocess.run(argv, input=request, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(argv, input=request, capture_output=True, timeout=300, check=True)
     *rows, last = (json.loads(line) for line in done.stdout.splitlines())
     return rows, last
 

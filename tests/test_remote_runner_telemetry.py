@@ -91,7 +91,7 @@ Odd(Qwen2ForCausalLM(Qwen2Config(vocab_size=32, **tiny)), args, train_dataset=Da
 """
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.real
 @pytest.mark.parametrize("kind", ["healthy", "bare", "nan"])
 def test_the_output_of_the_installed_trainer(folder: Path, kind: str) -> None:

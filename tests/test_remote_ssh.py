@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from conftest import HANG_S
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
 from gpuwarden.remote.ssh import link
 from gpuwarden.remote.ssh.config import Endpoint
@@ -26,7 +27,7 @@ from sshd import free_port, keygen, sshd_fixture  # noqa: F401
 pytestmark = pytest.mark.anyio
 
 
-def gone(pid: int, seconds: float = 8) -> bool:
+def gone(pid: int, seconds: float = 60) -> bool:
     """Whether a process ends within that time; a zombie has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -83,7 +84,7 @@ class SlowLogin:
 
     def connect(self, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Connection:
         self.begun.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         self.logged_in.append(self.plain(endpoint, pin=pin, config=config))
         return self.logged_in[-1]
 
@@ -93,7 +94,7 @@ class SlowLogin:
         self.begun.clear()
         self.go_on.clear()
         self.link.begin()
-        assert self.begun.wait(20)
+        assert self.begun.wait(60)
         yield
         self.go_on.set()
         with self.link._opening:
@@ -231,7 +232,7 @@ async def test_a_cancel_ends_the_far_process(box: Ssh, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     async with anyio.create_task_group() as group:
         group.start_soon(box.run, ["sh", "-c", f"echo $$ > {pid_file}; exec sleep 1000"])
-        with anyio.fail_after(20):
+        with anyio.fail_after(HANG_S):
             while not (pid_file.exists() and pid_file.read_text().strip()):
                 await anyio.sleep(0.02)
         group.cancel_scope.cancel()

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from conftest import HANG_S
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.remote.ssh.host_keys import (
     HostKeyChanged,
@@ -28,7 +29,11 @@ async def test_first_contact_hands_the_key_back_and_holds_to_it(sshd: Sshd, tmp_
     assert key.first_contact
     assert key.line == sshd.host_key
     shown = subprocess.run(
-        ["ssh-keygen", "-l", "-f", f"{sshd.folder}/hostkey.pub"], capture_output=True, check=True, text=True, timeout=9
+        ["ssh-keygen", "-l", "-f", f"{sshd.folder}/hostkey.pub"],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=300,
     )
     assert key.fingerprint in shown.stdout
     pinned = machine(sshd, pin=key.line)
@@ -73,7 +78,9 @@ async def test_the_users_known_hosts_count(sshd: Sshd, tmp_path: Path, hashed: b
         for line, good in ((sshd.host_key, True), (wrong, False)):
             known.write_text(f"# comment\n[127.0.0.1]:{sshd.port} {line}\n")
             if hashed:
-                subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known)], check=True, timeout=9, capture_output=True)
+                subprocess.run(
+                    ["ssh-keygen", "-q", "-H", "-f", str(known)], check=True, timeout=300, capture_output=True
+                )
             known.write_text("broken line\n" + known.read_text())
             ssh = machine(sshd)
             if good:
@@ -92,7 +99,7 @@ async def test_no_line_of_known_hosts_stands_in_the_way(sshd: Sshd, who: str) ->
     known.write_text(f"{who} {sshd.host_key}\n[127.0.0.1]:{sshd.port} {sshd.host_key}\n")
     ssh = machine(sshd)
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(HANG_S):
             assert not (await ssh.open()).first_contact
     finally:
         await ssh.aclose()

@@ -37,7 +37,7 @@ def has_client() -> None:
 
 
 def run(*argv: str, **options: object) -> str:
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20, **options)  # type: ignore[call-overload]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
     return str(done.stdout)
 
 
@@ -46,12 +46,12 @@ def agent(tmp_path: Path) -> Iterator[Path]:
     """A real ssh-agent, known by its socket only."""
     path = tmp_path / "agent.sock"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 300
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.01)
     yield path
     process.terminate()
-    process.wait(5)
+    process.wait(60)
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ async def test_nothing_is_left_after_a_close(sshd: Sshd) -> None:
     assert isinstance(opened, Master)
     pid = opened.control.pid()
     await ssh.aclose()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 300
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.01)
     assert not Path(f"/proc/{pid}").exists() and not opened.folder.exists()
@@ -355,7 +355,7 @@ async def main():
     os.kill(os.getpid(), signal.SIGKILL)
 anyio.run(main)
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=False)
     assert ran.returncode == -signal.SIGKILL
     pid = int(ran.stdout)
     end = time.monotonic() + ORPHAN_S + 10

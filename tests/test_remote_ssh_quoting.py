@@ -78,7 +78,7 @@ def test_every_login_shell_reads_the_line_back(shell: str, tmp_path: Path) -> No
         "-rf",
     ]
     line = command_line(["printf", "%s\\0", *values], "MARK")
-    ran = subprocess.run([shell, "-c", line], cwd=tmp_path, capture_output=True, timeout=20, check=True)
+    ran = subprocess.run([shell, "-c", line], cwd=tmp_path, capture_output=True, timeout=300, check=True)
     noise, _, rest = ran.stdout.partition(b"\nMARK ")
     assert noise == b""
     assert rest.partition(b"\n")[2].split(b"\0")[:-1] == [v.encode() for v in values]

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import pytest
 
-from conftest import need
+from conftest import amount, need
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.remote.ssh.config import resolve
@@ -145,7 +145,7 @@ async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str 
     assert got.bytes_sent <= (size + 5000) * 1.05
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.usefixtures("client")
 async def test_a_push_goes_on_after_every_cut(
     sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None
@@ -153,9 +153,11 @@ async def test_a_push_goes_on_after_every_cut(
     await cut_push(sshd, proxy, tmp_path, python, 4, 20_000_000)
 
 
+@pytest.mark.long
 @pytest.mark.prove
+@pytest.mark.endurance
 async def test_a_push_cut_a_hundred_times(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, python: str | None) -> None:
-    await cut_push(sshd, proxy, tmp_path, python, 100, 200_000_000)
+    await cut_push(sshd, proxy, tmp_path, python, cuts := amount(20, 100), cuts * 2_000_000)
 
 
 # ------------------------------------------------------------------------------------------------------- small files
@@ -264,7 +266,7 @@ def test_the_agent_takes_no_name_that_leaves_its_folder(tmp_path: Path, name: st
         [sys.executable, "-I", "-S", upload_agent.__file__, str(far)],
         input=b"files %d\n%babcabcsync\n" % (len(head), head),
         capture_output=True,
-        timeout=30,
+        timeout=300,
         check=True,
     )
     assert "leaves the folder" in json.loads(ran.stdout.splitlines()[-1])["error"]
@@ -366,14 +368,16 @@ async def cut_small(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, 
     total = sum(p.stat().st_size for p in files.values())
     await ssh.run(["true"])
     rng = random.Random(6)
-    points = iter([rng.randrange(20_000, total // cuts) for _ in range(cuts)])
+    chosen = [rng.randrange(20_000, total // cuts) for _ in range(cuts)]
+    points = iter(chosen)
     proxy.arm(lambda: next(points, None))
     got = await push(ssh, files, str(tmp_path / "far"), python=sys.executable, clock=NoWait(), tries=50)
     await ssh.aclose()
     same(files, tmp_path / "far")
     print(f"{proxy.cuts} cuts, {got.bytes_sent:,} bytes sent for {total:,}")
     assert proxy.cuts >= cuts // 2
-    assert got.bytes_sent <= total + proxy.cuts * (64 << 10)
+    # What lay in a buffer at a cut is sent again, more of it on a busy machine; a start from nothing repeats it all.
+    assert got.bytes_sent <= total + 0.75 * sum(chosen)
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def test_whole_characters_are_read_however_they_are_spelled() -> None:
     assert parse(b'{"a": "\\ud83d\\ude00", "b": "\\\\ud800"}') == {"a": "\U0001f600", "b": "\\ud800"}
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("pid", ["-1", "seven", "9" * 5_000, "1 2"])
 @pytest.mark.usefixtures("client")
 async def test_a_process_that_is_no_number_is_a_bad_reply(tmp_path: Path, pid: str) -> None:

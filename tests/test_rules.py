@@ -36,7 +36,8 @@ from rule_kit import (
     OWNED,
     RENTED,
     changed,
-    examples,
+    example_files,
+    examples_of,
     file,
     looked,
     script,
@@ -212,17 +213,20 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 RULES = {r.id: r for r in catalog.all_rules()}
-EXAMPLES |= examples()
+FILES = example_files()
 
 
 def test_every_rule_has_an_example_that_fires_and_one_that_is_silent() -> None:
-    assert EXAMPLES.keys() | CASES.keys() == RULES.keys()  # those of scripts and the Hub are in test_rules_preflight
-    assert [rule_id for rule_id, (fires, silent) in EXAMPLES.items() if not fires or not silent] == []
+    assert (
+        EXAMPLES.keys() | FILES.keys() | CASES.keys() == RULES.keys()
+    )  # those of scripts and the Hub are in test_rules_preflight
+    kept = EXAMPLES | {rule_id: examples_of(path) for rule_id, path in FILES.items()}
+    assert [rule_id for rule_id, (fires, silent) in kept.items() if not fires or not silent] == []
 
 
-@pytest.mark.parametrize("rule_id", sorted(EXAMPLES))
+@pytest.mark.parametrize("rule_id", sorted(EXAMPLES.keys() | FILES.keys()))
 def test_a_rule_speaks_where_it_should_and_only_there(rule_id: str) -> None:
-    fires, silent = EXAMPLES[rule_id]
+    fires, silent = EXAMPLES.get(rule_id) or examples_of(FILES[rule_id])
     for facts in fires:
         found = list(RULES[rule_id].run(facts))
         assert found and all(f.rule == rule_id and f.message and f.fix for f in found), facts
@@ -288,6 +292,8 @@ def test_unknown_never_reads_as_safe() -> None:
 class Place:
     """A backend whose look at the place finds what it is told."""
 
+    takes_inputs = True
+
     def __init__(self, look: Callable[[], list[Finding]]) -> None:
         self.look = look
 
@@ -342,9 +348,10 @@ def documented(example: str) -> SubmitFacts:
 
 
 OF_SCRIPTS = [  # rules that read nothing but the script
-    "PF-API-001", "PF-API-002", "PF-API-003", "PF-API-004", "PF-DATA-005", "PF-DATA-006", "PF-DEP-001",
-    "PF-DEP-002", "PF-DEP-003", "PF-ENV-001", "PF-ENV-002", "PF-ENV-003", "PF-OUT-004", "PF-PUSH-002",
-    "PF-REL-001", "PF-REL-002", "PF-REL-003", "PF-SRC-002", "PF-SYS-001", "PF-SYS-002", "PF-SYS-003",
+    "PF-API-001", "PF-API-002", "PF-API-003", "PF-API-004", "PF-API-007", "PF-API-008", "PF-DATA-005",
+    "PF-DATA-006", "PF-DEP-001", "PF-DEP-002", "PF-DEP-003", "PF-ENV-001", "PF-ENV-002", "PF-ENV-003",
+    "PF-OUT-004", "PF-PUSH-002", "PF-REL-001", "PF-REL-002", "PF-REL-003", "PF-SRC-002",
+    "PF-SYS-001", "PF-SYS-002", "PF-SYS-003",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from gpuwarden.hub.client import HubConfig
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from gpuwarden.rules.catalog import rules_of
 from hubserver import READER, config, hub_server
-from rule_kit import examples
+from rule_kit import example_files
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules
 
 HEAD = '# /// script\n# dependencies = ["trl>=1.16", "transformers>=5", "datasets>=4", "torch>=2.8", {more}]\n# ///\n'
@@ -57,6 +57,15 @@ GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=short, args=config,
 """
 )
 
+LIGHTNING = """# /// script
+# dependencies = ["lightning", "torch", "transformers"]
+# ///
+import lightning as L
+from transformers import AutoModelForCausalLM
+trainer = L.Trainer(max_epochs=1)
+trainer.fit(model=AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B"))
+"""
+
 # rule: (jobs that fire it, jobs that don't); a job is a script, or a dict of a spec's fields.
 CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-HUB-001": (
@@ -73,7 +82,11 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         [sft(), sft(data="./local/folder"), sft(data="json"), {"command": ("python", "train.py")}],
     ),
     "PF-HUB-002": (
-        [sft(model="meta-llama/Llama-3.2-1B"), {"script": sft(model="rehearsal/mine"), "secrets": ()}],
+        [
+            sft(model="meta-llama/Llama-3.2-1B"),
+            sft(model="rehearsal/taken-down"),
+            {"script": sft(model="rehearsal/mine"), "secrets": ()},
+        ],
         [sft(), sft(model="rehearsal/mine")],
     ),
     "PF-HUB-003": ([sft(model="gpt2")], [sft()]),
@@ -112,7 +125,15 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         ],
     ),
     "PF-DATA-003": (
-        [plain("from datasets import load_dataset\nload_dataset('trl-lib/tldr').map(lambda r: {'n': r['question']})")],
+        [
+            plain(
+                "from datasets import load_dataset\nload_dataset('trl-lib/tldr').map(lambda r: {'n': r['question']})"
+            ),
+            plain(
+                "from datasets import load_dataset\ndata = load_dataset('trl-lib/tldr')\n"
+                "def row(r):\n    return {'n': r['question']}\ndata['train'].map(row)\ndata['test'].map(row)"
+            ),
+        ],
         [
             plain(
                 "from datasets import load_dataset\nload_dataset('trl-lib/tldr').map(lambda r: {'n': r['prompt']}).map(lambda r: {'m': r['n']})"
@@ -151,7 +172,12 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             sft("use_vllm=True"),
             sft('optim="paged_adamw_8bit"'),
         ],
-        [sft('report_to="wandb"', more='"wandb"'), sft('report_to="none"'), sft('optim="adamw_torch_8bit"')],
+        [
+            sft('report_to="wandb"', more='"wandb"'),
+            sft('report_to="none"'),
+            sft('optim="adamw_torch_8bit"'),
+            LIGHTNING,
+        ],
     ),
     "PF-SYS-001": (
         [
@@ -176,9 +202,13 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         [plain("import subprocess\nsubprocess.run(['ls'], check=True)")],
     ),
     "PF-ENV-001": (
-        [plain("import os\nprint(os.environ['REPO'])")],
+        [
+            plain("import os\nprint(os.environ['REPO'])"),
+            {"script": plain("import os\nprint(os.environ['JOB_TOKEN'])"), "env": {"METRICS_API_URL": "https://x"}},
+        ],
         [
             {"script": plain("import os\nprint(os.environ['REPO'])"), "env": {"REPO": "x"}},
+            plain("import os\nprint(*(os.environ['METRICS_API_URL'], os.environ['JOB_TOKEN'], os.environ['USER_ID']))"),
             plain("import os\nprint(os.environ['RANK'], os.environ.get('REPO'))"),
             plain("import os\nprint(os.environ['GPUWARDEN_METRICS'], os.environ['GPUWARDEN_JOB'])"),
             plain("import os\nos.environ['REPO'] = 'x'\nprint(os.environ['REPO'])"),
@@ -255,7 +285,14 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         [sft("max_steps=10")],
     ),
     "PF-OUT-003": ([{"script": sft(), "outputs": ("results",)}], [sft(), {"script": sft(), "outputs": ("out/final",)}]),
-    "PF-OUT-004": ([plain(LOOP), sft('save_strategy="no"')], [plain(LOOP + "torch.save({}, 'out/x.pt')"), sft()]),
+    "PF-OUT-004": (
+        [
+            plain(LOOP),
+            sft('save_strategy="no"'),
+            sft('save_strategy="no"') + "import json\njson.dump({}, open('m', 'w'))",
+        ],
+        [plain(LOOP + "torch.save({}, 'out/x.pt')"), sft(), sft('save_strategy="no"') + "trainer.save_model()"],
+    ),
     "PF-SRC-003": (
         [{"command": ("uv", "run", "https://github.com/a/b/blob/main/t.py")}],
         [{"command": ("uv", "run", "https://example.org/t.py")}],
@@ -291,6 +328,7 @@ def one_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
     with hub_server(tmp_path_factory.mktemp("hub")) as server:
         seed_for_rules(server.store)
         server.store.put("model", "rehearsal/mine", {"config.json": "{}"}, private=True)
+        server.store.put("model", "rehearsal/taken-down", {"config.json": "{}"}, extra={"disabled": True})
         yield server
 
 
@@ -328,6 +366,62 @@ MORE = {
 }
 
 
+UNSIZED = plain(
+    """
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+data = load_dataset("json", data_files="https://example.org/rows.jsonl", split="train")
+SFTTrainer(model="Qwen/Qwen2.5-0.5B", train_dataset=data, args=SFTConfig(output_dir="out", num_train_epochs=1)).train()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "refused"),
+    [
+        ({"script": UNSIZED, "timeout_s": 60}, True),
+        ({"script": UNSIZED.replace("num_train_epochs=1", "max_steps=-1"), "timeout_s": 60}, True),
+        ({"script": UNSIZED, "timeout_s": 120}, False),
+        ({"script": UNSIZED.replace("num_train_epochs=1", "max_steps=5"), "timeout_s": 60}, False),
+        ({"script": UNSIZED.replace("num_train_epochs=1", "max_steps=int(input())"), "timeout_s": 60}, False),
+        ({"script": UNSIZED.replace('split="train")', 'split="train").select(range(9))'), "timeout_s": 60}, False),
+        ({"script": UNSIZED.replace('"train"', '"train[:9]"'), "timeout_s": 60}, False),
+        ({"script": UNSIZED, "timeout_s": 60, "args": ("--max_samples", "9")}, False),
+        ({"script": UNSIZED, "timeout_s": 60, "platform": "local"}, False),
+    ],
+)
+def test_a_minute_is_refused_where_nothing_shortens_the_run(hub: HubServer, job: Any, refused: bool) -> None:
+    found = [f for f in findings(job, config(hub)) if f.rule == "PF-TIME-003"]
+    assert any(f.blocks for f in found) is refused
+
+
+SOME_ROWS = """
+from datasets import load_dataset
+def row(r):
+    if {}:
+        return {{"n": r["question"]}}
+    return {{"n": r["prompt"]}}
+load_dataset("trl-lib/tldr", split="train").map(row)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ('r.get("prompt")', True),
+        ('r["prompt"].strip == "a"', True),
+        ('r["prompt"] and not r.get("completion")', True),
+        ('r.get("question")', False),
+        ('"question" in r', False),
+        ('hasattr(r, "question")', False),
+        ("len(row.__name__) > 9", False),
+    ],
+)
+def test_a_column_that_some_rows_are_read_for_is_a_warning(hub: HubServer, test: str, said: bool) -> None:
+    found = [f for f in findings(plain(SOME_ROWS.format(test)), config(hub, HF_TOKEN)) if f.rule == "PF-DATA-003"]
+    assert [f.severity for f in found] == ([Severity.WARNING] if said else [])
+
+
 def test_a_script_behind_an_address_is_asked_for_and_read(hub: HubServer) -> None:
     hub.store.put("model", "rehearsal/scripts", {"t.py": sft(data="no/such"), "page.py": "<html>no</html>"})
 
@@ -354,10 +448,9 @@ def test_more_ways_to_be_wrong(hub: HubServer, rule: str) -> None:
     assert rule not in {f.rule for f in findings(mended, config(hub))}
 
 
-@pytest.mark.slow
 def test_every_rule_of_these_families_has_both() -> None:
     ids = {r.id for r in rules_of("submit") if r.id.split("-")[1] in MINE}
-    assert ids <= set(CASES) | set(examples())
+    assert ids <= set(CASES) | set(example_files())
     assert all(fire and silent for fire, silent in CASES.values())
 
 

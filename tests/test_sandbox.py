@@ -10,36 +10,30 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
-from mcp_types import CallToolResult
 
-from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
-from conftest import need
+from conftest import HANG_S, need
 from contract_backend import ended, shell, until
 from doors import JOB, answer, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden.app import open_context
 from gpuwarden.backends.base import Backend, Confining, load_backend
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import BadRequest, NoSandbox
+from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec, Place, StopResult
 from gpuwarden.core.policy import Local
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
-from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.remote.sandbox import boxes, detect, first
-from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, bubblewrap, landlock, seatbelt
+from gpuwarden.remote.sandbox import detect, first
+from gpuwarden.remote.sandbox.words import Kind, Sandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -138,7 +132,7 @@ async def run_to_the_end(backend: Backend, spec: JobSpec, place: Place, token: s
 # --------------------------------------------------------------------------------------------------------- attacks
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.attack("boundary", "reads keys, signals the server and approves from a job, over MCP")
 @pytest.mark.parametrize("platform", ["local", "rehearsal/vastai"])
 async def test_an_attack_over_mcp_gets_nothing(real: Sandbox, victims: Victims, tmp_path: Path, platform: str) -> None:
@@ -160,8 +154,8 @@ def test_an_attack_from_a_terminal_gets_nothing(real: Sandbox, victims: Victims,
     ticket = anyio.run(victims.ticket)
     file = tmp_path / "attack.py"
     file.write_text(ATTACK.read_text())
-    words = ["submit", str(file), victims.given(os.getpid(), ticket, kill=False), "--platform", "local"]
-    words += ["--output", "out", "--timeout", "600", "--estimate", "60", "--json"]
+    words = ["submit", "--platform", "local", "--output", "out", "--timeout", "600", "--estimate", "60", "--json"]
+    words += [str(file), victims.given(os.getpid(), ticket, kill=False)]
     code, shown = at_terminal(victims.home, *words, says={}, **victims.env(RUNPOD_API_KEY=KEY))
     assert code == 0, shown
     job_id = json.loads(shown.strip().splitlines()[-1])["job_id"]
@@ -220,7 +214,7 @@ async def _attacked(client: Client, platform: str, argument: str, dest: Path) ->
     if not body.get("job_id"):
         body = await _call(client, "submit_job", **job, receipt=body["receipt"])
     job_id = body["job_id"]
-    with anyio.fail_after(90):
+    with anyio.fail_after(HANG_S):
         while body.get("state") not in {"succeeded", "failed"}:
             body = await _call(client, "check_job", job_id=job_id, log_bytes=16_000)
             await anyio.sleep(0.05)
@@ -295,7 +289,7 @@ async def test_kill_9_ends_everything_and_the_next_attempt_goes_on(
     os.kill(status["child_pid"], signal.SIGKILL)
     seen = await until(backend, handle, lambda o: o.state is Job.FAILED)
     assert seen.reason is Code.VANISHED
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         while processes_of(handle.run_dir):
             await anyio.sleep(0.02)
     await backend.submit(shell(text), place, "t-kill", secrets={}, attempt=2)
@@ -358,7 +352,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 async def test_torch_trains_with_workers(real: Sandbox, backend: Backend, place: Place) -> None:
     pytest.importorskip("torch")
     spec = JobSpec(platform="local", script=TORCH, outputs=("model.pt",), timeout_s=120)
@@ -418,204 +412,31 @@ async def test_the_network_is_there_when_a_person_allows_it(real: Sandbox, backe
         assert await run_to_the_end(backend, spec, place, "t-net-2") == "in\n"
 
 
+async def test_a_job_gets_an_address_for_its_metrics_where_it_can_reach_one(
+    real: Sandbox, backend: Backend, place: Place
+) -> None:
+    post = (
+        "import json, os, urllib.request as u; url = os.environ.get('METRICS_API_URL'); print(bool(url), flush=True)\n"
+        "body = json.dumps({'job_id': os.environ['JOB_ID'], 'metrics': [{'step': 1}]}).encode()\n"
+        "proof = {'Authorization': 'Bearer ' + os.environ.get('JOB_TOKEN', '')}\n"
+        "print(u.urlopen(u.Request(url, body, proof)).status if url else '')"
+    )
+    spec = JobSpec(platform="local", command=(sys.executable, "-c", post), timeout_s=60)
+    keys = {"GPUWARDEN_REPORT_TOKEN": "gwj_token", "GPUWARDEN_REPORT_KEY": "gwk_key"}
+    assert isinstance(backend, Confining)
+    for token, network, said in (("t-dark", False, "False\n\n"), ("t-lit", True, "True\n200\n")):
+        backend.confine(Local(network=network), [])
+        handle = await backend.submit(spec, place, token, secrets=keys)
+        assert (await ended(backend, handle)).state is Job.SUCCEEDED
+        assert (await backend.logs(handle)).text == said
+
+
 async def test_packages_that_are_not_here_need_the_network(
     real: Sandbox, backend: Backend, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuwarden.backends.local.interpreter_for", lambda _: ("/bin/uv", "run", "--script"))
     with pytest.raises(BadRequest, match="no network"):
         await backend.submit(JobSpec(platform="local", script="print(1)"), place, "t-uv", secrets={})
-
-
-# ------------------------------------------------------------------------------------------------ where there is none
-
-
-@pytest.fixture(name="none")
-def none_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process finds no sandbox."""
-    for user in ("backends.local", "interfaces.cli.approval", "interfaces.cli.doctor", "interfaces.cli.demo"):
-        monkeypatch.setattr(f"gpuwarden.{user}.detect", lambda: ABSENT)
-
-
-@pytest.mark.attack("boundary", "asks for a local job where no sandbox exists")
-@pytest.mark.parametrize("platform", ["local", "rehearsal/vastai"])
-def test_without_a_sandbox_no_job_runs_until_a_person_allows_it(
-    none: None, home: Path, run: Cli, tmp_path: Path, platform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick_warden(home)
-    policy = home.parent / "policy.toml"
-    policy.write_text("# mine\n[caps]\nper_job_usd = 0  # keep\n")
-    script = tmp_path / "train.py"
-    script.write_text("print(1)\n")
-    words = ["submit", str(script), "--platform", platform, "--output", "out", "--timeout", "600", "--estimate", "60"]
-    monkeypatch.setenv("GPUWARDEN_LOCAL_UNSANDBOXED", "true")
-    code, refused = run(*words)
-    assert (code, refused["code"]) == (1, "no_sandbox") and "gpuwarden policy allow local" in refused["hint"]
-    code, nobody = run("policy", "allow", "local")
-    assert (code, nobody["code"]) == (1, "refused") and "terminal" in nobody["message"]
-    assert "# mine" in policy.read_text() and "unsandboxed" not in policy.read_text()
-    no = doctor_of(run)
-    assert no["ok"] is False and "no job runs here" in no["found"]
-
-
-def doctor_of(run: Cli) -> dict[str, Any]:
-    found: dict[str, Any] = next(c for c in run("doctor")[1]["checks"] if c["what"] == "sandbox")
-    return found
-
-
-def bare(folder: Path) -> str:
-    """A PATH on which no bubblewrap is."""
-    (folder / "bin").mkdir(exist_ok=True)
-    return str(folder / "bin")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
-def test_a_person_allows_it_at_a_terminal(home: Path, tmp_path: Path) -> None:
-    quick_warden(home)
-    policy = home.parent / "policy.toml"
-    policy.write_text("# mine\n[caps]\nper_job_usd = 0  # keep\n")
-    script = tmp_path / "train.py"
-    script.write_text("print(1)\n")
-    words = ["submit", str(script), "--platform", "local", "--output", "out", "--timeout", "600", "--estimate", "60"]
-    refused = answer(gpuwarden(home, *words, "--json", PATH=bare(tmp_path)))
-    assert refused["code"] == "no_sandbox"
-    code, shown = at_terminal(
-        home, "policy", "allow", "local", says={"Type yes to allow it: ": "no"}, PATH=bare(tmp_path)
-    )
-    assert code == 1 and "unsandboxed" not in policy.read_text(), shown
-    code, shown = at_terminal(
-        home, "policy", "allow", "local", says={"Type yes to allow it: ": "yes"}, PATH=bare(tmp_path)
-    )
-    assert code == 0, shown
-    assert policy.read_text().startswith("# mine\n[caps]\nper_job_usd = 0  # keep\n")
-    assert "unsandboxed = true" in policy.read_text() and policy.stat().st_mode & 0o077 == 0
-    taken = answer(gpuwarden(home, *words, "--json", PATH=bare(tmp_path), HOME=str(tmp_path)))
-    assert taken["ok"] is True, taken
-
-
-@pytest.mark.attack("boundary", "looks for a local platform over MCP where no sandbox exists")
-async def test_the_mcp_server_offers_neither(none: None, home: Path, w_bare: Any) -> None:
-    for platform in ("local", "rehearsal/vastai"):
-        with pytest.raises(NoSandbox):
-            await submit(w_bare, build(JobSpec, {**JOB, "platform": platform}))
-        result = await make_server(w_bare).call_tool("submit_job", {**JOB, "platform": platform})
-        assert isinstance(result, CallToolResult) and result.is_error and result.structured_content
-        body = result.structured_content
-        assert body["code"] == "no_sandbox" and "\n" not in body["message"] and "in a terminal" in body["hint"]
-    assert not w_bare.ledger.events(kind="job.accepted")
-
-
-@pytest.mark.prove
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
-def test_the_demo_says_that_its_own_script_runs_without_one(tmp_path: Path) -> None:
-    env = environment(tmp_path / "home", PATH=bare(tmp_path), HOME=str(tmp_path))
-    words = [sys.executable, "-m", "gpuwarden", "demo", "--yes"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the demo's own script runs without one" in " ".join(done.stdout.split())
-
-
-@pytest.fixture(name="w_bare")
-def w_bare_fixture(home: Path) -> Any:
-    ctx = quick_warden(home)
-    (home.parent / "policy.toml").write_text("")
-    return open_context("mcp", env=environment(home)) if ctx else ctx
-
-
-# ----------------------------------------------------------------------------------------------------------- the words
-
-PATHS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=30).map(
-    lambda text: "/" + text.strip("/")
-).filter(lambda path: ".." not in path.split("/"))  # fmt: skip
-MANY = st.lists(PATHS, max_size=4).map(tuple)
-MACHINE = System((("usr/bin", "/bin"),), ("/usr",))
-TWO = {"--symlink", "--ro-bind", "--ro-bind-try", "--bind", "--bind-try", "--dev-bind-try"}
-ONE = {"--proc", "--dev", "--tmpfs", "--cap-drop", "--chdir"}
-
-
-@pytest.mark.attack("boundary", "names a folder so that it becomes an option of the sandbox")
-@given(run_dir=PATHS, home=PATHS, read=MANY, write=MANY, hidden=MANY, machine=MANY, network=st.booleans())
-def test_no_path_becomes_an_option(
-    run_dir: str, home: str, read: Any, write: Any, hidden: Any, machine: Any, network: bool
-) -> None:
-    box = Box(run_dir, home, read, write, hidden, machine, network=network)
-    words = bubblewrap(Sandbox(Kind.BUBBLEWRAP, "/usr/bin/bwrap", ("--disable-userns",)), box, MACHINE)[1:]
-    options = list(parsed(words))
-    flags = {o for o, *rest in options if not rest}
-    assert flags - {"--share-net"} == {"--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1"}
-    assert ("--share-net" in flags) is network
-    writable = {rest[-1] for o, *rest in options if o in {"--bind", "--bind-try", "--dev-bind-try"}}
-    assert writable == {home, *write, *machine, box.work, box.metrics, box.own_home}
-    order = [(o, *rest) for o, *rest in options]
-    last = max(i for i, (o, *rest) in enumerate(order) if rest[-1:] == [run_dir])
-    assert order[last][0] == "--ro-bind" or run_dir == box.home, "the run folder itself stays as it is"
-
-
-def parsed(words: list[str]) -> Iterator[tuple[str, ...]]:
-    """Options with their operands, as bwrap reads them."""
-    rest = iter(words)
-    for word in rest:
-        assert word.startswith("--"), word
-        yield (word, *(next(rest) for _ in range(2 if word in TWO else 1 if word in ONE else 0)))
-
-
-@given(read=MANY, hidden=MANY)
-def test_landlock_shows_nothing_with_something_hidden_in_it(read: Any, hidden: Any) -> None:
-    rules = landlock(Box("/r", "/h", read=read, write=read, hidden=hidden), MACHINE)
-    shown = [*rules["read"], *rules["write"]]  # type: ignore[misc]
-    tops = {p.rstrip("/") for p in shown} - {"/r", "/proc", "/usr", "/bin"}
-    assert not [h for h in hidden for top in tops if (h + "/").startswith(top + "/") and top in read]
-
-
-@pytest.mark.attack("boundary", "names a folder so that it ends a string of the sandbox's profile")
-@given(paths=MANY)
-def test_a_path_ends_no_string_of_a_profile(paths: Any) -> None:
-    profile, texts, i = seatbelt(Box("/r", "/h", read=paths)), [], 0
-    while (i := profile.find('"', i)) >= 0:
-        text, i = "", i + 1
-        while profile[i] != '"':
-            i += profile[i] == "\\"
-            text, i = text + profile[i], i + 1
-        texts.append(text)
-        i += 1
-    assert set(paths) <= set(texts)
-    assert profile.count("(version 1)") >= 1 and profile.index("(deny default)") < 40
-
-
-@pytest.mark.parametrize("path", ["relative", "", "/a/../b", "/a\0b", "--bind"])
-def test_a_path_that_is_not_absolute_is_refused(path: str) -> None:
-    for box in (lambda: Box(path, "/h"), lambda: Box("/r", "/h", write=(path,))):
-        with pytest.raises(ValueError, match="not an absolute path"):
-            box()
-
-
-def test_only_a_programs_own_environment_is_shown(tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    for name in ("bin", "lib"):
-        (project / name).mkdir(parents=True)
-    (project / ".env").write_text(KEY)
-    program = project / "bin" / "python"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    assert boxes.interpreters(str(program)) == (str(program),)
-    (project / "pyvenv.cfg").write_text("home = /usr/bin\n")
-    assert boxes.interpreters(str(program)) == tuple(str(project / n) for n in ("bin", "lib", "pyvenv.cfg"))
-    (tmp_path / "id_ed25519").write_text(KEY)
-    assert boxes.interpreters(str(tmp_path / "id_ed25519"), "/bin/sh", str(tmp_path / "none")) == ()
-
-
-def test_a_link_out_of_an_environment_is_not_a_part_of_it(tmp_path: Path) -> None:
-    (tmp_path / "keys").mkdir()
-    venv = tmp_path / "venv"
-    (venv / "bin").mkdir(parents=True)
-    (venv / "share").symlink_to(tmp_path / "keys")
-    (venv / "lib").mkdir()
-    (venv / "lib64").symlink_to("lib")
-    (venv / "pyvenv.cfg").write_text(f"home = {tmp_path}/keys/bin\n")
-    (tmp_path / "keys" / "lib").mkdir()
-    assert boxes.interpreters(str(venv / "bin" / "python")) == tuple(
-        str(venv / n) for n in ("bin", "lib", "lib64", "pyvenv.cfg")
-    ), "and a folder is a Python's only where its library is"
 
 
 LINKS = """
@@ -696,94 +517,3 @@ async def test_what_no_namespace_keeps_apart_is_refused(real: Sandbox, backend: 
     log = (await backend.logs(handle)).text
     assert log.startswith("[]\n") and "in <module>\n    socket.socket(socket.AF_VSOCK)" in log, log
     assert "Function not implemented" in log
-
-
-def test_no_private_key_of_this_machine_is_shown() -> None:
-    assert not {p for p in boxes.system().read if p in {"/etc/ssl", "/etc/pki", "/etc/pki/tls"} or "private" in p}
-
-
-# ---------------------------------------------------------------------------------------------------------- Landlock
-
-TRIED = """
-import json, os, socket, sys
-got = []
-def tries(name, do):
-    try:
-        do()
-        got.append(name)
-    except OSError:
-        pass
-tries("home", lambda: open(sys.argv[1]).read())
-tries("write", lambda: open(sys.argv[1], "a"))
-tries("signal", lambda: os.kill(int(sys.argv[2]), 0))
-tries("environ", lambda: open(f"/proc/{sys.argv[2]}/environ").read())
-tries("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0" + sys.argv[3]))
-tries("tcp", lambda: socket.create_connection(("127.0.0.1", int(sys.argv[4])), 5))
-tries("own", lambda: open("work/mine", "w"))
-print(json.dumps(got))
-"""
-
-
-@pytest.mark.parametrize("restricted", [True, False])
-def test_landlock_keeps_a_user_in(restricted: bool, need_program: Callable[[str], str]) -> None:
-    python = "/usr/bin/python3"
-    need("a system Python", os.path.exists(python))
-    folder = Path(tempfile.mkdtemp(prefix="gw-landlock-"))
-    user: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
-    uid = 65534 if user else os.getuid()
-    abstract = f"gw-landlock-{os.getpid()}-{restricted}"
-    with socket.socket(socket.AF_UNIX) as listener, socket.create_server(("127.0.0.1", 0)) as tcp:
-        listener.bind("\0" + abstract)
-        listener.listen()
-        try:
-            run = folder / "run"
-            for name in ("away", "run/work", "run/home"):
-                (folder / name).mkdir(parents=True)
-            (folder / "away/key").write_text(KEY)
-            (run / "metrics.jsonl").touch()
-            (run / "first.py").write_bytes(boxes.init_source()[1])
-            for path in [folder, *folder.rglob("*")]:
-                os.chown(path, uid, -1)
-            rules = landlock(Box(str(run), "/nowhere"), boxes.system())
-            other = subprocess.Popen(["sleep", "60"], env={"KEY": KEY}, **user)
-            words = [python, "-I", "-S", "-c", TRIED, str(folder / "away/key"), str(other.pid), abstract]
-            words.append(str(tcp.getsockname()[1]))
-            before = [python, "-I", "-S", str(run / "first.py"), json.dumps(rules), "1"] if restricted else []
-            done = boxed(before, words, run, user)
-        finally:
-            other.kill()
-            other.wait()
-            shutil.rmtree(folder)
-    if restricted and b"Landlock is older" in done.stderr + done.stdout:
-        need("a kernel with Landlock ABI 6", False)
-    got = set(json.loads(done.stdout))
-    assert got == ({"own"} if restricted else {"home", "write", "signal", "environ", "abstract", "tcp", "own"}), done
-
-
-def boxed(
-    before: list[str], words: list[str], folder: Path, user: dict[str, Any]
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a command behind the words of a sandbox, or as it is."""
-    if not before:
-        return subprocess.run(words, cwd=folder, capture_output=True, timeout=60, check=True, **user)
-    env, feed = os.pipe()
-    report, told = os.pipe()
-    threading.Thread(target=lambda: (os.write(feed, b"A=1\0"), os.close(feed))).start()
-    try:
-        given = [*before, str(env), str(told), *words]
-        return subprocess.run(
-            given, cwd=folder, capture_output=True, timeout=60, check=False, pass_fds=(env, told), **user
-        )
-    finally:
-        for fd in (env, report, told):
-            os.close(fd)
-
-
-def test_sockets_that_lead_out_are_found(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "s"))
-        assert str(tmp_path / "s") not in detect.open_sockets(), "nobody listens yet"
-        listener.listen()
-        assert str(tmp_path / "s") in detect.open_sockets()
-    assert str(tmp_path / "s") not in detect.open_sockets()
-    assert detect.open_sockets(lambda: "") == []

@@ -51,6 +51,18 @@ def test_what_a_header_does_not_ask_for_is_missing_on_the_machine() -> None:
     assert "peft" in missing(replaced(text, [['#   "peft>=0.21",\n', ""]]))
 
 
+def test_what_comes_with_a_package_that_is_not_installed_here_is_on_the_machine_too() -> None:
+    need("pillow", importlib.util.find_spec("PIL") is not None)
+    text = (SCRIPTS / "image_classification.py").read_text(encoding="utf-8")
+    without = replaced(text, [['#   "pillow>=11,<14",  # reading pictures\n', ""]])
+    assert "PIL" not in missing(without), "torchvision brings pillow"
+    bringers = tuple(f'#   "{name}' for name in ("torchvision", "tensorboard", "trackio"))
+    others = [line for line in without.splitlines(keepends=True) if line.startswith(bringers)]
+    assert len(others) == 3
+    need("PIL", importlib.util.find_spec("PIL") is not None)
+    assert "PIL" in missing(replaced(without, [[line, ""] for line in others]))
+
+
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     for name in ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "albumentations"):

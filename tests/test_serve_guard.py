@@ -1,46 +1,26 @@
-"""The guard stops the usual ways around gpuwarden, lets everything else pass, and lets nothing pass when it fails."""
+"""The guard stops the usual ways around gpuwarden and lets everything else pass."""
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import FakeClock
 from gpuwarden.core.models import Handle, Place
-from gpuwarden.core.shell_guard import ShellGuard, merged
 from gpuwarden.core.states import Job
-from gpuwarden.interfaces.hooks.guard.calls import Rules, judged
-from gpuwarden.interfaces.hooks.guard.declared import table
-from gpuwarden.interfaces.hooks.guard.limits import MOST_BYTES
-from gpuwarden.interfaces.hooks.guard.patterns import Patterns
+from gpuwarden.interfaces.hooks.guard.calls import judged
 from gpuwarden.interfaces.hooks.guard.protected import live_runs
-from gpuwarden.providers.base import PROVIDERS, provider_names
-from guard_kit import event, patterns, rules, spellings
+from guard_kit import RULES, cpu_s, most_cpu_s, shell, spellings
 from guard_kit import verdict as verdict_of_spelling
 from lifecycle_kit import open_house, training
-from plugin_kit import Packages, packages  # noqa: F401
-
-RULES = Rules(
-    home="/data/gw",
-    files=("/data/gw/ledger.db", "/etc/gw/policy.toml", "/etc/gw/profiles", "/data/gw/hooks"),
-    runs=("/runs/live-1",),
-    patterns=patterns(),
-    user="/home/me",
-)
 
 STOPPED = r"""
 $(which vastai) destroy instance 1
@@ -83,6 +63,8 @@ ray down cluster.yaml
 gpuwarden approve t123
 uv run gpuwarden approve t123
 gpuwarden hooks uninstall
+gpuwarden token create mine --scope submit
+gpuwarden passkey add mine
 sudo -u root vastai destroy instance 1
 env -u HOME A=1 vastai destroy instance 1
 A=1 B='x y' vastai destroy instance 1
@@ -273,10 +255,6 @@ def verdict(command: str) -> str | None:
     return shell(command, RULES)
 
 
-def shell(command: str, rules: Rules) -> str | None:
-    return judged({"tool_name": "Bash", "tool_input": {"command": command}, "cwd": "/home/me"}, rules)
-
-
 def test_the_corpus_is_large_enough_both_ways() -> None:
     assert len(STOPPED) >= 60 and len(PASSED) >= 60
 
@@ -333,6 +311,25 @@ def test_no_quoting_hides_a_command(before: str, how: str, depth: int, cuts: lis
 @given(st.text(max_size=200))
 def test_no_text_breaks_the_guard(text: str) -> None:
     verdict(text)
+
+
+@pytest.mark.slow
+@pytest.mark.attack("guard", "crashes the guard's parser with characters beyond the tables of the C library")
+def test_characters_that_crash_the_grammar_do_not_reach_it() -> None:
+    source = (
+        "import random, sys; from gpuwarden.interfaces.hooks.guard.limits import parsed\n"
+        "r = random.Random(int(sys.argv[1]))\n"
+        "for _ in range(3000): parsed(''.join(chr(r.choice([r.randrange(1, 128), r.randrange(0x10000, 0x110000)]))"
+        " for _ in range(r.randrange(1, 200))).encode())"
+    )
+    for seed in range(3):
+        subprocess.run([sys.executable, "-c", source, str(seed)], check=True, timeout=300)
+    assert verdict("echo '\U0001f680 done' && rm -rf /data/\U0001f680") == verdict("echo 'x done' && rm -rf /data/x")
+    assert verdict("git commit -m '\U0001f680 faster'") is None
+    assert verdict("cat <<\U0001f680\nhello\n\U0001f680\n")
+    assert verdict("cat <<'a \U0001f680'\nhello\na \U0001f680\n") and verdict('cat <<-"a \U0001f680"\n')
+    assert verdict("cat <<< '\U0001f680'") is None
+    assert verdict("echo '\U0001f680'; cat <<'EOF' > notes\n\U0001f680\nEOF\n") is None
 
 
 def test_edits_and_patches_of_the_policy_are_stopped() -> None:
@@ -408,269 +405,10 @@ def test_few_spellings_are_judged_wrongly(
         wrongly = "pass" if kind == "hasty" else "stopped"
         record_property("figure", f"{len(faults)} of {total} {', '.join(names).replace('_', ' ')} spellings {wrongly}")
     slowest = max(cpu_s(spelling) for spelling in spellings(kind) if not spelling.startswith("@tool "))
-    assert slowest < MOST_CPU_S
+    assert slowest < most_cpu_s()
     record_property("figure", f"at most {slowest * 1000:.1f} ms each")
 
 
 def test_no_spelling_is_in_two_lists() -> None:
     rows = [s for n in ("hasty", "hasty_unseen", "innocent", "innocent_unseen") for s in spellings(n)]
     assert len(rows) == len(set(rows))
-
-
-# ------------------------------------------------------------------------------------------------ bounded, closed
-
-TANGLED = {
-    "env": "env " * 20_000 + "ls",
-    "sudo": "sudo " * 20_000,
-    "substitutions": "$(" * 20_000 + ")" * 20_000,
-    "echoes": "echo $(echo " * 3_000 + ")" * 3_000,
-    "ifs": "if a; then " * 5_000 + "fi; " * 5_000,
-    "brackets": "(" * 60_000,
-    "pipes": "a|" * 16_000,
-    "arrays": "a=(" * 40_000,
-    "redirections": "<" * 131_000,
-    "here-documents": "<<a " * 30_000,
-    "quotes": "'\"" * 60_000,
-    "words": "a " * 65_000,
-    "semicolons": "a;" * 65_000,
-    "doubled": "A=aaaaaaaaaa;" + "A=$A$A;" * 40 + "$A",
-    "aliases": "alias a='b b'; alias b='a a'; a",
-    "copies": "rsync --delete " + "out/ " * 20_000,
-    "dashes": "curl -X POST " + "a." * 60_000,
-    "code": "python -c '" + "vastai " * 15_000 + "'",
-    "a word": "a" * 2_000_000,
-    "snowmen": "\u2603" * 43_000,
-    "targets": "cat <<E " + "".join(f">{i} " for i in range(2_900)) + "\n" + "x" * 60_000 + "\nE",
-    "one target": "cat <<E " + ">a " * 2_900 + "\n" + "x" * 60_000 + "\nE",
-    "a fed loop": "while read x; do " + "curl x; bash; " * 900 + "done <<E\n" + "vastai " * 9_000 + "\nE",
-    "zeros": "\0" * 131_000,
-}
-
-
-MOST_CPU_S = 0.2
-
-
-def cpu_s(command: str) -> float:
-    """The processor's time that a verdict takes, at best of five: other work beside it costs some."""
-    best = MOST_CPU_S
-    for _ in range(5):
-        start = time.process_time()
-        verdict(command)
-        best = min(best, time.process_time() - start)
-        if best < MOST_CPU_S:
-            break
-    return best
-
-
-@pytest.mark.attack("guard", "sends text that takes long to parse")
-@pytest.mark.parametrize("name", TANGLED)
-def test_no_text_takes_longer_than_a_fifth_of_a_second(name: str) -> None:
-    assert cpu_s(TANGLED[name]) < MOST_CPU_S
-
-
-@pytest.mark.attack("guard", "types 20,000 times `env` so that the guard's time runs out")
-@pytest.mark.parametrize("name", ["env", "sudo", "substitutions", "pipes", "words", "doubled", "a word"])
-def test_what_cannot_be_read_in_time_is_stopped_with_a_reason(
-    name: str, record_property: Callable[[str, object], None]
-) -> None:
-    record_property("figure", f"{name} {cpu_s(TANGLED[name]) * 1000:.0f} ms")
-    assert "to be read" in str(verdict(TANGLED[name])) or str(MOST_BYTES) in str(verdict(TANGLED[name]))
-
-
-def test_a_long_file_written_by_a_here_document_passes() -> None:
-    row = "| a table | of `many` | marks | (and) | $(more) |\n"
-    assert verdict(f"cat > docs/table.md <<'EOF'\n{row * 2_000}EOF\n") is None
-
-
-PIECES = [
-    *"|&;<>(){}$`'\"\\=#!*?[]~ \n\t", "$(", "${", "<<E\n", "\nE\n", "<<<", "&&", "||", ";;", "if ", "fi", "then ",
-    "done", "for i in ", "do ", "case ", "esac", "[[ ", "]]", "((", "))", "vastai ", "destroy ", "bash -c ", "eval ",
-    "env ", "x=", "$x", "echo ", "ssh h ", "rm -rf ", "/data/gw", "python -c ", "function f ", "docker run ",
-]  # fmt: skip
-FIELDS = ["command", "file_path", "edits", "old_string", "content", "x"]
-TOOLS = ["Bash", "Edit", "Write", "apply_patch", "mcp__a__delete_pod", "mcp__x", "MCP:y", "", "Read"]
-LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=9)
-VALUES = st.recursive(
-    LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), v, max_size=4)
-)
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join), st.integers(1, 40))
-def test_no_pieces_of_shell_break_the_guard(text: str, times: int) -> None:
-    verdict(text * times)
-
-
-@pytest.mark.prove
-def test_no_pieces_of_shell_hold_the_guard_up() -> None:
-    chance = random.Random(12)
-    for _ in range(1_000):
-        before, unit, after = ("".join(chance.choices(PIECES, k=chance.randint(1, 6))) for _ in range(3))
-        text = (before + unit * chance.choice([3, 30, 500, 3_000, 20_000]) + after)[:MOST_BYTES]
-        assert cpu_s(text) < MOST_CPU_S, (before, unit, after, len(text))
-
-
-@settings(deadline=None)
-@example({"file_path": "/settings.json", "edits": True}, "MultiEdit")
-@given(VALUES, st.sampled_from(TOOLS))
-def test_no_form_of_a_call_breaks_the_guard(given_to_tool: object, tool: str) -> None:
-    judged({"tool_name": tool, "tool_input": given_to_tool, "cwd": "/"}, RULES)
-
-
-def process(argv: list[str], call: bytes, **more: Any) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-E", "-P", *argv]
-    return subprocess.run(command, input=call, capture_output=True, timeout=60, check=False, **more)
-
-
-GUARD = ["-m", "gpuwarden.interfaces.hooks.guard"]
-CALL = json.dumps({"tool_name": "Bash", "tool_input": {"command": "ls"}, "cwd": "/"}).encode()
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> str:
-    file = tmp_path / "guard.json"
-    told = {"home": "", "files": [], "settings": [], "patterns": table()}
-    file.write_text(json.dumps(told))
-    return str(file)
-
-
-@pytest.mark.attack("guard", "sends a call that the guard can't read")
-@pytest.mark.parametrize("client", ["claude", "codex", "cursor"])
-@pytest.mark.parametrize(
-    "call", [b"", b"[]", b"{", b"\xff", b"7", b'{"a":' * 9_000, b'{"tool_input": {"command": "' + b"a" * 9_000_000]
-)
-def test_a_call_that_cannot_be_read_is_stopped(client: str, call: bytes, config: str) -> None:
-    done = process([*GUARD, client, config], call)
-    told = json.loads(done.stdout)["agent_message"] if client == "cursor" else done.stderr.decode()
-    assert told.startswith("gpuwarden: the ") and b"Traceback" not in done.stderr
-    assert done.returncode == 2 or client == "cursor"
-
-
-def test_the_guard_answers_a_harmless_call(config: str) -> None:
-    assert process([*GUARD, "claude", config], CALL).returncode == 0
-
-
-@pytest.mark.attack("guard", "removes a part of the guard")
-@pytest.mark.parametrize(
-    "missing", ["tree_sitter", "tree_sitter_bash", "sqlite3", "gpuwarden.interfaces.hooks.guard.judge"]
-)
-def test_without_a_part_of_it_the_guard_lets_nothing_pass(missing: str, config: str) -> None:
-    code = f"import sys, runpy; sys.modules[{missing!r}] = None; sys.argv[1:] = ['claude', {config!r}]; "
-    done = process(["-c", code + "runpy.run_module('gpuwarden.interfaces.hooks.guard', run_name='__main__')"], CALL)
-    assert done.returncode == 2 and b"the guard failed" in done.stderr
-
-
-@pytest.mark.attack("guard", "breaks the guard's configuration")
-def test_a_config_of_another_form_lets_nothing_pass(tmp_path: Path) -> None:
-    (tmp_path / "guard.json").write_text("{}")
-    for file in ("guard.json", "nowhere.json"):
-        assert process([*GUARD, "codex", str(tmp_path / file)], CALL).returncode == 2
-    assert process(GUARD, CALL).returncode == 2
-
-
-@pytest.mark.slow
-@pytest.mark.attack("guard", "makes the guard loop")
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
-def test_a_guard_that_loops_is_ended_by_the_system() -> None:
-    code = "import gpuwarden.interfaces.hooks.guard.__main__ as g; g.MOST_CPU_S = 1; g.bounded()\nwhile True: pass"
-    assert process(["-c", code], b"").returncode in {-signal.SIGXCPU, -signal.SIGKILL}
-
-
-# -------------------------------------------------------------------------------------------- edits and other tools
-
-
-def tool(name: str, **given_to_tool: Any) -> str | None:
-    return judged({"tool_name": name, "tool_input": given_to_tool, "cwd": "/home/me"}, RULES)
-
-
-@pytest.mark.attack("guard", "changes gpuwarden's variables in a client's settings")
-def test_variables_of_a_client_stay_as_a_person_set_them(tmp_path: Path) -> None:
-    file = tmp_path / ".mcp.json"
-    file.write_text('{"env": {"GPUWARDEN_CAPS_PER_JOB_USD": "5"}, "x": 1}')
-    path, other = str(file), '{"env": {"GPUWARDEN_CAPS_PER_JOB_USD": "50"}, "x": 1}'
-    assert tool("Write", file_path=path, content=other)
-    assert tool("Write", file_path=path, content="{}"), "a cap that is dropped is a cap that is changed"
-    assert tool("Edit", file_path=path, old_string='"5"', new_string='"50"'), "the name need not be in the edit"
-    assert tool("Bash", command=f"echo '{{}}' > {path}")
-    assert tool("Edit", file_path=path, old_string='"x": 1', new_string='"x": 2') is None
-    assert tool("Write", file_path=path, content=file.read_text() + "\n") is None
-    assert tool("Write", file_path="/home/me/.bashrc", content="export GPUWARDEN_POLICY=/tmp/p")
-    assert tool("Write", file_path="/home/me/README.md", content="export GPUWARDEN_POLICY=/tmp/p") is None
-
-
-@pytest.mark.attack("guard", "switches a client's hooks off")
-def test_hooks_are_not_switched_off() -> None:
-    assert tool("Write", file_path="/p/.claude/settings.local.json", content='{"disableAllHooks": true}')
-    assert tool("Edit", file_path="/p/.codex/config.toml", old_string="", new_string="[features]\nhooks = false\n")
-    assert tool("Write", file_path="/p/.claude/settings.local.json", content='{"model": "x"}') is None
-    patch = "*** Begin Patch\n*** Add File: .claude/settings.local.json\n+{disableAllHooks: true}\n*** End Patch"
-    assert tool("apply_patch", command=patch)
-
-
-def test_cursors_events_are_read() -> None:
-    call = {"hook_event_name": "beforeMCPExecution", "tool_name": "delete-pod", "tool_input": '{"podId": "a"}'}
-    assert judged({**call, "command": "npx -y @runpod/mcp-server"}, RULES)
-    assert judged({**call, "tool_name": "list-pods", "command": "npx -y @runpod/mcp-server"}, RULES) is None
-    assert judged({**call, "command": "uvx gpuwarden mcp"}, RULES) is None
-    assert judged({"command": "sky down x", "cwd": "/"}, RULES) and not judged({"command": "sky status"}, RULES)
-    assert judged({"tool_name": "Delete", "tool_input": {"file_path": "/etc/gw/policy.toml"}}, RULES)
-
-
-@pytest.mark.attack("guard", "ends a machine through another MCP server")
-def test_a_platforms_server_is_judged_by_its_arguments_too() -> None:
-    assert tool("mcp__runpod__graphql", query="mutation { podTerminate(input: {}) }")
-    assert tool("mcp__hf__hf_jobs", operation="cancel", args={"job_id": "1"})
-    assert tool("mcp__shell__run", command=["bash", "-lc", "vastai", "destroy"]) is None
-    assert tool("mcp__shell__run", command="vastai destroy instance 1")
-    assert tool("mcp__hf__hf_jobs", operation="logs", args={"job_id": "1"}) is None
-    assert tool("mcp__github__create_issue", body="vastai destroy instance 1") is None
-
-
-# ------------------------------------------------------------------------------------------- what providers declare
-
-
-@pytest.mark.parametrize("name", provider_names())
-def test_each_provider_says_how_its_machines_end(name: str) -> None:
-    module = PROVIDERS.load(name)
-    guard = module.SHELL_GUARD
-    assert isinstance(guard, ShellGuard) and guard.key_variables == module.ACCOUNT_KEYS
-    assert guard == ShellGuard() if name == "rehearsal" else guard.ends and guard.hosts and guard.servers
-
-
-MYCLOUD = r"""
-from gpuwarden.core.shell_guard import ShellGuard
-from gpuwarden.providers.vastai import Vast
-
-ACCOUNT_KEYS = ("MYCLOUD_KEY",)
-SHELL_GUARD = ShellGuard(
-    ends={"mycloud": ("box kill|drop",)}, remote={"mycloud": ("run *",)}, hosts=("mycloud.example",),
-    code=(r"\bmycloud\.drop\(",), servers=("mycloud",), key_variables=ACCOUNT_KEYS,
-)
-
-def create(profile, state, clock) -> Vast: ...
-"""
-
-
-def test_a_new_provider_needs_no_table_but_its_own(packages: Packages) -> None:  # noqa: F811
-    packages.one("providers", "mycloud", MYCLOUD)
-    own = replace(RULES, patterns=Patterns.of(json.loads(json.dumps(table()))))
-    stopped = ["mycloud --zone a box kill b1", "mycloud run b1 'rm -rf /data/outputs'", "python -c 'mycloud.drop(1)'",
-               "curl -X DELETE https://api.mycloud.example/b/1", 'curl -X DELETE "$U/b" -H "K: $MYCLOUD_KEY"',
-               "python -c \"import os; os.system('mycloud box drop b1')\""]  # fmt: skip
-    assert [c for c in stopped if not shell(c, own)] == [] and all(verdict(c) is None for c in stopped[:1])
-    assert shell("mycloud box list", own) is None and shell("curl https://api.mycloud.example/b/1", own) is None
-    assert judged({"tool_name": "mcp__mycloud__drop_off", "tool_input": {}}, own)
-
-
-def test_a_declaration_that_cannot_be_used_is_refused() -> None:
-    with pytest.raises(ValueError, match="regular expression"):
-        ShellGuard(code=("(",))
-    with pytest.raises(ValueError, match="lower case"):
-        ShellGuard(ends={"Vast AI": ("stop",)})
-    both = merged([ShellGuard(ends={"a": ("x", "y")}), ShellGuard(ends={"a": ("y", "z")}, hosts=("h",))])
-    assert both.ends == {"a": ("x", "y", "z")} and both.hosts == ("h",)
-
-
-def test_the_corpus_reads_tools_and_line_breaks() -> None:
-    assert event('@tool Write {"file_path": "a"}')["tool_input"] == {"file_path": "a"}
-    assert any("\n" in s for s in spellings("hasty")) and rules().patterns.ends["vastai"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from doors import environment
+from gpuwarden import running_servers
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.cli import main
-from gpuwarden.interfaces.hooks.install import hooks
+from gpuwarden.interfaces.hooks.guard import __main__ as guard
+from gpuwarden.interfaces.hooks.install import TIMEOUT_S, hooks, plugin_hooks
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def test_install_keeps_other_hooks_and_uninstall_restores_the_bytes(tmp_path: Pa
     config = load_config(env)
     for _ in range(2):
         assert hooks("install", (), config, env).clients == {
-            "claude": "installed", "codex": "not found here", "cursor": "not found here"
+            "claude": "installed", "codex": "not found here", "gemini": "not found here", "cursor": "not found here"
         }  # fmt: skip
     table = json.loads(file.read_text())
     assert table["hooks"]["PreToolUse"][0] == THEIRS["hooks"]["PreToolUse"][0]
@@ -86,18 +89,20 @@ def test_settings_that_are_not_understood_are_not_touched(tmp_path: Path, env: d
     assert file.read_text() == text
 
 
-@pytest.mark.parametrize("client", ["claude", "codex", "cursor"])
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "cursor"])
 def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dict[str, str], client: str) -> None:
-    file = tmp_path / f".{client}" / ("settings.json" if client == "claude" else "hooks.json")
+    file = tmp_path / f".{client}" / ("settings.json" if client in {"claude", "gemini"} else "hooks.json")
     assert main.run(["hooks", "install", "--client", client, "--json"]) == 0
     entry = next(iter(json.loads(file.read_text())["hooks"].values()))[0]
     argv = ["sh", "-c", entry.get("command") or entry["hooks"][0]["command"]]
 
     def ask(command: str) -> subprocess.CompletedProcess[str]:
-        told = {"command": command, "cwd": "/"} if client == "cursor" else {
-            "hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": command}, "cwd": "/"
+        event = {"command": command, "cwd": "/"} if client == "cursor" else {
+            "hook_event_name": "BeforeTool" if client == "gemini" else "PreToolUse",
+            "tool_name": "run_shell_command" if client == "gemini" else "Bash",
+            "tool_input": {"command": command}, "cwd": "/",
         }  # fmt: skip
-        return subprocess.run(argv, input=json.dumps(told), capture_output=True, text=True, timeout=20)
+        return subprocess.run(argv, input=json.dumps(event), capture_output=True, text=True, timeout=300)
 
     stopped, passed = ask("vastai destroy instance 1"), ask("vastai show instances")
     if client == "cursor":
@@ -141,7 +146,7 @@ def test_a_guard_that_fails_lets_nothing_pass(tmp_path: Path, env: dict[str, str
     broken.write_text(f"#!/bin/sh\nexit {code}\n")
     broken.chmod(0o755)
     command = (entry.get("command") or entry["hooks"][0]["command"]).replace(sys.executable, str(broken))
-    done = subprocess.run(["sh", "-c", command], input="{}", capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["sh", "-c", command], input="{}", capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "gpuwarden hooks install" in done.stderr
 
 
@@ -186,3 +191,96 @@ def test_cursor_asks_about_every_way_and_fails_closed(tmp_path: Path, env: dict[
     events = json.loads((tmp_path / ".cursor" / "hooks.json").read_text())["hooks"]
     assert events.keys() == {"beforeShellExecution", "beforeMCPExecution", "preToolUse"}
     assert all(entry["failClosed"] is True for entries in events.values() for entry in entries)
+
+
+def test_gemini_counts_a_hooks_time_in_milliseconds(tmp_path: Path, env: dict[str, str]) -> None:
+    hooks("install", ("gemini",), load_config(env), env)
+    (group,) = json.loads((tmp_path / ".gemini" / "settings.json").read_text())["hooks"]["BeforeTool"]
+    assert group["hooks"][0]["timeout"] == 60_000
+
+
+# ---------------------------------------------------------------------------------------------- the guard of a plugin
+
+
+def plugins_guard(env: dict[str, str], *words: str, call: object = None) -> subprocess.CompletedProcess[str]:
+    """Run the guard as a plugin's hook does: it names no file."""
+    argv = [sys.executable, "-E", "-P", "-m", "gpuwarden.interfaces.hooks.guard", "claude", *words]
+    return subprocess.run(argv, input=json.dumps(call), env=env, capture_output=True, text=True, timeout=300)
+
+
+def bash(command: str) -> dict[str, Any]:
+    return {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": "/"}
+
+
+def test_the_guard_of_a_plugin_writes_what_it_protects_at_its_first_call(tmp_path: Path, env: dict[str, str]) -> None:
+    file = tmp_path / "gw" / "hooks" / "guard.json"
+    assert plugins_guard(env, call=bash("ls")).returncode == 0 and file.stat().st_mode & 0o077 == 0
+    stopped = plugins_guard(env, call=bash("vastai destroy instance 1"))
+    assert stopped.returncode == 2 and "teardown_request" in stopped.stderr
+    assert plugins_guard(env, call=bash(f"rm -rf {tmp_path}/gw")).returncode == 2, "it knows where the ledger is"
+
+
+@pytest.mark.attack("guard", "changes the plugin's copy of the guard, or which ledger the account's servers used")
+def test_a_plugins_guard_protects_its_folder_and_the_list_of_servers(tmp_path: Path, env: dict[str, str]) -> None:
+    cache = f"{tmp_path}/.claude/plugins/cache"
+    for path in (f"{cache}/gpuwarden-marketplace/gpuwarden/0.1.0/hooks/claude.json", running_servers.folder() / "x"):
+        assert plugins_guard(env, call=bash(f"echo '{{}}' > {path}")).returncode == 2
+        assert plugins_guard(env, call=bash(f"rm -rf {Path(path).parent}")).returncode == 2
+    assert plugins_guard(env, call=bash(f"echo '{{}}' > {cache}/other/plugin.json")).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_session_writes_the_guards_file_again(tmp_path: Path, env: dict[str, str]) -> None:
+    file = tmp_path / "gw" / "hooks" / "guard.json"
+    assert plugins_guard(env, "--place").returncode == 0
+    file.write_text("{}")
+    assert plugins_guard(env, call=bash("ls")).returncode == 2, "what can't be read lets nothing pass"
+    assert plugins_guard(env, "--place").returncode == 0 and plugins_guard(env, call=bash("ls")).returncode == 0
+
+
+def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[str, str]) -> None:
+    plugin = tmp_path / ".codex/plugins/cache/gpuwarden/gpuwarden/0.1.0"
+    (plugin / "hooks").mkdir(parents=True)
+    (plugin / "hooks/codex.json").write_text(json.dumps(plugin_hooks("codex")))
+    config = tmp_path / ".codex/config.toml"
+    enabled = '[plugins."gpuwarden@gpuwarden"]\nenabled = true\n'
+
+    def status() -> str:
+        return hooks("status", ("codex",), load_config(env), env).clients["codex"]
+
+    assert status() == "absent"
+    config.write_text(enabled)
+    assert status() == "untrusted"
+    group = plugin_hooks("codex")["hooks"]["PreToolUse"][0]
+    identity = {
+        "event_name": "pre_tool_use",
+        "hooks": [{**group["hooks"][0], "async": False}],
+        "matcher": group["matcher"],
+    }
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}/sha256:{'0' * 64}"
+    state = f'[hooks.state."gpuwarden@gpuwarden:hooks/codex.json:pre_tool_use:0:0"]\ntrusted_hash = "{digest}"\n'
+    config.write_text(enabled + state)
+    assert status() == "the plugin brings it"
+    for other in (
+        state + "enabled = false\n",
+        state.replace(digest, digest.replace("sha256:", "sha256:0", 1)),
+        "[hooks]\n",
+    ):
+        config.write_text(enabled + other)
+        assert status() == "untrusted"
+
+
+@pytest.mark.parametrize("client", ["claude", "codex"])
+def test_a_plugins_hook_fails_closed_where_uv_is_missing(tmp_path: Path, client: str) -> None:
+    table = plugin_hooks(client)["hooks"]
+    command = table["PreToolUse"][0]["hooks"][0]["command"]
+    done = subprocess.run(["/bin/sh", "-c", command], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 2 and "install uv" in done.stderr
+    first = table["SessionStart"][0]["hooks"][0]["command"]
+    assert "exit 2" not in first, "a session may begin without it"
+    assert "--no-sync" in command and "--no-sync" not in first, "a call that waits for a download would be late"
+
+
+def test_the_guard_ends_itself_before_a_client_lets_its_call_pass() -> None:
+    assert guard.MOST_FIRST_S + guard.MOST_S < TIMEOUT_S

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import need
 from gpuwarden import __version__
+from gpuwarden.interfaces import launch
+from gpuwarden.interfaces.cli.main import cli
 from gpuwarden.interfaces.manifests import ROOT, manifests, write_manifests
+from gpuwarden.interfaces.variables import variables
+from gpuwarden.providers.base import PROVIDERS
 
 FILES = manifests()
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 COPIED = ("pyproject.toml", "README.md", "LICENSE", "AGENTS.md")
 
 
@@ -26,6 +34,8 @@ def checkout(tmp_path: Path) -> Path:
     for name in COPIED:
         shutil.copy(ROOT / name, root / name)
     shutil.copytree(ROOT / "skills", root / "skills", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "icon.svg", root / "docs" / "icon.svg")
     return root
 
 
@@ -41,26 +51,130 @@ def test_every_version_follows_the_project(checkout: Path) -> None:
     assert write_manifests(checkout) > 5
     for path in FILES:
         text = (checkout / path).read_text("utf-8")
-        assert __version__ not in text and ("9.8.7" in text or "marketplace" in path), path
+        without = {"marketplace.json", "claude.json", "codex.json"}  # they name no version
+        assert __version__ not in text and ("9.8.7" in text or Path(path).name in without), path
 
 
 def test_what_they_point_to_is_there() -> None:
     for path, text in FILES.items():
-        for key, value in json.loads(text).items():
-            if key in {"skills", "mcpServers"} and isinstance(value, str):
+        table = json.loads(text)
+        for key, value in {**table, **table.get("interface", {})}.items():
+            if key in {"skills", "mcpServers", "hooks", "logo", "composerIcon"} and isinstance(value, str):
                 assert (ROOT / value).exists(), (path, value)
 
 
-def test_the_command_they_start_is_the_servers() -> None:
-    entries = [json.loads(FILES[path])["mcpServers"]["gpuwarden"] for path in (".mcp.json", "mcp.json")]
-    assert {json.dumps(e["args"]) for e in entries} == {json.dumps([f"gpuwarden@{__version__}", "mcp"])}
-    done = subprocess.run([sys.executable, "-m", "gpuwarden", "mcp", "--help"], capture_output=True, timeout=60)
-    assert done.returncode == 0
+def server_of(path: str) -> dict[str, Any]:
+    return dict(json.loads(FILES[path])["mcpServers"]["gpuwarden"])
+
+
+def test_plugins_start_the_server_from_their_own_folder_and_its_lock_file() -> None:
+    frozen = ["--frozen", "--no-dev", "gpuwarden", "mcp", "--client"]
+    claude, codex, gemini = (
+        server_of(path) for path in (".claude-plugin/plugin.json", "clients/codex.json", "gemini-extension.json")
+    )
+    assert claude["args"] == ["run", "--project", "${CLAUDE_PLUGIN_ROOT}", *frozen, "claude"]
+    assert gemini["args"] == ["run", "--project", "${extensionPath}", *frozen, "gemini"]
+    assert (codex["args"], codex["cwd"]) == (["run", *frozen, "codex"], "."), "Codex expands nothing in arguments"
+    assert {s["command"] for s in (claude, codex, gemini)} == {"uv"}
+
+
+def test_every_other_client_fetches_the_version_of_this_checkout() -> None:
+    source = f"git+{PROJECT['urls']['Source']}@v{__version__}"
+    for path in ("clients/cursor.json", "agent-plugin/mcp.json"):
+        entry = server_of(path)
+        assert (entry["command"], entry["args"][:3]) == ("uvx", ["--from", source, "gpuwarden"]), path
+    (package,) = json.loads(FILES["server.json"])["packages"]
+    assert package["runtimeArguments"] == [{"type": "named", "name": "--from", "value": source}]
+
+
+def test_a_published_name_is_one_line_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "SOURCE", "gpuwarden=={version}")
+    monkeypatch.setattr("gpuwarden.interfaces.manifests.SOURCE", launch.SOURCE)
+    fetched = {p for p, text in manifests().items() if f'"gpuwarden=={__version__}"' in text}
+    assert fetched == {"clients/cursor.json", "agent-plugin/mcp.json", "server.json"}
+    assert not any("git+" in text for text in manifests().values())
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "cursor", "agent-plugin", "registry"])
+def test_the_command_they_start_is_the_servers(client: str) -> None:
+    command = cli.commands["mcp"]
+    assert command.make_context("mcp", launch.serve(client)[2:]).params["client"] == client
+
+
+def test_nothing_in_the_root_hides_what_codex_reads() -> None:
+    """Codex prefers a portable plugin.json in the root, which knows neither variables nor hooks."""
+    assert not (ROOT / "plugin.json").exists() and not (ROOT / "mcp.json").exists()
+    assert not (ROOT / "hooks" / "hooks.json").exists(), "Claude Code and Gemini each refuse the other's events there"
+
+
+# ------------------------------------------------------------------------------------------------------- variables
+
+TREE = {path: ast.parse(path.read_text("utf-8")) for path in (ROOT / "server" / "gpuwarden").rglob("*.py")}
+
+
+def read_names(tree: ast.Module) -> set[str]:
+    """The variables that a module reads by name: `env.get("NAME")`, with the names of its text constants."""
+    constants = {
+        t.id: n.value.value
+        for n in tree.body
+        if isinstance(n, ast.Assign | ast.AnnAssign) and isinstance(n.value, ast.Constant)
+        for t in (n.targets if isinstance(n, ast.Assign) else [n.target])
+        if isinstance(t, ast.Name)
+    }
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.args]
+    read = [n.args[0] for n in calls if n.func.attr == "get" and ast.unparse(n.func.value).rpartition(".")[2] == "env"]
+    found = {a.value if isinstance(a, ast.Constant) else constants.get(ast.unparse(a)) for a in read}
+    return {name for name in found if isinstance(name, str) and name.isupper()}
+
+
+@pytest.mark.slow
+def test_every_variable_that_the_code_reads_is_passed_on() -> None:
+    not_set_by_people = {"HOME", "PATH", "LD_LIBRARY_PATH", "GPUWARDEN_REHEARSAL_CLOCK", "GPUWARDEN_REHEARSAL_INSTANCE"}
+    known = {v.name for v in variables()} | not_set_by_people
+    # On machines, in pretend ones, and where clients keep their files.
+    elsewhere = {"host", "runner", "rehearsal", "setup"}
+    found = {p.name: read_names(t) - known for p, t in TREE.items() if not elsewhere & set(p.parts)}
+    assert {p: n for p, n in found.items() if n} == {}, "name them in the table of the module's docstring"
+    assert len(set().union(*map(read_names, TREE.values()))) > 15, "it saw the reads"
+
+
+def test_every_key_of_an_account_is_passed_on_and_secret() -> None:
+    by_name = {v.name: v for v in variables()}
+    for name, module in PROVIDERS.usable():
+        for key in module.ACCOUNT_KEYS[:1]:
+            assert by_name[key].secret, name
+            # SkyPilot's own client reads its token, and from no file.
+            assert not by_name[f"{key}_FILE"].secret if name not in {"hf_jobs", "sky", "sky_jobs"} else True
+    assert by_name["WANDB_API_KEY"].secret and not by_name["GPUWARDEN_POLICY"].secret
+
+
+def test_variables_that_make_the_policy_stricter_are_passed_on() -> None:
+    assert {"GPUWARDEN_HOME", "GPUWARDEN_POLICY", "GPUWARDEN_CAPS_PER_JOB_USD"} <= {v.name for v in variables()}
+
+
+def test_clients_get_names_and_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [v.name for v in variables()]
+    for name in names:
+        monkeypatch.setenv(name, "a-value-of-this-shell")
+    assert manifests() == FILES
+    assert server_of("clients/codex.json")["env_vars"] == names
+    given = server_of("gemini-extension.json")["env"]
+    assert given == {name: f"${{{name}:-}}" for name in given} and given.keys() <= set(names)
+    secret = {v.name for v in variables() if v.secret and "USERNAME" not in v.name}
+    assert (
+        secret | {"GPUWARDEN_HOME", "GPUWARDEN_POLICY", "RUNPOD_API_KEY_FILE"} <= given.keys()
+        and "HF_HOME" not in given
+    )
+    (package,) = json.loads(FILES["server.json"])["packages"]
+    assert {v["name"]: v["isSecret"] for v in package["environmentVariables"]} == {
+        v.name: v.secret for v in variables()
+    }
 
 
 def test_the_registry_keeps_its_limits() -> None:
     entry = json.loads(FILES["server.json"])
     assert 1 <= len(entry["description"]) <= 100
+    assert all(len(v["description"]) <= 200 for v in entry["packages"][0]["environmentVariables"])
     assert f"<!-- mcp-name: {entry['name']} -->" in (ROOT / "README.md").read_text("utf-8")
 
 
@@ -75,9 +189,9 @@ def test_skillsaw_finds_nothing(checkout: Path) -> None:
     program = Path(sys.executable).parent / "skillsaw"
     need("skillsaw", program.exists())
     write_manifests(checkout)
-    done = subprocess.run([program, "lint", "."], cwd=checkout, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, "lint", "."], cwd=checkout, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "All checks passed" in done.stdout, done.stdout + done.stderr
     assert "cursor-plugin" in done.stdout and "mcp-registry" in done.stdout, "it saw what is here"
     (checkout / ".claude-plugin/plugin.json").write_text('{"name": 7}\n', "utf-8")
-    broken = subprocess.run([program, "lint", "."], cwd=checkout, capture_output=True, text=True, timeout=60)
+    broken = subprocess.run([program, "lint", "."], cwd=checkout, capture_output=True, text=True, timeout=300)
     assert "All checks passed" not in broken.stdout, "it would see a fault"

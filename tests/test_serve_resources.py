@@ -18,6 +18,8 @@ from pydantic import TypeAdapter
 from doors import quick_warden
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import read_front_matter
+from gpuwarden.interfaces.mcp.live import JOB_TEMPLATE
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, PROFILE_TEMPLATE
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.interfaces.results.templates import FILLED_URI
 from gpuwarden.knowledge import shipped
@@ -108,7 +110,7 @@ async def test_what_is_no_resource_is_an_error_of_the_caller(ctx: Context, mode:
 async def test_one_entry_is_a_resource_of_its_own(ctx: Context, mode: str) -> None:
     async with client_of(ctx, mode) as client:
         templates = (await client.list_resource_templates()).resource_templates
-        assert {t.uri_template for t in templates} == {"gpuwarden://entries/{id}", FILLED_URI}
+        assert {t.uri_template for t in templates} == {ENTRY_TEMPLATE, PROFILE_TEMPLATE, JOB_TEMPLATE, FILLED_URI}
         for key in ("OOM-001", "ckpt-002", "PLAT-001"):
             (content,) = (await client.read_resource(f"gpuwarden://entries/{key}")).contents
             entry = shipped().gotcha(key)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import HANG_S
 from doors import environment, policy_file, quick_warden
 from gpuwarden.interfaces.mcp.first_answers import (
     FILE,
@@ -79,8 +80,8 @@ class Process:
         return self.hear()
 
     def leave(self) -> tuple[int, str]:
-        _, told = self.process.communicate(timeout=60)
-        return self.process.returncode, told.decode()
+        _, errors = self.process.communicate(timeout=300)
+        return self.process.returncode, errors.decode()
 
 
 @contextmanager
@@ -149,7 +150,7 @@ BROKEN: dict[str, tuple[bytes, int, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize("era", OPENINGS)
 @pytest.mark.parametrize("early", [True, False], ids=["at once", "when the server is up"])
 def test_every_broken_line_is_answered_and_the_next_request_too(tmp_path: Path, era: str, early: bool) -> None:
@@ -168,6 +169,7 @@ def test_every_broken_line_is_answered_and_the_next_request_too(tmp_path: Path, 
         assert server.ask(request("call", "tools/call", {**params, **arguments}))["result"]["isError"] is False
 
 
+@pytest.mark.slow
 def test_broken_lines_ahead_of_the_opening_are_answered(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as server:
         for line, code, number in BROKEN.values():
@@ -199,7 +201,7 @@ async def answers_of(ctx: Context, *lines: bytes) -> list[dict[str, Any]]:
     async def arriving() -> AsyncIterator[Line]:
         for number, line in enumerate(lines):
             yield Line(line)
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_S):
                 while len(heard) <= number:
                     await anyio.lowlevel.checkpoint()
 
@@ -297,7 +299,14 @@ usual = st.fixed_dictionaries(
         "sampling": st.sampled_from([{}, {"tools": {}, "context": {}}]),
         "elicitation": st.sampled_from([{}, {"form": {}, "url": {}}, {"form": {"applyDefaults": False}}]),
         "experimental": st.sampled_from([{}, {"a/b": {"c": [1]}}]),
-        "extensions": st.sampled_from([{}, {"a/b": {"mimeTypes": ["text/html"]}}]),
+        "extensions": st.sampled_from(
+            [
+                {},
+                {"a/b": {"mimeTypes": ["text/html"]}},
+                {f"{META}ui": {"mimeTypes": ["text/html;profile=mcp-app"]}},
+                {f"{META}ui": {}},
+            ]
+        ),
         "tasks": st.sampled_from([{}, {"list": {}, "cancel": {}, "requests": {"sampling": {"createMessage": {}}}}]),
     },
 )
@@ -340,6 +349,7 @@ def agree(ctx: Context, opening: dict[str, Any], *then: dict[str, Any]) -> int:
     return len([reply for reply in early if reply])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(initializes, meta.map(lambda m: {"_meta": m}) | st.just({}) | st.just({"cursor": "x"}), lists)
 def test_an_early_answer_to_a_handshake_is_the_servers(one: Context, opening: Any, params: Any, method: str) -> None:
@@ -411,5 +421,5 @@ def test_what_is_printed_beside_the_server_never_reaches_the_client() -> None:
     code += "print('noise', flush=True)\nos.write(1, b'noise')\n"
     code += "subprocess.run([sys.executable, '-c', 'print(\"noise\")'], check=True)\n"
     code += "assert os.read(0, 9) == b''\nlines.write(b'{}')\nassert lines.next().content == b'mine'"
-    done = subprocess.run([sys.executable, "-c", code], input=b"mine\n", capture_output=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], input=b"mine\n", capture_output=True, timeout=300, check=True)
     assert done.stdout == b"{}\n" and done.stderr.count(b"noise") == 3

@@ -14,14 +14,23 @@ from gpuwarden.core.models import Verb
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Caps, Ending, policy_fields
 from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import grant_spending
-from gpuwarden.ledger.events import ApprovalGranted, EndingOrdered, ReceiptIssued
+from gpuwarden.interfaces.cli.drawing import ending_of, local, zone
+from gpuwarden.interfaces.cli.screen import pending
+from gpuwarden.interfaces.results.base import EndingReply
+from gpuwarden.interfaces.results.overview import status_of
+from gpuwarden.ledger.events import ApprovalGranted, EndingAnnounced, EndingOrdered, LeaseCameBack, ReceiptIssued
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.ending import orders
 from gpuwarden.lifecycle.ending.orders import object_to
 from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.monitoring.overview import glance
+from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
@@ -89,6 +98,62 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(house: Ordered
     house.holds()
 
 
+async def test_the_order_is_shown_from_the_first_price_to_the_end(house: Ordered) -> None:
+    house.ctx.policy = house.ctx.policy.model_copy(
+        update={"ending": Ending(when_proven="terminate", grace_minutes=7, self_park_minutes=20)}
+    )
+    checked = results.submitted(await submit(house.ctx, house.spec()))
+    assert checked.standing_order == "terminate" and "until you approve" not in checked.message
+    assert "your standing order terminates it" in checked.message
+    job = await house.proven()
+    accepted = house.ctx.ledger.last(f"job/{job}", EndingOrdered)
+    assert accepted is not None
+
+    async def shown() -> tuple[EndingReply | None, EndingReply | None]:
+        line = next(line for line in status_of(glance(house.ctx, {})).ended if line.job_id == job)
+        reply = results.checked(await check(house.ctx, job, limit=0))
+        assert reply.log == "" and reply.log_cursor is None, "no byte of it was asked for"
+        return reply.ending, line.ending
+
+    ending, listed = await shown()
+    assert ending is not None and ending == listed
+    assert (ending.standing_order, ending.through, ending.grace_minutes) == ("terminate", "policy", 7)
+    assert (ending.set_at, ending.ends_at, ending.parks_after_minutes) == (accepted.at, None, 20)
+    said = " ".join(ending_of(ending))
+    assert "once everything is proven" in said and "in the policy" in said and "stops itself 20m" in said
+    await house.watched(2)
+    ending, _ = await shown()
+    announced = house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
+    assert ending is not None and announced is not None and ending.ends_at == announced.data.ends_at
+    assert f"at {local(ending.ends_at)} {zone()}" in " ".join(ending_of(ending))
+    (waiting,) = what_waits(house.ctx)
+    assert (waiting.kind, waiting.expires_at) == ("ordered", ending.ends_at)
+    assert ["will end by your standing order" in text for text in pending([waiting])] == [True]
+    object_to(house.ctx, job, "command line", "test")
+    ending, _ = await shown()
+    assert ending is not None and ending.objected_at == house.clock.now() and ending.parks_after_minutes is None
+    assert "is void since" in " ".join(ending_of(ending))
+
+
+async def test_a_job_without_an_order_shows_none(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    assert "until you approve its end" in results.submitted(await submit(house.ctx, house.spec())).message
+    reply = results.checked(await check(house.ctx, await house.started()))
+    assert reply.ending is None and "ending" not in reply.short()
+
+
+async def test_a_list_that_asks_nobody_counts_the_night(tmp_path: Path, processes: Processes) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    job = await house.proven()
+    await house.asks(job)
+    house.clock.advance(9 * 3600)
+    house.ctx.seen.clear()  # as in a process that has just begun
+    (waiting,) = what_waits(house.ctx)
+    whole = lease_now(house.ctx, f"{job}-i1").cost or 0.0
+    assert waiting.cost_usd is not None and waiting.price_usd_per_hour is not None
+    assert waiting.cost_usd == pytest.approx(whole + 9 * waiting.price_usd_per_hour, rel=0.1) and whole < 2
+
+
 async def test_a_timer_s_look_copies_what_has_just_ended(house: Ordered) -> None:
     job = await house.started()
     house.backend.write(house.handle(job), "model", b"weights")
@@ -113,6 +178,21 @@ async def test_an_order_to_stop_stops(tmp_path: Path, processes: Processes) -> N
     house.holds()
 
 
+async def test_a_machine_that_was_off_and_is_being_ended_did_not_come_back(
+    tmp_path: Path, processes: Processes
+) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    job = await house.proven()
+    await house.until_off(await house.yes(await house.asks(job, "stop")))
+    house.cloud.configure(faults=Faults(faults=(Fault(kind="stale", call="get", count=99, seconds=120),)))
+    view = await house.yes(await house.asks(job, "terminate"))
+    raised_kinds = await house.watched(4)
+    assert "came_back" not in raised_kinds and not house.ctx.ledger.events(kind=LeaseCameBack)
+    assert (await house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
+    assert [str(truth.state) for truth in house.cloud.truths().values()] == ["gone"]
+
+
+@pytest.mark.slow
 async def test_an_objection_in_the_grace_keeps_the_machine(house: Ordered) -> None:
     job = await house.proven()
     await house.watched(5)
@@ -245,6 +325,7 @@ async def test_two_watches_end_a_machine_once(house: Ordered) -> None:
     house.holds()
 
 
+@pytest.mark.slow
 async def test_an_end_that_the_platform_only_claims_is_told(house: Ordered) -> None:
     await house.proven()
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
@@ -414,7 +495,7 @@ async def test_a_copy_that_fails_is_tried_again_less_and_less_often(house: Order
 
 
 @pytest.mark.parametrize("verb", ["terminate", "stop"])
-@pytest.mark.slow
+@pytest.mark.prove
 async def test_a_pending_approval_is_an_alert_at_once_and_again(
     tmp_path: Path, processes: Processes, verb: Verb
 ) -> None:

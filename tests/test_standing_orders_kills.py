@@ -1,13 +1,11 @@
 """Random kills and cuts while machines end by a standing order: nothing unproven is lost, and nothing bills unseen.
 
 The provider lies as well: it takes verbs and does nothing, hides machines, refuses what it does, claims a stop while
-the meter runs, shows old lists, and brings ended machines back. `GPUWARDEN_ENDINGS` is how many kills and cuts there
-are at least.
+the meter runs, shows old lists, and brings ended machines back. `HITS` is how many kills and cuts there are at least.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -19,6 +17,7 @@ from unittest.mock import patch
 import anyio
 import pytest
 
+from conftest import amount
 from fakes import FakeClock
 from gpuwarden.core.errors import Unreachable, WardenError
 from gpuwarden.core.models import Answer, Artifact, Handle, Instance, InstanceState, JobSpec, Known, Observation, Place
@@ -43,7 +42,7 @@ from pretend_machines import PretendBackend, Processes, remembered
 from test_lifecycle_properties import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
 from test_next_step import weights
 
-HITS = int(os.environ.get("GPUWARDEN_ENDINGS", "60"))
+HITS = amount(15, 60)
 PLATFORM = "rehearsal/vastai"
 STANDING = frozenset({"finished_billing", "unknown"})
 """Alerts that say that a machine bills, for as long as it does."""
@@ -130,7 +129,7 @@ class Night:
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "watch")
         ledger.fuse = self.fuse
-        ledger._db.execute("PRAGMA synchronous = OFF")  # the machine itself never dies here
+        ledger._db.connection.execute("PRAGMA synchronous = OFF")  # the machine itself never dies here
         self.ctx = Context(ledger, self.policy, self.clock, self.home, env={})
         if self.cloud is None:
             profile = self.ctx.profile(PLATFORM)
@@ -304,6 +303,7 @@ def pretended() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.attack("ending", "kills the watch and cuts its lines while machines end by an order and the provider lies")
 @pytest.mark.usefixtures("pretended")
 def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(

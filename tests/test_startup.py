@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,21 +30,27 @@ line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": 
 reply, _ = FirstAnswers(load_answers())(line.encode())
 print(json.dumps([0 if reply else 1, sorted(sys.modules)]))
 """
-LIBRARIES = HEAVY | {"httpx2", "starlette", "uvicorn", "tomlkit", "safetensors", "psutil", "packaging"}
+LIBRARIES = HEAVY | {"httpx2", "starlette", "uvicorn", "tomlkit", "safetensors", "psutil", "packaging", "filelock"}
 BASICS = {"pydantic", "pydantic_core", "anyio", "asyncio", "yaml", "sqlite3", "platformdirs", "filelock", "email"}
 PACKAGES = {"checkpoints", "hub", "knowledge", "ledger", "lifecycle", "providers", "rehearsal", "remote", "rules"}
 
 
 def imported_for(script: str, tmp_path: Path, *words: str) -> set[str]:
     """Every module that a fresh interpreter has imported after doing that."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")} | {"GPUWARDEN_HOME": str(tmp_path)}
+    return set(done_by(script, tmp_path, *words))
+
+
+def done_by(script: str, tmp_path: Path, *words: str) -> list[Any]:
+    """What a fresh interpreter prints about itself after doing that."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
+    env |= {"GPUWARDEN_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}  # where servers list themselves
     done = subprocess.run(
-        [sys.executable, "-c", script], input=json.dumps(words), env=env, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", script], input=json.dumps(words), env=env, capture_output=True, text=True, timeout=300,
         check=True,
     )  # fmt: skip
-    code, modules = json.loads(done.stdout)
+    code, found = json.loads(done.stdout)
     assert code == 0, done.stderr
-    return set(modules)
+    return list(found)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["submit", "--help"], ["instances", "--help"], ["mcp", "--help"]])
@@ -53,6 +60,14 @@ def test_help_imports_the_command_line_and_nothing_else(tmp_path: Path, words: l
     assert found.isdisjoint(f"gpuwarden.{package}" for package in PACKAGES)
 
 
+@pytest.mark.parametrize("word", ["status", "jobs", "costs"])
+def test_an_overview_imports_nothing_that_reads_scripts_files_or_references(tmp_path: Path, word: str) -> None:
+    found = imported_for(RUN, tmp_path, word, "--json")
+    assert found.isdisjoint(LIBRARIES)
+    packages = {"checkpoints", "knowledge", "rules", "scripts", "rehearsal", "remote.ssh.session"}
+    assert found.isdisjoint(f"gpuwarden.{package}" for package in packages)
+
+
 def test_a_look_at_the_machines_imports_what_it_needs(tmp_path: Path) -> None:
     found = imported_for(RUN, tmp_path, "instances", "--json")
     assert found.isdisjoint(LIBRARIES)
@@ -60,12 +75,90 @@ def test_a_look_at_the_machines_imports_what_it_needs(tmp_path: Path) -> None:
         "checkpoints",
         "knowledge",
         "rules",
+        "scripts",
         "lifecycle.execution",
         "lifecycle.submission",
         "lifecycle.ending",
         "remote.ssh.session",
     }
     assert found.isdisjoint(f"gpuwarden.{package}" for package in packages)
+
+
+SCRIPT = """
+with open("outputs/result.txt", "w") as file:
+    file.write("done")
+"""
+USED = """
+import contextlib, io, json, sys
+from pydantic import BaseModel
+from gpuwarden.interfaces.cli.main import run
+from gpuwarden.profiles import load_text
+from gpuwarden.scripts.signatures.tables import table
+
+def below(model):
+    return {model}.union(*map(below, model.__subclasses__()))
+
+with contextlib.redirect_stdout(io.StringIO()):
+    code = run(json.load(sys.stdin))
+models = [m for m in below(BaseModel) if m.__module__.startswith("gpuwarden.")]
+built = sum(m.__pydantic_complete__ for m in models)
+print(json.dumps([code, [len(models), built, load_text.cache_info().misses, table.cache_info().misses]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_check_of_a_script_imports_what_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
+    words = ("--platform", "local", "--output", "outputs", "--timeout", "60", str(tmp_path / "train.py"))
+    found = imported_for(RUN, tmp_path, "submit", "--dry-run", "--json", *words)
+    assert found.isdisjoint(LIBRARIES)
+    packages = {
+        "checkpoints.archive",
+        "checkpoints.formats",
+        "interfaces.http",
+        "interfaces.mcp",
+        "interfaces.results.overview",
+        "knowledge",
+        "lifecycle.artifacts.kept_store",
+        "lifecycle.fan_out",
+        "rehearsal",
+        "remote.first_step",
+        "remote.s3_store",
+        "remote.ssh.session",
+        "scripts.signatures.releases",
+    }
+    assert found.isdisjoint(f"gpuwarden.{package}" for package in packages)
+
+
+@pytest.mark.slow
+def test_a_check_of_a_script_reads_one_profile_and_no_table_and_builds_few_models(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
+    words = ("--platform", "local", "--output", "outputs", "--timeout", "60", str(tmp_path / "train.py"))
+    models, built, profiles, tables = done_by(USED, tmp_path, "submit", "--dry-run", "--json", *words)
+    assert (profiles, tables) == (1, 0)
+    assert built < models / 4
+
+
+ENTRY = """
+import contextlib, gc, io, json, sys
+from gpuwarden.__main__ import main
+
+def collections():
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+before = collections()
+sys.argv = ["gpuwarden", *json.load(sys.stdin)]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+print(json.dumps([0, [collections() - before, gc.get_freeze_count()]]))
+"""
+
+
+@pytest.mark.parametrize("words", [["--version"], ["status"], ["submit", "--dry-run", "--platform", "local", __file__]])
+def test_a_command_leaves_nothing_to_the_garbage_collector(tmp_path: Path, words: list[str]) -> None:
+    collections, frozen = done_by(ENTRY, tmp_path, *words)
+    assert collections == 0
+    assert frozen > 10_000  # what the interpreter's last collections would look through
 
 
 def test_the_server_answers_its_first_request_before_any_library_is_imported(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from gpuwarden.core.errors import BadReply, BadRequest, DiskError, NotSupported,
 from gpuwarden.hub.client import HubClient
 from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.results.templates import converted_reply
-from gpuwarden.lifecycle.templates import rows
+from gpuwarden.lifecycle.templates import json_rows, rows
 from gpuwarden.lifecycle.templates.convert import Conversion, convert, write_rows
-from gpuwarden.lifecycle.templates.rows import EXTRA, MAX_WHOLE, hub_rows, rows_of, type_of
+from gpuwarden.lifecycle.templates.json_rows import MAX_WHOLE
+from gpuwarden.lifecycle.templates.rows import EXTRA, hub_rows, rows_of, type_of
 from gpuwarden.scripts.shipped_trainers import trainer
 
 
@@ -101,6 +102,13 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "picture in a turn": ("sft", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not text"),
     "no answer": ("kto", {"messages": said("a?")}, "does not end with an answer"),
     "nothing in common": ("dpo", {"chosen": said("a?", "b"), "rejected": said("z?", "c")}, "no prompt in common"),
+    "a tie": ("dpo", {"prompt": "a?", "response_a": "b", "response_b": "c", "winner": "tie"}, "neither answer is the"),
+    "no better one": (
+        "dpo",
+        {"prompt": "a?", "response_0": "b", "response_1": "c", "better_response_id": -1},
+        "neither answer is the",
+    ),
+    "the same answer twice": ("dpo", {"prompt": "a?", "chosen": "b", "rejected": "b"}, "the two answers are the same"),
     "no prompt": ("dpo", {"chosen": "b", "rejected": "c"}, "has no prompt"),
     "empty answer": ("sft", {"prompt": "a?", "completion": " "}, "an answer is empty"),
     "one answer for pairs": ("dpo", {"prompt": "a?", "completion": "b"}, "can't become rows of dpo"),
@@ -174,6 +182,8 @@ def test_coco_and_folders_of_pictures_become_rows(tmp_path: Path) -> None:
     }
     (tmp_path / "boxes").mkdir()
     (tmp_path / "boxes" / "annotations.json").write_text(json.dumps(coco))
+    coco["annotations"].append({"image_id": 7, "category_id": 2, "bbox": [0, 0, 9, 9], "iscrowd": 1})
+    (tmp_path / "boxes" / "annotations.json").write_text(json.dumps(coco))
     wanted = [{"image": "a.png", "objects": {"bbox": [BOX], "category": ["cat"]}}]
     assert list(rows_of(tmp_path / "boxes")) == list(rows_of(tmp_path / "boxes" / "annotations.json")) == wanted
     for name in ("cat/1.png", "dog/2.JPG", "dog/.hidden.png"):
@@ -196,8 +206,8 @@ def test_coco_and_folders_of_pictures_become_rows(tmp_path: Path) -> None:
         ("a.json", b'{"images": [], "annotations": [{}], "categories": []}', "not COCO annotations"),
         ("a.csv", b"a\n\xff\xfe\n", "can't be read"),
         ("a.parquet", b"PAR1 nothing", "can't be read"),
-        ("a.json", b"[{}, {]", "not valid JSON in row 2"),
-        ("a.json", b"[{},]", "not valid JSON in row 2"),
+        ("a.json", b"[{}, {]", "not valid JSON after row 1"),
+        ("a.json", b"[{},]", "not valid JSON after row 1"),
         ("a.json", b"[{}] {}", "not valid JSON after row 1"),
         ("a.json", b"[{} {}]", "not valid JSON after row 1"),
         ("a.json", b'[{}, "x"]', "not a list of objects"),
@@ -218,7 +228,7 @@ def test_a_file_that_is_not_rows_is_refused(tmp_path: Path, name: str, content: 
 def test_a_list_is_read_row_by_row_wherever_it_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(rows, "CHUNK", chunk)
+    monkeypatch.setattr(json_rows, "CHUNK", chunk)
     wanted = [{"a": "ü ] , {"}, {}, {"b": [1, {"c": None}], "d": "x" * 40}]
     for text in (json.dumps(wanted), "\ufeff \n" + json.dumps(wanted, indent=3, ensure_ascii=False) + "\n\n"):
         (tmp_path / "a.json").write_text(text, encoding="utf-8")
@@ -228,12 +238,90 @@ def test_a_list_is_read_row_by_row_wherever_it_is_cut(
 
 
 def test_a_list_of_many_rows_takes_the_memory_of_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "CHUNK", 1 << 14)
+    monkeypatch.setattr(json_rows, "CHUNK", 1 << 14)
     (tmp_path / "a.json").write_text("[" + "{}," * 50_000 + "{}]")
     tracemalloc.start()
     try:
         assert sum(1 for _ in rows_of(tmp_path / "a.json")) == 50_001
         assert tracemalloc.get_traced_memory()[1] < 1 << 20  # a list of them takes more than 3 MiB
+    finally:
+        tracemalloc.stop()
+
+
+PICTURES = [{"id": 7, "file_name": "a.png"}, {"id": "x", "file_name": "b.png"}, {"id": 1, "file_name": "none.png"}]
+COCO = {
+    "info": {"year": 2017.25, "version": 1e3, "tags": ["a", ["b"]]},
+    "annotations": [
+        {"image_id": "x", "category_id": 9, "bbox": [1, 2.5, 3, 4], "segmentation": [[1.25] * 30]},
+        {"image_id": 7, "category_id": 2, "bbox": BOX, "segmentation": {"counts": ']}\\"{', "size": [3, 4]}},
+        {"image_id": "x", "category_id": 2, "bbox": [0, 0, 1e-3, 1], "iscrowd": 0},
+    ],
+    "licenses": [],
+    "images": PICTURES,
+    "count": 12345678901234567890,
+    "categories": [{"id": 2, "name": "cat"}, {"id": 9, "name": "dog"}],
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
+@pytest.mark.parametrize("turned", [False, True])
+def test_coco_is_read_value_by_value_in_any_order_wherever_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, turned: bool
+) -> None:
+    monkeypatch.setattr(json_rows, "CHUNK", chunk)
+    parts = list(COCO.items())
+    text = json.dumps(dict(reversed(parts) if turned else parts), indent=1 if turned else None)
+    (tmp_path / "instances.json").write_text(text)
+    assert list(rows_of(tmp_path / "instances.json")) == [
+        {"image": "a.png", "objects": {"bbox": [BOX], "category": ["cat"]}},
+        {"image": "b.png", "objects": {"bbox": [[1, 2.5, 3, 4], [0, 0, 1e-3, 1]], "category": ["dog", "cat"]}},
+        {"image": "none.png", "objects": {"bbox": [], "category": []}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "says"),
+    [
+        ("annotations", [{"image_id": 8, "category_id": 2, "bbox": BOX}], "8"),
+        ("annotations", [{"image_id": 7, "category_id": 3, "bbox": BOX}], "3"),
+        ("annotations", [{"image_id": 7, "category_id": 2, "bbox": [1, 2, 3]}], "a bbox of 3 numbers"),
+        ("annotations", [{"image_id": 7, "category_id": 2, "bbox": [1, 2, 3, "4"]}], "not COCO annotations"),
+        ("annotations", [{"image_id": [7], "category_id": 2, "bbox": BOX}], "not COCO annotations"),
+        ("images", [{"id": 7}], "file_name"),
+        ("images", None, "images"),
+        ("categories", ["cat"], "not COCO annotations"),
+    ],
+)
+def test_coco_that_lacks_something_is_refused_with_what_it_lacks(
+    tmp_path: Path, part: str, value: Any, says: str
+) -> None:
+    (tmp_path / "_annotations.coco.json").write_text(json.dumps({**COCO, part: value}))
+    with pytest.raises(BadRequest, match="not COCO annotations") as refusal:
+        list(rows_of(tmp_path))
+    assert says in refusal.value.message
+
+
+@pytest.mark.slow
+def test_coco_annotations_larger_than_a_whole_document_take_little_memory(tmp_path: Path) -> None:
+    """As `instances_train2017.json` is: 7 boxes a picture, each with its outline, which takes most of the file."""
+    outline = {"counts": "aQ1b" * 900, "size": [480, 640]}
+    with (tmp_path / "instances.json").open("w") as file:
+        file.write('{"info": {}, "images": [{"id": 0, "file_name": "0.jpg"}')
+        for number in range(1, 3_000):
+            file.write(f', {{"id": {number}, "file_name": "{number:012}.jpg", "height": 480, "width": 640}}')
+        file.write('], "annotations": [')
+        for number in range(21_000):
+            box = {"id": number, "image_id": number % 3_000, "category_id": number % 80, "bbox": [1.5, 2, 3, number]}
+            file.write(f"{',' * bool(number)}{json.dumps(box | {'segmentation': outline})}")
+        file.write('], "categories": ' + json.dumps([{"id": n, "name": f"kind {n}"} for n in range(80)]) + "}")
+    assert (tmp_path / "instances.json").stat().st_size > MAX_WHOLE
+    tracemalloc.start()
+    try:
+        count, boxes = 0, 0
+        for row in rows_of(tmp_path / "instances.json"):
+            count, boxes = count + 1, boxes + len(row["objects"]["bbox"])
+        assert (count, boxes) == (3_000, 21_000)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
 

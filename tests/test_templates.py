@@ -155,7 +155,7 @@ def remarks(ctx: Context, name: str, model: str, data: str, platform: str) -> li
     return [f"{f.rule} {f.message}" for f in checked.findings if f.severity is not Severity.INFO]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.parametrize(("name", "model", "data", "found", "platform"), ONCE, ids=lambda v: str(v)[:40])
 def test_a_filled_template_passes_the_submit_gate_at_the_first_try(
     ctx: Context, name: str, model: str, data: str, found: dict[str, str], platform: str

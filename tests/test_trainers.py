@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
+from conftest import need
 from gpuwarden.core.rules import Severity, run_rules
 from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.rules.catalog import rules_of
@@ -52,6 +53,7 @@ def header(script: Path) -> list[str]:
     return [line[2:] for line in lines[lines.index("# /// script") + 1 : lines.index("# ///")]]
 
 
+@pytest.mark.slow
 def test_the_shipped_files_are_what_their_sources_make() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / "build_trainers.py", "--check"], capture_output=True, text=True
@@ -60,6 +62,7 @@ def test_the_shipped_files_are_what_their_sources_make() -> None:
     assert len(TRAINERS) >= 8
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import build_trainers as b; "
@@ -91,6 +94,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         yield server
 
 
+@pytest.mark.prove  # test_trainers_gate.py has the whole of `submit`, among the quick tests
 @pytest.mark.parametrize("platform", ["runpod", "hf-jobs"])
 @pytest.mark.parametrize("script", TRAINERS, ids=lambda p: p.stem)
 def test_the_submit_gate_finds_nothing(hub: HubServer, script: Path, platform: str) -> None:
@@ -106,7 +110,7 @@ def test_the_submit_gate_finds_nothing(hub: HubServer, script: Path, platform: s
 def asked(*words: str, method: str = "sft", **env: str) -> tuple[int, str]:
     """Run a trainer that is to end before it imports anything heavy."""
     done = subprocess.run(
-        [sys.executable, SCRIPTS / f"{method}.py", *words], capture_output=True, text=True, timeout=120, env=env
+        [sys.executable, SCRIPTS / f"{method}.py", *words], capture_output=True, text=True, timeout=300, env=env
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -116,7 +120,8 @@ def asked(*words: str, method: str = "sft", **env: str) -> tuple[int, str]:
     [
         ((), "model is not set", "pass --model"),
         (("--model", "m"), "dataset is not set", "pass --dataset"),
-        (("--steps", "ten"), "steps is 'ten', which is not int", ""),
+        (("--steps", "ten"), "steps is 'ten', which is not int", "a whole number"),
+        (("--steps",), "--steps: expected one argument", "see --help"),
         (("--learning-rate", "3"), "learning_rate is 3", "from 0 to 1"),
         (("--too-long", "ignore"), "too_long is 'ignore'", "refuse, truncate, drop"),
         (("--model", "m", "--dataset", "d", "--batch-size", "6", "--micro-batch", "4"), "not a multiple", "divides"),
@@ -149,6 +154,9 @@ def test_settings_come_from_a_file_the_environment_and_flags_in_this_order(tmp_p
         ("a.json", "{", "not valid"),
         ("a.yaml", "steps: 2.5", "steps is 2.5, which is not int"),
         ("a.yaml", "cpu: perhaps", "cpu is 'perhaps', which is not bool"),
+        ("a.yaml", "1: 2", "1 is not a setting"),
+        ("a.yaml", "model:\n", "model is not set"),
+        ("a.yaml", "model: [\x00", "not valid"),
     ],
 )
 def test_a_file_of_settings_that_is_wrong_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -156,7 +164,27 @@ def test_a_file_of_settings_that_is_wrong_is_refused(tmp_path: Path, name: str, 
     code, log = asked("--config", str(tmp_path / name))
     assert code == 2
     assert message in log
+    assert "FIX: " in log and "Traceback" not in log
     assert "did you mean learning_rate?" in log or "rat" not in message.partition(" ")[0]
+
+
+def test_a_file_gives_what_flags_give(sft: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: m\ndataset: d\neval_dataset:\nreport: [tensorboard, trackio]\ncolumns:\n  question: prompt\n"
+    )
+    settings = sft.read_settings(sft.SftSettings, ["--config", str(file)])
+    assert (settings.eval_dataset, settings.report, settings.columns) == ("", "tensorboard,trackio", "question=prompt")
+    file.write_bytes(b"model: \xff\xfe")
+    with pytest.raises(sft.Stop, match="not UTF-8"):
+        sft.read_settings(sft.SftSettings, ["--config", str(file)])
+
+
+def test_a_misspelled_variable_is_mentioned() -> None:
+    code, log = asked(TRAIN_LERNING_RATE="1", TRAIN_NODES="2")
+    assert code == 2
+    assert "TRAIN_LERNING_RATE is not a setting and is not read; did you mean TRAIN_LEARNING_RATE?" in log
+    assert "TRAIN_NODES" not in log
 
 
 def test_online_methods_refuse_what_would_not_resume_exactly() -> None:
@@ -253,3 +281,100 @@ def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(sft: Any, 
     with pytest.raises(sft.Stop, match="inputs can't be written to") as stop:
         smoke(sft, "--smoke", "--out", str(tmp_path))
     assert stop.value.code == sft.Exit.ENVIRONMENT and "--out" in stop.value.fix
+
+
+# ------------------------------------------------------------------------------------------------- several processes
+
+
+@pytest.mark.parametrize(
+    ("code", "codes", "ends"),
+    [
+        (0, [0, 0], 0),
+        (1, [75, 75], 75),
+        (1, [75], 75),  # the other was ended while it was ending
+        (1, [1, 4], 4),  # one ran out of memory, and the other lost it
+        (1, [5, 5], 5),
+        (1, [75, 1], 1),
+        (1, [], 1),
+        (-9, [0], 1),
+    ],
+)
+def test_the_end_of_several_processes_is_one_exit_code(sft: Any, code: int, codes: list[int], ends: int) -> None:
+    assert sft.ending(code, codes) == ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["fsdp2", "deepspeed"])
+def test_accelerate_takes_the_configuration_that_is_made_for_the_machine(
+    sft: Any, sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("accelerate", importlib.util.find_spec("accelerate") is not None)
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    monkeypatch.setattr(sft, "find_spec", lambda name: True)
+    file = tmp_path / "accelerate.json"
+    sft.write_json(file, sft.launch_config(4, sharding, cpu=False))
+    asked, _, _ = _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(file), "x.py"]))
+    assert (asked.num_processes, asked.use_fsdp, asked.use_deepspeed) == (4, sharding == "fsdp2", sharding != "fsdp2")
+    if sharding == "deepspeed":
+        assert asked.zero_stage == 3 and asked.zero3_save_16bit_model
+        return
+    made = prepare_multi_gpu_env(asked)
+    assert (made["FSDP_VERSION"], made["FSDP_STATE_DICT_TYPE"]) == ("2", "FULL_STATE_DICT")
+    assert made["ACCELERATE_USE_FSDP"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "cpu", "says"),
+    [
+        ("fsdp2", True, "needs GPUs"),
+        ("deepspeed", True, "needs GPUs"),
+        ("deepspeed", False, "deepspeed is not installed"),
+    ],
+)
+def test_sharding_that_can_not_be_is_refused(
+    sft: Any, sharding: str, cpu: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sft, "find_spec", lambda name: None)
+    with pytest.raises(sft.Stop, match=says):
+        sft.launch_config(2, sharding, cpu=cpu)
+
+
+def test_processes_that_were_started_without_the_sharding_that_is_set_are_refused(
+    sft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = sft.SftSettings(model="m", dataset="d", sharding="fsdp2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(sft.Stop, match="started without it"):
+        sft.start_processes(settings)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    sft.start_processes(settings)
+
+
+# ------------------------------------------------------------------------------------------------------------ fast
+
+
+@pytest.mark.parametrize(
+    ("card", "capability", "flash", "extra"),
+    [
+        ("cpu", (0, 0), True, {}),
+        ("Tesla T4", (7, 5), True, {}),
+        ("NVIDIA A10G", (8, 6), False, {"optim": "adamw_torch_fused", "tf32": True}),
+        ("NVIDIA H100", (9, 0), True, {"optim": "adamw_torch_fused", "tf32": True, "torch_compile": True}),
+    ],
+)
+def test_fast_adds_to_a_card_what_is_known_to_work_there(
+    sft: Any,
+    card: str,
+    capability: tuple[int, int],
+    flash: bool,
+    extra: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = sft.Plan(card, 24.0, capability, "bf16" if capability >= (8, 0) else "fp32", 2, 2, 1)
+    plain = sft.arguments(sft.SftSettings(), plan, sft.Data([1], None, {}))
+    fast = sft.arguments(sft.SftSettings(fast=True), plan, sft.Data([1], None, {}))
+    assert plain | extra == fast
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: flash or None)
+    assert sft.has_flash_attention(plan) is (flash and capability >= (8, 0))

@@ -83,6 +83,7 @@ async def remarks(ctx: Context, platform: str, script: str, flags: list[str]) ->
     return [f for f in checked.findings if f.severity is not Severity.INFO]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("method", FLAGS)
 async def test_a_trainer_passes_its_own_gate_without_a_remark(ctx: Context, method: str, platform: str) -> None:

@@ -110,7 +110,9 @@ def test_odd_limits_raise_nothing(limits: str) -> None:
 def test_an_upload_that_was_added_to_a_copied_trainer_is_seen() -> None:
     text = (SCRIPTS / "sft.py").read_text("utf-8")
     assert analyse(Program(ast.parse(text))).pushes == ()
-    added = text + "\nHfApi().upload_folder(folder_path='.', repo_id='somebody/else')\n"
+    added = text.replace(
+        "\nif __name__", "\nHfApi().upload_folder(folder_path='.', repo_id='somebody/else')\n\nif __name__"
+    )
     assert [p.target for p in analyse(Program(ast.parse(added))).pushes] == ["somebody/else"]
     asked = analyse(Program(ast.parse(text), {}, ["--hub-model-id", "me/mine"])).pushes
     assert asked and len(asked) == len({p.line for p in asked})

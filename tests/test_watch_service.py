@@ -13,11 +13,14 @@ from typing import Any
 import anyio
 import pytest
 from click.testing import CliRunner
+from filelock import FileLock
 
+from conftest import HANG_S
 from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.interfaces.cli import main, watch_service
+from gpuwarden.interfaces.cli import doctor, main, watch_service
 from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
+from gpuwarden.private import private_folder
 from lifecycle_kit import open_house
 
 ODD = '/tmp/50% of $HOME "x" \\ y'
@@ -95,11 +98,23 @@ def test_it_is_installed_and_removed(home: Path, monkeypatch: pytest.MonkeyPatch
     assert f'"GPUWARDEN_HOME={home}/ledger of mine"' in text and "watch.env" in text and sys.executable in text
     keys = home / "me" / "config" / "gpuwarden" / "watch.env"
     assert keys.stat().st_mode & 0o777 == 0o600
-    assert "not installed" not in watch_service.runs(home / "ledger of mine")
+    assert "not installed" not in str(watch_service.runs(home / "ledger of mine"))
     done = CliRunner().invoke(main.cli, ["watch", "--uninstall"])
     assert done.exit_code == 0 and not unit.exists() and keys.exists(), "the keys are the user's"
-    assert "not installed" in watch_service.runs(home / "ledger of mine")
+    assert "not installed" in str(watch_service.runs(home / "ledger of mine"))
     assert all(argv[:2] == ("systemctl", "--user") for argv in asked)
+
+
+@pytest.mark.parametrize("order", ["ask", "terminate"])
+def test_the_doctor_misses_a_watch_where_an_order_waits_for_one(home: Path, order: str) -> None:
+    policy = home / "me" / "config" / "gpuwarden" / "policy.toml"
+    policy.parent.mkdir(parents=True)
+    policy.write_text(f'[ending]\nwhen_proven = "{order}"\n', "utf-8")
+    check = next(c for c in anyio.run(doctor.examine).checks if c.what == "watch")
+    assert check.ok is (order == "ask") and "no watch runs" in check.found
+    assert ("a standing order waits for one" in check.found) is (order != "ask")
+    with FileLock(private_folder(home / "ledger of mine" / "locks") / "watch.lock"):
+        assert next(c for c in anyio.run(doctor.examine).checks if c.what == "watch").ok
 
 
 @pytest.mark.parametrize(
@@ -127,7 +142,7 @@ def test_one_watch_leads_and_the_next_takes_over(tmp_path: Path) -> None:
     ctx = open_house(tmp_path, FakeClock())
     first, second = Watcher(ctx), Watcher(ctx)
     assert first.leads() and not second.leads() and first.leads()
-    assert watch_service.runs(tmp_path).startswith("a watch runs")
+    assert watch_service.runs(tmp_path).leads
     first._lock.release()
     assert second.leads() and not first.leads()
     assert (tmp_path / "locks" / "watch.lock").exists(), "a removed lock would let two of them lead"
@@ -158,7 +173,7 @@ async def test_a_server_leaves_the_lead_to_a_watch(tmp_path: Path) -> None:
     server.round = nothing  # type: ignore[method-assign]
     ctx.clock.sleep = rest  # type: ignore[method-assign]
     with pytest.raises(Enough):
-        with anyio.fail_after(20):
+        with anyio.fail_after(HANG_S):
             await server.run(report, defers=True)
     assert led == [True, True, False, False, False]
 

@@ -45,6 +45,14 @@ class Terminated(TrainerCallback):  # type: ignore[misc, unused-ignore]
             os.kill(os.getpid(), getattr(signal, os.environ["FAULT_SIGNAL"]))
 
 
+class LauncherTold(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Send the signal in FAULT_SIGNAL to the process that started those that train."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == STEP - 1 and os.environ["RANK"] == "0":
+            os.kill(int(os.environ["TRAIN_LAUNCHER"]), getattr(signal, os.environ["FAULT_SIGNAL"]))
+
+
 class NotFinite(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Make one gradient NaN."""
 

@@ -64,12 +64,12 @@ def language_model(folder: Path, *, hidden: int = 64, seed: int = 0, **more: Any
     return folder
 
 
-def encoder(folder: Path) -> Path:
+def encoder(folder: Path, *, pad: str | None = "<|pad|>") -> Path:
     """Save a random BERT of two layers with its tokenizer."""
     import torch
     from transformers import BertConfig, BertModel
 
-    tokenizer(folder, template=None)
+    tokenizer(folder, template=None, pad=pad)
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     BertModel(BertConfig(vocab_size=512, max_position_embeddings=128, pad_token_id=0, **shape)).save_pretrained(folder)
@@ -246,6 +246,16 @@ class Trainers:
         if not folder.exists():
             picture_model(folder, method) if method in PICTURES else encoder(folder)
         return folder
+
+
+def refused(ended: Ended, code: int, *words: str) -> None:
+    """Check that a run ended with one line on what is wrong, and one on the fix."""
+    assert ended.code == code, ended.log
+    [error] = [line for line in ended.log.splitlines() if line.startswith("ERROR")]
+    [fix] = [line for line in ended.log.splitlines() if line.startswith("FIX")]
+    for word in words:
+        assert word in error + fix, error + fix
+    assert "Traceback" not in ended.log
 
 
 _NUMBERS = count()

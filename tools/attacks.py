@@ -27,6 +27,8 @@ AREAS = {
     "files": "Files and paths",
     "ledger": "The ledger",
     "guard": "The shell guard",
+    "http": "The server over HTTP",
+    "page": "The page",
 }
 
 

@@ -30,7 +30,19 @@ BUILD = ROOT / "build"
 SITE = ROOT / "site"
 PACKAGE = ROOT / "server" / "gpuwarden"
 REPOSITORY = "https://github.com/gpuwarden/gpuwarden/blob/main/"
-GUIDE = ("clients", "commands", "platforms", "policy", "evidence", "corruption", "seeded-faults")
+GUIDE = (
+    "clients",
+    "serving",
+    "commands",
+    "fan-out",
+    "nodes",
+    "platforms",
+    "policy",
+    "evidence",
+    "corruption",
+    "seeded-faults",
+    "blind-set",
+)
 PROJECT = ("contributing", "evals", "changelog")
 COPIED = {
     "README.md": "index.md",
@@ -40,7 +52,7 @@ COPIED = {
     "evals/README.md": "project/evals.md",
     **{f"docs/{name}.md": f"guide/{name}.md" for name in GUIDE},
 }
-ASSETS = ("docs/demo.svg",)
+ASSETS = ("docs/demo.svg", "docs/icon.svg")
 API = ("core/*.py", "*/base.py", "rules/facts.py", "checkpoints/file_model.py", "checkpoints/sealing/save_helper.py")
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)\s]+)?)\)")

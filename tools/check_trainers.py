@@ -15,320 +15,24 @@ from __future__ import annotations
 
 import argparse
 import ast
-import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
-from gpuwarden.scripts.ecosystem_tables import GONE_ARGUMENTS, canonical_name, read_requirement
+from trainer_checks.releases import Library, Release
+from trainer_checks.uses import MODULES, READ, Use, uses_of
+
+from gpuwarden.scripts.ecosystem_tables import canonical_name, read_requirement
+from gpuwarden.scripts.signatures.advice import ARGUMENTS
+from gpuwarden.scripts.signatures.history import history
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "skills" / "gpu-training" / "scripts"
-# Packages whose signatures the trainers depend on. The others are only imported, or by a library.
-READ = ("transformers", "trl", "peft", "datasets", "accelerate", "huggingface-hub", "sentence-transformers",
-        "safetensors", "albumentations", "torchmetrics")  # fmt: skip
-MODULES = {name.replace("-", "_"): name for name in READ}
 # The gate's table of arguments is about these classes.
 CONFIGS = (("transformers", "TrainingArguments"), ("trl", "SFTConfig"), ("trl", "DPOConfig"), ("trl", "GRPOConfig"))
-OPEN = "**"
-Parameters = frozenset[str]
-
-
-@dataclass(frozen=True, order=True)
-class Use:
-    """One thing that a trainer needs of a library: a name, or one argument or method of it."""
-
-    module: str
-    name: str
-    method: str = ""
-    keyword: str = ""
-
-    def __str__(self) -> str:
-        """Return the use as it is written in a script."""
-        whole = f"{self.module}.{self.name}{f'.{self.method}' if self.method else ''}"
-        return f"{whole}({self.keyword}=)" if self.keyword else whole
-
-
-# ------------------------------------------------------------------------------------------------ what a trainer uses
-
-
-def uses_of(tree: ast.Module) -> set[Use]:
-    """Return what one script uses of the libraries."""
-    imported: dict[str, Use] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in MODULES:
-            imported |= {a.asname or a.name: Use(str(node.module), a.name) for a in node.names}
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    found = set(imported.values())
-    for function in functions.values():
-        found |= set(_called(function, imported, functions))
-    return found | set(_of_the_trainer(tree))
-
-
-def _called(
-    function: ast.FunctionDef, imported: Mapping[str, Use], functions: Mapping[str, ast.FunctionDef]
-) -> Iterator[Use]:
-    """Yield the arguments and methods that a function uses of imported classes and functions."""
-    made = {
-        target.id: imported[node.value.func.id]
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name)
-        for target in node.targets
-        if isinstance(target, ast.Name) and node.value.func.id in imported
-    }
-    for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-        match call.func:
-            case ast.Name(id=name) if name in imported:
-                use, method = imported[name], ""
-            case ast.Attribute(value=ast.Name(id=name), attr=method) if name in imported or name in made:
-                use = imported.get(name) or made[name]
-            case ast.Attribute(value=ast.Call(func=ast.Name(id=name)), attr=method) if name in imported:
-                use = imported[name]
-            case _:
-                continue
-        yield Use(use.module, use.name, method)
-        yield from (Use(use.module, use.name, method, key) for key in _keywords(call, function, functions))
-
-
-def _keywords(call: ast.Call, around: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
-    """Yield a call's keywords, those in a mapping that a function here returns or fills included."""
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            yield keyword.arg
-            continue
-        match keyword.value:
-            case ast.Call(func=ast.Name(id=name)) if name in functions:
-                yield from _keys(functions[name], None)
-            case ast.Name(id=name):
-                yield from _keys(around, name)
-
-
-def _keys(function: ast.FunctionDef, name: str | None) -> Iterator[str]:
-    """Yield the keys of the mappings that a function assigns to a name, or to the name that it returns."""
-    returned = {n.value.id for n in ast.walk(function) if isinstance(n, ast.Return) and isinstance(n.value, ast.Name)}
-    names = {name} if name else returned
-    for node in ast.walk(function):
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id=target)], value=value)
-                | ast.AnnAssign(target=ast.Name(id=target), value=value)
-                | ast.AugAssign(target=ast.Name(id=target), value=value)
-            ) if target in names:
-                yield from _literal_keys(value)
-            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=target), slice=ast.Constant(value=str(key)))]) if (
-                target in names
-            ):
-                yield key
-            case ast.Return(value=ast.Dict() as value) if name is None:
-                yield from _literal_keys(value)
-
-
-def _literal_keys(value: ast.expr | None) -> Iterator[str]:
-    for node in ast.walk(value) if value else ():
-        if isinstance(node, ast.Dict):
-            yield from (k.value for k in node.keys if isinstance(k, ast.Constant) and isinstance(k.value, str))
-            return
-
-
-def _of_the_trainer(tree: ast.Module) -> Iterator[Use]:
-    """Yield the methods of the Trainer that a script calls or replaces, and the events that its callbacks answer."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(value=ast.Name(id="trainer"), attr=name):
-                yield Use("transformers", "Trainer", name)
-            case ast.FunctionDef(name=name) if name.startswith("on_") and len(node.args.args) > 3:
-                yield Use("transformers", "TrainerCallback", name)
-
-
-# ------------------------------------------------------------------------------------------------- what a release has
-
-
-@dataclass
-class Release:
-    """One release of a package, read from its wheel."""
-
-    package: str
-    version: str
-    wheel: Path
-    trees: dict[str, ast.Module] = field(default_factory=dict)
-
-    @cached_property
-    def modules(self) -> dict[str, str]:
-        """Return dotted module -> its path in the wheel."""
-        with zipfile.ZipFile(self.wheel) as wheel:
-            paths = [name for name in wheel.namelist() if name.endswith(".py")]
-        return {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in paths}
-
-    def tree(self, module: str) -> ast.Module | None:
-        """Return a module's syntax tree, None where the wheel has no such module."""
-        if module not in self.trees:
-            if module not in self.modules:
-                return None
-            with zipfile.ZipFile(self.wheel) as wheel:
-                self.trees[module] = ast.parse(wheel.read(self.modules[module]))
-        return self.trees[module]
-
-    @cached_property
-    def definitions(self) -> dict[str, list[str]]:
-        """Return the name of each class and function -> the modules that define it."""
-        found: dict[str, list[str]] = {}
-        pattern = re.compile(rb"^(?:class|(?:async )?def) (\w+)", re.MULTILINE)
-        with zipfile.ZipFile(self.wheel) as wheel:
-            for module, path in self.modules.items():
-                for name in pattern.findall(wheel.read(path)):
-                    found.setdefault(name.decode(), []).append(module)
-        return found
-
-
-class Library:
-    """A set of releases, one of each package."""
-
-    def __init__(self, releases: Iterable[Release]) -> None:
-        self.releases = {release.package: release for release in releases}
-
-    def release_of(self, module: str) -> Release | None:
-        """Return the release that a module belongs to."""
-        return self.releases.get(MODULES.get(module.partition(".")[0], ""))
-
-    def find(self, module: str, name: str, depth: int = 0) -> tuple[str, ast.stmt] | None:
-        """Return the module and the statement that define a name which a module offers, None where none does."""
-        release = self.release_of(module)
-        tree = release.tree(module) if release else None
-        if tree is None or release is None or depth > 12:
-            return None
-        is_package = release.modules[module].endswith("__init__.py")
-        for node in ast.walk(tree):
-            match node:
-                case ast.ClassDef(name=found) | ast.FunctionDef(name=found) if found == name and node in tree.body:
-                    return module, node
-                case ast.Assign(targets=[ast.Name(id=found)]) if found == name:
-                    return module, node
-                case ast.ImportFrom() if any((a.asname or a.name) in {name, "*"} for a in node.names):
-                    origin = next(a.name for a in node.names if (a.asname or a.name) in {name, "*"})
-                    where = _absolute(module, node, is_package=is_package)
-                    if origin != "*" and self.release_of(where) is release and where not in release.modules:
-                        # A compiled module has no source; nothing is known of what it offers.
-                        return where, ast.Pass()
-                    if (there := self.find(where, name if origin == "*" else origin, depth + 1)) is not None:
-                        return there
-        return self._lazy(release, module, tree, name) if is_package else None
-
-    def _lazy(self, release: Release, module: str, tree: ast.Module, name: str) -> tuple[str, ast.stmt] | None:
-        """Return the definition of a name that a package loads when it is asked for, by a table of strings."""
-        text = ast.dump(tree)
-        below = [m for m in release.definitions.get(name, ()) if m.startswith(f"{module}.")]
-        named = f"value='{name}'" in text
-        # transformers lists the contents of `models` by walking its folders.
-        walked = "define_import_structure" in text
-        for where in below:
-            inner = where.removeprefix(f"{module}.")
-            found = release.tree(where)
-            if (named or (walked and inner.startswith("models."))) and found is not None:
-                node = next(n for n in found.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name)
-                return where, node
-        return None
-
-    def has(self, use: Use) -> bool | None:
-        """Return whether the releases have what is used; None where the package is not among them."""
-        if self.release_of(use.module) is None:
-            return None
-        if use.module.count(".") >= 1 and self.find(use.module, use.name) is None:
-            return f"{use.module}.{use.name}" in (self.release_of(use.module) or Release("", "", Path())).modules
-        found = self.find(use.module, use.name)
-        if found is None or not (use.method or use.keyword):
-            return found is not None
-        module, node = found
-        if use.method and not isinstance(node, ast.ClassDef):
-            return None  # what a function returns is not known
-        if use.method:
-            members = self.members(module, node)
-            if use.method not in members:
-                return not members.keys().isdisjoint({OPEN}) or use.method.startswith("__")
-            module, inner = members[use.method]
-            if not use.keyword:
-                return True
-            return isinstance(inner, ast.FunctionDef) is False or _fits(_parameters(inner), use.keyword)
-        return _fits(self.parameters(module, node), use.keyword)
-
-    def members(self, module: str, node: ast.stmt) -> dict[str, tuple[str, ast.AST]]:
-        """Return the methods and attributes of a class; OPEN stands for those of a base that is not read here."""
-        found: dict[str, tuple[str, ast.AST]] = {}
-        for where, line in reversed(list(self.line(module, node))):
-            if line is None:
-                found[OPEN] = (where, ast.Pass())
-                continue
-            for part in ast.walk(line):
-                match part:
-                    case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                        found.setdefault(name, (where, part))
-                    case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
-                        found.setdefault(name, (where, part))
-            found |= {part.name: (where, part) for part in line.body if isinstance(part, ast.FunctionDef)}
-        return found
-
-    def line(self, module: str, node: ast.stmt) -> Iterator[tuple[str, ast.ClassDef | None]]:
-        """Yield a class and its bases, nearest first; None for a base that is not read here."""
-        if not isinstance(node, ast.ClassDef):
-            return
-        yield module, node
-        for base in node.bases:
-            match base:
-                case ast.Name(id=name):
-                    there = self.find(module, name)
-                    if there is not None and isinstance(there[1], ast.ClassDef):
-                        yield from self.line(*there)
-                        continue
-            if not (isinstance(base, ast.Name) and base.id in {"object", "Protocol", "ABC"}):
-                yield module, None
-
-    def parameters(self, module: str, node: ast.stmt) -> Parameters:
-        """Return what a function or a class's constructor accepts; OPEN among them accepts anything."""
-        if isinstance(node, ast.FunctionDef):
-            return _parameters(node)
-        if not isinstance(node, ast.ClassDef):
-            return frozenset({OPEN})
-        fields: set[str] = set()
-        for _, one in self.line(module, node):
-            if one is None:
-                return frozenset(fields | {OPEN})
-            init = next((n for n in one.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-            if init is not None:
-                return frozenset(fields) | _parameters(init)
-            if _is_dataclass(one):
-                fields |= {
-                    n.target.id for n in one.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-                }
-        return frozenset(fields) or frozenset({OPEN})
-
-
-def _absolute(module: str, node: ast.ImportFrom, *, is_package: bool) -> str:
-    """Return the module that an import names, with the dots in front resolved."""
-    parts = module.split(".") if is_package else module.split(".")[:-1]
-    above = parts[: len(parts) - node.level + 1] if node.level else []
-    return ".".join([*above, *([node.module] if node.module else [])])
-
-
-def _parameters(function: ast.FunctionDef) -> Parameters:
-    given = function.args
-    names = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-    return frozenset(names | ({OPEN} if given.kwarg else set()))
-
-
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any("dataclass" in ast.dump(decorator) for decorator in node.decorator_list)
-
-
-def _fits(parameters: Parameters, keyword: str) -> bool:
-    return keyword in parameters or OPEN in parameters
-
-
-# ------------------------------------------------------------------------------------------------------------ releases
 
 
 def bounds(scripts: Iterable[Path]) -> dict[str, str]:
@@ -372,10 +76,11 @@ def lacking(uses: Mapping[Use, set[str]], library: Library) -> Iterator[str]:
 
 def back(library: Library) -> Iterator[str]:
     """Yield a line for each argument that the gate calls gone and that every one of the configurations has."""
-    for name, gone in GONE_ARGUMENTS.items():
+    for name in ARGUMENTS:
         for module, config in CONFIGS:
-            if MODULES[module] == gone.package and library.has(Use(module, config, "", name)):
-                yield f"{module}.{config} has {name}, which PF-API-001 calls gone since {gone.package} {gone.since}"
+            gone = history(module, config, name).gone_in
+            if gone and library.has(Use(module, config, "", name)):
+                yield f"{module}.{config} has {name}, which PF-API-001 calls gone since {MODULES[module]} {gone}"
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -94,7 +94,8 @@ def past(job: dict[str, Any], gate: str) -> str:
         end = f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"
     else:
         end = "steps(1300 if os.path.exists('out') else 410, lambda step: 1.9)"
-    return HEAD + SAVE + MORE + "\n".join([metrics, *lines, *_BEFORE.get(job["fault"], []), waits, end]) + "\n"
+    # The first metrics come last: who sees them knows that every checkpoint is saved.
+    return HEAD + SAVE + MORE + "\n".join([*lines, metrics, *_BEFORE.get(job["fault"], []), waits, end]) + "\n"
 
 
 _METRICS = """

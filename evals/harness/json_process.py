@@ -16,7 +16,7 @@ PATIENCE_S = 90.0
 _KEPT_ERRORS = 20_000
 
 
-SHOWS_S = 30.0
+SHOWS_S = 90.0
 """Seconds that `wait_for` waits for a condition."""
 
 

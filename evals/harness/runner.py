@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +81,9 @@ def run(
 
 def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
     """Play one trial. `trial.json` comes last: a trial without it was not finished and is played again."""
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.exists():  # what a cut trial left would be part of this one's world
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
     seed, key = world.seed * 1_000 + n, secrets.token_bytes(32)
     head: dict[str, Any] = {"case": case.id, "n": n, "seed": seed, "infra": "", "digests": of_trial(case, world)}
     try:

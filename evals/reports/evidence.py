@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +42,11 @@ NIGHT_ARMS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
 """Which persons each arm meets in the worlds that have a night."""
 ANYBODY: Final = "anybody: no alerts"
 """The person of an arm without gates: no watch runs, so no alert is sent."""
+SCENARIOS: Final = (*((*key, "") for key in ARMS), *((*key, p) for key, people in NIGHT_ARMS.items() for p in people))
+"""Agent, gates, and the person of a night; without one, all worlds that have no night."""
 README: Final = HERE.parent / "README.md"
+RESULTS: Final = HERE / "evidence.jsonl"
+"""Keep the result of every trial behind the table."""
 _BLOCK: Final = re.compile(r"(<!-- generated:evidence -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 _FIGURES: Final = 3
 """The first column that was measured."""
@@ -47,6 +55,29 @@ TOLERANCE: Final = 0.03
 NEAR: Final = 2
 """Dollars pass with real seconds too, and how far a careless agent gets before a real process ends differs from machine
 to machine: a figure of the table may be off by this much. What must never be anything but zero, a test asserts."""
+NEAR_TRIAL: Final = 0.5
+"""Dollars by which one trial may differ: some minutes of a real machine that is slow."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of one trial. `run` is the name of its run's folder."""
+
+    run: str
+    case: str
+    verdict: str
+    spent_usd: float
+    wasted_usd: float
+    lost: int
+    billing: int
+    duplicates: int
+
+    def differs(self, other: Result) -> bool:
+        """Return true where anything but some cents differs; dollars pass with real seconds too."""
+        sums = ((self.spent_usd, other.spent_usd), (self.wasted_usd, other.wasted_usd))
+        if any(abs(a - b) > NEAR_TRIAL + TOLERANCE * a for a, b in sums):
+            return True
+        return {**asdict(self), "spent_usd": 0, "wasted_usd": 0} != {**asdict(other), "spent_usd": 0, "wasted_usd": 0}
 
 
 def play(
@@ -61,13 +92,51 @@ def play(
     return done, score_run(done, cases)
 
 
+def cases_of(person: str, cases: dict[str, Case], worlds: dict[str, World]) -> tuple[list[str], dict[str, World]]:
+    """Return the cases of a scenario, by its person, and the worlds that they are played in."""
+    nights = with_people(worlds, person or "absent")
+    chosen = [c.id for c in cases.values() if (c.world in nights) is bool(person)]
+    return chosen, nights if person else worlds
+
+
+def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str]:
+    """Draw one case of every fourth cluster, and at least one."""
+    draw, clusters = random.Random(seed), defaultdict[str, list[str]](list)
+    for name in chosen:
+        clusters[cases[name].cluster].append(name)
+    some = draw.sample(sorted(clusters), -(-len(clusters) // 4))
+    return [draw.choice(clusters[cluster]) for cluster in some]
+
+
+def results(name: str, trials: Iterable[Trial]) -> list[Result]:
+    """Return what the trials of a run came to. A trial without an end state has no damage, and shows as -1."""
+    found = []
+    for t in trials:
+        d, verdict = t.score.damage, t.score.verdict.value
+        sums = (d.spent_usd, d.wasted_usd, d.lost, d.billing, d.duplicates) if d else (-1.0, -1.0, -1, -1, -1)
+        found.append(Result(name, t.case, verdict, *sums))
+    return found
+
+
+def read_results(path: Path = RESULTS) -> list[Result]:
+    """Return the committed results."""
+    return [Result(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+
+
+def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) -> None:
+    """Write what every trial in a folder of `table` came to."""
+    found: list[Result] = []
+    for name in ("-".join(filter(None, scenario)) for scenario in SCENARIOS):
+        found += results(name, score_run(read_run(folder / name), cases))
+    path.write_text("".join(f"{json.dumps(asdict(row))}\n" for row in found), "utf-8")
+
+
 def table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
     """Return two tables: of all arms in worlds without a night, and of the nights by what the person does.
 
     Runs that the folder already has are resumed.
     """
-    nights = with_people(worlds, "absent")
-    chosen = [c.id for c in cases.values() if c.world not in nights]
+    chosen, _ = cases_of("", cases, worlds)
     runs = [play(name, arm, folder / f"{name}-{arm}", cases, worlds, chosen, jobs=jobs) for name, arm in ARMS]
     return "\n".join(by_agent(runs, cases)) + "\n\n" + night_table(folder, cases, worlds, jobs=jobs)
 
@@ -79,8 +148,7 @@ def night_runs(
     """Play the worlds that have a night with each of an arm's persons. Return (person, run, trials) of each."""
     found = []
     for (name, arm), person in ((key, person) for key, persons in arms.items() for person in persons):
-        night = with_people(worlds, person)
-        chosen = [c.id for c in cases.values() if c.world in night]
+        chosen, night = cases_of(person, cases, worlds)
         run, trials = play(name, arm, folder / f"{name}-{arm}-{person}", cases, night, chosen, jobs=jobs)
         found.append((ANYBODY if arm == RAW else PEOPLE[person], run, trials))
     return found

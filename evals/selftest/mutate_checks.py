@@ -233,7 +233,6 @@ def break_schema(script: Script, _: Check) -> Named:
     submits = hits(script, {"tool": "submit_job"})
     for id in submits[:1]:  # noqa: A001
         args = script.rows[index(script, id, "call")]["args"]
-        yield "argument left out", _args(script, id, {k: v for k, v in args.items() if k != "platform"})
         yield "argument with a part of another type", _args(script, id, {**args, "outputs": ["out", 7]})
         yield "argument with a value of another type", _args(script, id, {**args, "env": {"LR": 0.1}})
         yield "argument outside its list", _args(script, id, {**args, "teardown": "now"})
@@ -242,6 +241,7 @@ def break_schema(script: Script, _: Check) -> Named:
         args = script.rows[index(script, id, "call")]["args"]
         yield "argument out of bounds", _args(script, id, {**args, "log_bytes": 1_000_000})
         yield "argument too long", _args(script, id, {**args, "job_id": "j" * 65})
+        yield "argument left out", _args(script, id, {k: v for k, v in args.items() if k != "job_id"})
 
 
 def _args(script: Script, id: str, args: Any) -> Script:  # noqa: A002

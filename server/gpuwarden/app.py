@@ -12,6 +12,7 @@ from gpuwarden.core.clock import Clock, ShiftedClock, SystemClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.people import user_here
 from gpuwarden.policy_record import Record, write_record
 from gpuwarden.private import private_folder
 
@@ -19,7 +20,7 @@ from gpuwarden.private import private_folder
 def open_context(
     actor: str, *, env: Mapping[str, str] | None = None, clock: Clock | None = None, config: Config | None = None
 ) -> Context:
-    """Return a context over the user's ledger and policy. `actor` names the interface in the ledger: cli, mcp, demo.
+    """Return a context over the user's ledger and policy. `actor` names the interface in the ledger: cli, mcp.
 
     Raises BadRequest for a broken policy, LedgerError for a ledger that can't be used.
     """
@@ -39,7 +40,7 @@ def open_context(
     record_policy(config, clock.now())
     own = config.policy_file.parent / "profiles"
     return Context(
-        ledger=Ledger(config.home / "ledger.db", clock, actor),
+        ledger=Ledger(config.home / "ledger.db", clock, f"{actor}/{user_here()}", config.policy.ledger),
         policy=config.policy,
         clock=clock,
         home=config.home,

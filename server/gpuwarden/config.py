@@ -82,7 +82,13 @@ def load_config(env: Mapping[str, str] | None = None) -> Config:
         policy_file=standing.file,
         policy=policy,
         settings=tuple(
-            Setting(f.path, value_at(policy, f.path), origins.get(f.path, "default")) for f in policy_fields()
+            Setting(
+                f.path,
+                value_at(policy, f.path),
+                # of the value itself, or of any entry of a table of names
+                next((origins[name] for name in origins if f"{name}.".startswith(f"{f.path}.")), "default"),
+            )
+            for f in policy_fields()
         ),
         digest=digest_of(content),
         recorded=standing.own,
@@ -104,7 +110,7 @@ def _tightened(
     ignored = []
     for field in policy_fields():
         name = PREFIX + field.path.upper().replace(".", "_")
-        if name not in env:
+        if not env.get(name):  # a client that passes variables by name gives an empty one where nothing is set
             continue
         if field.by_variable is None:
             ignored.append(Notice("file_only", name, "", about=field.path))
@@ -196,6 +202,12 @@ def in_short(value: object) -> str:
     """Return a value of the policy as a person reads it."""
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "not set"
+    if isinstance(value, dict):
+        rows = (
+            f"{name} ({', '.join(f'{k} {in_short(v)}' for k, v in one if v is not None)})"
+            for name, one in value.items()
+        )
+        return "; ".join(rows) or "not set"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -15,9 +15,24 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from yaml.composer import Composer
+from yaml.resolver import Resolver
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.inputs import in_words
+
+try:
+    from yaml.cyaml import CParser as Parser  # type: ignore[attr-defined]  # libyaml takes an eighth of the time
+except ImportError:  # a PyYAML that was built without libyaml
+
+    class Parser(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser):  # type: ignore[no-redef]
+        """Read events of YAML in Python."""
+
+        def __init__(self, stream: str) -> None:
+            yaml.reader.Reader.__init__(self, stream)
+            yaml.scanner.Scanner.__init__(self)
+            yaml.parser.Parser.__init__(self)
+
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -84,6 +99,9 @@ def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
     """Parse one mapping; `first_line` is the file line of the text's first line. Raises BadRequest."""
     if len(text) > MAX_CHARS:
         raise _wrong(name, first_line, f"{len(text):,} characters of YAML; the limit is {MAX_CHARS:,}")
+    if odd := yaml.reader.Reader.NON_PRINTABLE.search(text):
+        at = first_line + text.count("\n", 0, odd.start())
+        raise _wrong(name, at, "a character that YAML does not allow")
     try:
         node = _Loader(text).get_single_node()
         if not isinstance(node, yaml.MappingNode):
@@ -93,11 +111,10 @@ def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise _wrong(name, first_line + (mark.line if mark else 0), f"{error.problem or error.context}") from error
-    except yaml.reader.ReaderError as error:
-        at = first_line + text.count("\n", 0, error.position)
-        raise _wrong(name, at, "a character that YAML does not allow") from error
     except RecursionError as error:
         raise _wrong(name, first_line, "values are nested too deeply") from error
+    except (ValueError, OverflowError) as error:  # of PyYAML's scanner in Python
+        raise _wrong(name, first_line, "an escape of a character that does not exist") from error
     return Parsed(value, {loc: first_line + line for loc, line in lines.items()})
 
 
@@ -111,13 +128,18 @@ def _split(text: str, name: str) -> tuple[Parsed, str, int]:
     return parse_yaml("\n".join(lines[1:end]), name=name, first_line=2), "\n".join(lines[end + 1 :]), end + 2
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Composer, Resolver, Parser):
     """PyYAML's composer with the JSON types only, and without aliases, anchors and tags."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
+    def __init__(self, text: str) -> None:
+        Parser.__init__(self, text)
+        Composer.__init__(self)
+        Resolver.__init__(self)
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
             problem = "anchors, aliases and tags are not used here"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

@@ -2,6 +2,8 @@
 
     facts = ["the lab's box is shared on Fridays"]
 
+    server = "https://gw.example.org"   # where jobs reach `gpuwarden serve`, if anywhere: they send their metrics there
+
     [tracker]
     name = "wandb"
     entity = "my-team"
@@ -62,6 +64,11 @@ _KEY = re.compile(
 )
 
 
+# As in a job's spec; what comes after the slash may be an address or an alias, and so have dots and capitals.
+_PLATFORM = r"[a-z0-9][a-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9._-]{0,62})?"
+_NOTE = re.compile(rf"(platforms)\.({_PLATFORM})\.([a-z0-9_-]+)|([a-z0-9_-]+)(?:\.([a-z0-9_-]+))?")
+
+
 class Tracker(Frozen):
     """The experiment tracker of this person."""
 
@@ -91,9 +98,10 @@ class Notes(Frozen):
     """The whole file."""
 
     facts: Annotated[tuple[Line, ...], Field(max_length=50)] = ()
+    server: Annotated[str, Field(pattern=r"^https://[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?/?$")] | None = None
     tracker: Tracker | None = None
     usual: Usual = Usual()
-    platforms: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*(/[a-z0-9][a-z0-9_-]*)?$")], Told] = {}
+    platforms: dict[Annotated[str, Field(pattern=rf"^{_PLATFORM}$")], Told] = {}
 
     def of(self, platform: str) -> Told:
         """Return the notes on a platform; for `ssh/ALIAS` fall back to those on every `ssh` machine."""
@@ -141,8 +149,8 @@ def change(file: Path, key: str, value: str | None, check: Callable[[Notes], Non
     document = tomlkit.parse(text)
     if key == "facts" and value is not None:
         document.setdefault("facts", tomlkit.array()).append(value)
-    elif re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_/-]+){0,2}", key):
-        _put(document, key.split("."), value)
+    elif found := _NOTE.fullmatch(key):
+        _put(document, [part for part in found.group(1, 2, 4, 5, 6) if part], value)
     else:
         raise BadRequest(f"{key[:80]!r} names no note", "Such as tracker.name or platforms.ssh.host.")
     new = tomlkit.dumps(document)

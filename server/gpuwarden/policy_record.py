@@ -3,11 +3,13 @@
 A variable can name any file, and whoever starts a process sets its variables. So the first use records the file, and
 from then on the recorded file stays in force until a person accepts another one at a terminal (`gpuwarden policy use`).
 A new ledger has no record. It uses the record of the account's usual ledger where there is one, or a
-variable that names an empty folder would forget both the policy and what was spent today.
+variable that names an empty folder would forget both the policy and what was spent today. The usual ledger is compared
+with those that this account's servers used, or a client that drops the variables would do the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -21,6 +23,7 @@ from gpuwarden.core.errors import LedgerError
 from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.sanitize import line
+from gpuwarden.running_servers import known_homes
 
 RECORD: Final = "policy.json"
 """The record's name in the folder of the ledger."""
@@ -32,10 +35,12 @@ class Notice:
 
     `looser` and `file_only`: the variable `name` is ignored, and `about` (a setting) stays at `kept`.
     `other_policy`: the file `name` is named and `kept` is in force. `other_ledger`: the folder `name` is named and
-    `kept` is the usual one.
+    `kept` is the usual one. `unnamed_ledger`: no folder is named, so it is the ledger in `name`, `kept` is the one that
+    this account uses, and `about` is the policy in force. `other_server`: the server `name` works with the ledger in
+    `kept` and the policy `about`.
     """
 
-    kind: Literal["looser", "file_only", "other_policy", "other_ledger"]
+    kind: Literal["looser", "file_only", "other_policy", "other_ledger", "unnamed_ledger", "other_server"]
     name: str
     kept: str
     about: str = ""
@@ -48,6 +53,8 @@ class Notice:
             return f"another policy file is named than the recorded one: {line(self.name, 200)}"
         if self.kind == "other_ledger":
             return f"another ledger is named than the usual one: {line(self.name, 200)}"
+        if self.kind == "unnamed_ledger":
+            return f"no ledger is named here, and this account uses another one: {line(self.kept, 200)}"
         return ""
 
     @property
@@ -63,6 +70,13 @@ class Notice:
                 f"The policy file {name} is named, but {kept} is the recorded one and stays in force. A person "
                 "is asked about any spending until one accepts the new file."
             )
+        if self.kind == "other_server":
+            return f"{name} uses another ledger: {kept}, with the policy {line(self.about, 200)}."
+        if self.kind == "unnamed_ledger":
+            return (
+                f"GPUWARDEN_HOME did not arrive here, so the ledger is the one in {name}. This account uses the one in "
+                f"{kept}. The policy in force is {line(self.about, 200)}, and a person is asked about any spending."
+            )
         return (
             f"The ledger in {name} is not the usual one, which is in {kept}. A person is asked about any spending "
             "until one accepts it."
@@ -73,6 +87,8 @@ class Notice:
         """Return how a person accepts another policy file or another ledger; nothing for a warning."""
         if self.kind == "other_policy":
             return (do(Action.USE_POLICY, file=self.name),)
+        if self.kind == "unnamed_ledger":
+            return (do(Action.SETUP, "so that the client passes it on"), do(Action.USE_POLICY, alternative=True))
         return (do(Action.USE_POLICY),) if self.kind == "other_ledger" else ()
 
 
@@ -100,18 +116,37 @@ def decide(home: Path, named: Path | None, default: Path) -> Standing:
     Raises LedgerError for a record that can't be read.
     """
     own = read_record(home)
-    others = [] if own else [other for other in usual_homes() if other != absolute(home)]
+    here = absolute(home)
+    others = [] if own else [other for other in usual_homes() if other != here]
     usual = next(((other, found) for other in others if (found := read_record(other)) is not None), None)
-    record = own or (usual[1] if usual else None)
+    in_use = _in_use(here, own) if usual is None and here in usual_homes() else None
+    other = usual or in_use
+    record = own or (other[1] if other else None)
     if record is None:
         return Standing(absolute(named or default))
-    wanted = absolute(named or (Path(record.path) if record.chosen else default))
+    follows = record.chosen or (own is None and in_use is not None)
+    wanted = absolute(named or (Path(record.path) if follows else default))
     notices = []
     if os.path.normcase(wanted) != os.path.normcase(record.path):
         notices.append(Notice("other_policy", str(wanted), record.path))
-    if usual:
-        notices.append(Notice("other_ledger", str(absolute(home)), str(usual[0])))
+    if other:
+        kind: Literal["other_ledger", "unnamed_ledger"] = "other_ledger" if usual else "unnamed_ledger"
+        notices.append(Notice(kind, str(here), str(other[0]), about=record.path))
     return Standing(Path(record.path), own, tuple(notices))
+
+
+def _in_use(here: Path, own: Record | None) -> tuple[Path, Record] | None:
+    """Return the ledger that this account used last, and its record, unless the one `here` is as good.
+
+    A ledger without a record of its own is new. One with a record is put in doubt by a ledger whose policy a person
+    chose later.
+    """
+    for home in known_homes():
+        with contextlib.suppress(LedgerError):
+            found = read_record(home) if home != here else None
+            if found and (own is None or (found.chosen and found.at > own.at)):
+                return home, found
+    return None
 
 
 def absolute(path: Path) -> Path:

@@ -145,6 +145,7 @@ def _meter(p: Profile) -> list[str]:
     m, v = p.meter, p.verbs
     rows = [
         ("metered", _fact(m.metered)),
+        ("a job uses up", "" if m.counts == "money" else m.counts.replace("_", " ")),
         ("compute stops billing after", ", ".join(m.stops_on) or "-"),
         ("something bills on after", ", ".join(m.residue) or "-"),
         ("counted in steps of (s)", _fact(m.granularity_s) if m.metered else "-"),

@@ -336,15 +336,11 @@ class Web:
 
     def start(self) -> Web:
         self.thread.start()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while not self.server.started and time.monotonic() < end:
             time.sleep(0.005)
         assert self.server.started
         return self
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(10)
 
     def add(self, emulator: Emulator) -> str:
         """Put an emulator on the web; returns its address."""

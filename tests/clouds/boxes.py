@@ -73,7 +73,7 @@ def possible() -> bool:
     tried = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"],
         capture_output=True,
-        timeout=9,
+        timeout=120,
     )
     return tried.returncode == 0
 
@@ -168,10 +168,10 @@ class Machines:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
         self.on[ident] = _Machine(process, host, port, since)
         self._configure(port)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while time.monotonic() < end and process.poll() is None:
             try:
-                return socket.create_connection((host, port), timeout=1).close()
+                return socket.create_connection((host, port), timeout=10).close()
             except OSError:
                 time.sleep(0.01)
         raise AssertionError((own / "log").read_text())
@@ -180,7 +180,7 @@ class Machines:
         """As pulling the plug: the first process dies, and the kernel ends all others with it."""
         machine = self.on.pop(ident)
         machine.process.send_signal(signal.SIGKILL)
-        machine.process.wait(10)
+        machine.process.wait(120)
 
     def _account_keys(self) -> list[str]:
         """The public keys that the account lets into every machine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -330,20 +331,20 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def peft_kinds() -> dict[str, str]:
-    """Return peft type -> name of its config, as far as the installed peft has them."""
-    if importlib.util.find_spec("peft") is None:
-        return {"LORA": "LoraConfig"}
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+def peft_kinds() -> list[str]:
+    """Return the names of peft's types, run from the one file of peft that has them: importing all takes seconds."""
+    spec = importlib.util.find_spec("peft")
+    if spec is None or spec.origin is None:
+        return ["LORA"]
+    types = runpy.run_path(str(Path(spec.origin).parent / "utils" / "peft_types.py"))["PeftType"]
+    return [kind.value for kind in types if kind.value != "XLORA"]
 
-    return {kind.value: made.__name__ for kind, made in PEFT_TYPE_TO_CONFIG_MAPPING.items() if kind.value != "XLORA"}
 
-
-@family("PEFT", {k: (k, c) for k, c in peft_kinds().items()}, "torch", "transformers", "peft")
-def adapter(at: Path, how: tuple[str, str]) -> None:
+@family("PEFT", peft_kinds(), "torch", "transformers", "peft")
+def adapter(at: Path, kind: str) -> None:
     import peft
 
-    config = getattr(peft, how[1])(task_type="CAUSAL_LM", **MORE.get(how[0], _TARGETS))
+    config = peft.PEFT_TYPE_TO_CONFIG_MAPPING[kind](task_type="CAUSAL_LM", **MORE.get(kind, _TARGETS))
     peft.get_peft_model(build("Llama"), config).save_pretrained(at)
 
 

@@ -161,7 +161,8 @@ def zip_layout(at: Path, kind: str) -> None:
     torch().save({"a": layout(kind), "plain": torch().ones(4)}, at / "model.pth")
 
 
-@family("torch legacy layout", [k for k in LAYOUTS if k != "nested jagged"], "torch")
+# Reading a nested tensor back, torch takes its sizes from memory that it has not filled yet: it works by luck.
+@family("torch legacy layout", [k for k in LAYOUTS if "nested" not in k], "torch")
 def legacy_layout(at: Path, kind: str) -> None:
     save_legacy({"a": layout(kind)}, at / "model.pth")
 

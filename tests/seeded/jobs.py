@@ -65,6 +65,9 @@ ARGS: dict[str, dict[str, Any]] = {
 # What a header may bring; anything else of these is missing on a machine whose header does not ask for it.
 WATCHED = ("peft", "PIL", "albumentations", "cv2", "datasets", "accelerate", "sentencepiece", "scipy", "pycocotools")
 
+# What packages of a header bring whose metadata is not installed here: torchvision 0.28, tensorboard 2.20.
+ABSENT = {"torchvision": ("torch", "numpy", "pillow"), "tensorboard": ("numpy", "packaging", "pillow", "protobuf")}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -84,7 +87,9 @@ class Jobs:
     """Runs of jobs in one folder against one Hub."""
 
     def __init__(self, folder: Path, hub: HubServer) -> None:
-        self.folder, self.hub, self.numbers = folder, hub, count()
+        self.folder, self.hub = folder, hub
+        # A run that was cut left the folders of its jobs.
+        self.numbers = (n for n in count() if not (folder / f"job-{n}").exists())
         self.known: dict[str, Outcome] = {}
         gone = ("HF_TOKEN", "HF_HUB_OFFLINE", "GPUWARDEN_METRICS")
         env = {k: v for k, v in os.environ.items() if k not in gone} | {
@@ -320,6 +325,7 @@ def closure(dependencies: tuple[str, ...]) -> frozenset[str]:
         try:
             wanted = [Requirement(text) for text in metadata.requires(name) or ()]
         except metadata.PackageNotFoundError:
+            todo += ABSENT.get(name, ())
             continue
         todo += [canonical_name(r.name) for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
     return frozenset(found)

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.common.folder import put_in_place, write_json
+from trainers.common.folder import lock, put_in_place, write_json
 from trainers.common.outcome import Exit, Stop, complain, say, why_not_loaded
 from trainers.common.settings import Checked, option, read_settings
 from trainers.common.smoke import MODEL, Smoke, with_inputs
@@ -45,6 +45,7 @@ from trainers.common.smoke_text import write_language_model
 SOURCE = "llama-cpp-python==0.3.36"  # its source archive contains llama.cpp, with converter and build files
 TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS")
 BLOCK = 256
+CLAIM = "conversion.json"
 PROGRAMS = {"cmake": "cmake", "g++": "g++", "make": "make"}
 RECOGNIZE = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; sys.argv = sys.argv[3:]; "
@@ -147,6 +148,27 @@ def tools(settings: GgufSettings, needs_quantize: bool) -> tuple[Path, Path]:
     return source, quantize
 
 
+def claim_output(settings: GgufSettings) -> None:
+    """Make the output folder this conversion's.
+
+    Raises:
+        Stop: it contains the files of another model, or can't be written.
+
+    """
+    out = Path(settings.out)
+    lock(out)
+    mine = {"model": settings.model, "base": settings.base}
+    made = [name for name in ("merged", "gguf") if (out / name).exists()]
+    try:
+        theirs = json.loads((out / CLAIM).read_text())
+    except (OSError, ValueError):
+        theirs = None
+    if made and theirs != mine:
+        message = f"{out} contains {' and '.join(made)} of {theirs['model'] if theirs else 'an unknown model'}"
+        raise Stop(Exit.CONFIG, message, "choose another --out, or move them away; nothing in it was changed")
+    write_json(out / CLAIM, mine)
+
+
 def merged(settings: GgufSettings) -> Path:
     """Write the whole model, the adapter merged into its base, and return its folder."""
     import torch
@@ -175,6 +197,11 @@ def merged(settings: GgufSettings) -> Path:
     if k_types and size % BLOCK and not settings.fallback:
         message = f"{', '.join(k_types)} need sizes in multiples of {BLOCK}; hidden_size is {size}"
         raise Stop(Exit.DATA, message, "choose Q8_0 or Q4_0, or pass --fallback")
+    # The merged model, the F16 file and one of each type, each of them of 2 bytes a parameter at most.
+    needed = 2 * sum(p.numel() for p in model.parameters()) * (2 + len(settings.kinds()))
+    if (free := shutil.disk_usage(out).free) < needed:
+        message = f"{out} has {free / 1e9:.1f} GB free; the merged model and its files need {needed / 1e9:.1f} GB"
+        raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, or fewer --types")
     model.to(torch.float16).save_pretrained(making)
     tokenizer.save_pretrained(making)
     put_in_place(making, final)
@@ -212,6 +239,8 @@ def written(settings: GgufSettings, folder: Path) -> list[dict[str, Any]]:
     """Write a file for each type, and return what each contains."""
     out, kinds = Path(settings.out) / "gguf", settings.kinds()
     out.mkdir(parents=True, exist_ok=True)
+    for cut in out.glob("*.part"):
+        cut.unlink()  # an earlier start was killed while it wrote this
     source, quantize = tools(settings, bool(set(kinds) - {"F16", "BF16"}))
     name = Path(settings.model).resolve().name if Path(settings.model).exists() else settings.model.split("/")[-1]
     first = out / f"{name}-F16.gguf"
@@ -273,10 +302,15 @@ def main() -> int:
         words = with_inputs(GgufSettings, sys.argv[1:], Smoke(write_adapter, SMOKE, trains=False))
         settings = read_settings(GgufSettings, words)
         say("settings: " + json.dumps(asdict(settings), sort_keys=True))
+        claim_output(settings)
         files = written(settings, merged(settings))
         publish(settings)
         write_json(Path(settings.out) / "result.json", {"status": "completed", "files": files})
     except Stop as stop:
+        complain(stop)
+        return int(stop.code)
+    except OSError as error:
+        stop = Stop(Exit.ENVIRONMENT, f"{settings.out} can't be written: {error.strerror or error}", "look at the disk")
         complain(stop)
         return int(stop.code)
     say(f"completed: {len(files)} files in {settings.out}/gguf")

@@ -85,7 +85,11 @@ def check_boxes(settings: DetectionSettings, rows: Any, source: str) -> None:
     for index in range(min(len(rows), 500)):
         row = rows[index]
         width, height = row["image"].size
-        for x, y, w, h in row["objects"]["bbox"]:
+        for box in row["objects"]["bbox"]:
+            if len(box) != 4:
+                message = f"{source}, row {index + 1}: the box {box} is not four numbers"
+                raise Stop(Exit.DATA, message, "correct it: boxes are x, y, width, height in pixels")
+            x, y, w, h = box
             if w <= 0 or h <= 0:
                 raise Stop(Exit.DATA, f"{source}, row {index + 1}: the box {[x, y, w, h]} is empty", "remove it")
             outside = x < -SLACK or y < -SLACK or x + w > width + SLACK or y + h > height + SLACK

@@ -64,7 +64,8 @@ def check(rows: Any, source: str, names: set[str]) -> None:
             )
             if not right:
                 wanted = "a number from 0 to 1" if name == "score" else "a text"
-                message = f"{source}, row {index + 1}, column {name}: {str(value)[:60]!r} is not {wanted}"
+                problem = "empty" if value in (None, "") else f"{str(value)[:60]!r} is not {wanted}"
+                message = f"{source}, row {index + 1}, column {name}: {problem}"
                 raise Stop(Exit.DATA, message, "correct or remove such rows")
 
 
@@ -87,7 +88,11 @@ def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        check_lengths(settings, AutoTokenizer.from_pretrained(settings.model, revision=settings.revision), data)
+        tokenizer = AutoTokenizer.from_pretrained(settings.model, revision=settings.revision)
+        if tokenizer.pad_token is None:
+            fix = "take a model that has one, or set pad_token in its tokenizer_config.json"
+            raise Stop(Exit.DATA, f"the tokenizer of {settings.model} has no padding token", fix)
+        check_lengths(settings, tokenizer, data)
         from sentence_transformers import (
             SentenceTransformer,
             SentenceTransformerTrainer,

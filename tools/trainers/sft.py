@@ -19,7 +19,7 @@
 # ///
 """Fine-tune a language model on conversations, prompts with completions, or texts (SFT).
 
-Rows: `messages`, or `prompt` + `completion`, or `text`; ShareGPT and Alpaca rows are converted.
+Rows: `messages`, or `prompt` + `completion`, or `text`; ShareGPT and Alpaca rows are converted. `tools` go along.
 
     uv run sft.py --model Qwen/Qwen3-0.6B --dataset data.jsonl --steps 500
 
@@ -40,7 +40,7 @@ from trainers.common.text import TextSettings, check_lengths, has_flash_attentio
 from trainers.common.training import arguments, run
 
 WANTED = (("messages",), ("prompt", "completion"), ("text",))
-ALSO = ()
+ALSO = ("tools",)
 
 
 @dataclass

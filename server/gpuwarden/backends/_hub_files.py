@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, NotFound
-from gpuwarden.core.models import Artifact, Manifest
+from gpuwarden.core.models import Artifact, Disclosure, Handle, Manifest
 from gpuwarden.hub import jobs
-from gpuwarden.hub.client import HubClient
+from gpuwarden.hub.client import HubClient, HubConfig
 
 HUB_PATH = re.compile(r"/hub/(models|datasets|buckets)/([^/]+/[^/]+)(?:/(.+))?")
 MAX_HASHED = 32 << 20  # files of a repo that are not LFS are small; the Hub reports the digest of the others
@@ -81,6 +81,37 @@ class HubFiles:
                 )
             )
         return found
+
+
+class HubOutputs:
+    """The files of a backend whose container is gone with its job: only outputs on the Hub can be listed and read."""
+
+    def __init__(self, clock: Clock, config: HubConfig | None = None) -> None:
+        self._clock, self._config = clock, config
+        self._files = HubFiles(clock)
+
+    def _hub(self) -> HubClient:
+        return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
+
+    async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
+        """Return the files of the repos and buckets that `paths` name. Paths inside the container are missing."""
+        async with self._hub() as hub:
+            return await self._files.manifest(hub, paths, digests=False)
+
+    async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
+        """Return the same with sha256 digests: the Hub's own for LFS files, made here for others."""
+        async with self._hub() as hub:
+            return await self._files.manifest(hub, paths, digests=True)
+
+    async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file of a repo or bucket."""
+        async with self._hub() as hub:
+            async for chunk in download(hub, artifact.path, offset):
+                yield chunk
+
+    async def disclose(self, handle: Handle) -> Disclosure:
+        """Return an empty disclosure: the container runs this job only."""
+        return Disclosure()
 
 
 async def download(hub: HubClient, path: str, offset: int) -> AsyncIterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -15,12 +16,15 @@ from gpuwarden.core.models import (
     Answer,
     Disclosure,
     Handle,
+    JobSpec,
     Known,
     Level,
     LogChunk,
     Manifest,
     Observation,
     Place,
+    Printed,
+    SpoolPiece,
     StopResult,
     Unknown,
 )
@@ -33,11 +37,14 @@ SILENCE_S = 120.0  # a verb that works long gives a sign of life every few secon
 MAX_REPLY = 256 << 20
 MAX_LINES = 210_000  # the runner lists at most 200,000 files, and gives a sign of life now and then
 SHORT = 1 << 20
-MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process of an instance
 
 
 class RunnerBackend:
-    """The verbs that only need a way to call the runner. Subclasses supply `name`, `ask_lines`, `handle_of`."""
+    """The verbs that only need a way to call the runner. Subclasses supply `name`, `ask_lines`, `handle_of`.
+
+    A backend of an engine whose machines share a file system with one that can be reached takes a subclass for the
+    files there, and lets the engine start what was staged: see `slurm`.
+    """
 
     name: str
     takes_inputs = True
@@ -51,6 +58,12 @@ class RunnerBackend:
 
     async def handle_of(self, place: Place, token: str) -> Handle:
         """Return the handle of a token at a place. Raises a `WardenError` when the place can't be looked at."""
+        raise NotImplementedError
+
+    async def stage(
+        self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None
+    ) -> tuple[Handle, launch.Launch]:
+        """Put everything that a job needs into its run folder, unless it is there, and start nothing."""
         raise NotImplementedError
 
     async def ask(
@@ -100,6 +113,14 @@ class RunnerBackend:
         except ValidationError as error:
             raise BadReply(f"invalid log reply from the runner: {error.error_count()} fields", "Ask again.") from error
 
+    async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
+        """Return what each spool file of a job has after its cursor, a bounded piece of it."""
+        reply = await self.ask(handle.place, "spool", handle.run_dir, {"cursors": dict(cursors)})
+        try:
+            return {name: SpoolPiece.model_validate(piece) for name, piece in reply["files"].items()}
+        except (ValidationError, AttributeError, KeyError) as error:
+            raise BadReply("the runner's spool has another form", "Ask again.") from error
+
     def mapping(self, place: Place) -> dict[str, object]:
         """Return the mapping of a place's absolute paths, as the runner takes it."""
         return place.mapping
@@ -140,8 +161,7 @@ class RunnerBackend:
 
     async def disclose(self, handle: Handle) -> Disclosure:
         """Return processes and fresh files that are not a declared part of a job."""
-        value = handle.place.env.get(MARKER)
-        request = {"marker": f"{MARKER}={value}" if value else None, **handle.place.mapping}
+        request = {**launch.marked(handle.place), **handle.place.mapping}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def arm(self, handle: Handle, attempt: int) -> None:
@@ -163,6 +183,19 @@ class RunnerBackend:
             return StopResult(str(reply.get("result")))
         except ValueError as error:
             raise BadReply(f"the runner's stop answered {reply.get('result')!r}", do(Action.CHECK)) from error
+
+
+class MachineBackend(RunnerBackend):
+    """A runner that is on the job's own machine, not on one of an engine."""
+
+    async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
+        """Return what commands that only read print there, by their names."""
+        request = {"commands": {name: list(argv) for name, argv in commands.items()}}
+        reply = await self.ask(handle.place, "look", handle.run_dir, request)
+        try:
+            return {name: Printed.model_validate(reply["answers"][name]) for name in commands}
+        except (ValidationError, KeyError, TypeError) as error:
+            raise BadReply("the runner's look has another form", "Ask again.") from error
 
 
 async def parsed(raw: bytes) -> list[dict[str, Any]]:

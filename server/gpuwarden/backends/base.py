@@ -2,13 +2,26 @@
 
 A backend's module offers `create(clock)`, annotated with the class that it returns. Methods raise `Unreachable` when no
 answer came and `BadReply` when one came that is not understood; both leave the caller's knowledge as it was.
+
+What every backend promises, and `tests/contract_backend.py` holds against each:
+
+- `submit` starts a token's attempt once, however often and from wherever it is called. The token goes into the engine's
+  own record of the job, so that a lost reply is found there by the next call.
+- `find` returns Known(None) only where the engine answered in full and has no such job.
+- `poll` asks for all jobs of a place at once: one list, not one question a job.
+- An engine that is down, too old, or answers something unexpected is Unknown, `Unreachable` or `BadReply`. An engine's
+  own job id is no identity: it may be given to another job, so the token is compared at every look.
+- `logs` reads from a byte cursor. `stop` is GONE for a job that has ended, and asking again is harmless.
+
+What a backend can do besides has its protocol below; `isinstance` decides, and nothing else names a backend.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -17,6 +30,8 @@ from anyio import to_thread
 from gpuwarden import backends
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.contract import Contract
+from gpuwarden.core.engine import EngineLimits
+from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import (
     Answer,
     Artifact,
@@ -28,11 +43,15 @@ from gpuwarden.core.models import (
     Manifest,
     Observation,
     Place,
+    Printed,
+    SpoolPiece,
     StopResult,
 )
-from gpuwarden.core.policy import Local
+from gpuwarden.core.policy import Hosts, Local
+from gpuwarden.core.readiness import Needs, Readiness
 from gpuwarden.core.registry import Registry
 from gpuwarden.core.rules import Finding
+from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.host_keys import HostKey
 from gpuwarden.remote.transfer.destination import bare
 from gpuwarden.remote.transfer.receive import Begun, Source
@@ -160,6 +179,24 @@ class Examiner(Protocol):
 
 
 @runtime_checkable
+class Looker(Protocol):
+    """A backend that can run commands that only read on the job's own machine."""
+
+    async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
+        """Return what each command printed, by its name; they are claims of that machine."""
+        ...
+
+
+@runtime_checkable
+class Spooling(Protocol):
+    """A backend whose runner keeps what its jobs report until it is fetched."""
+
+    async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
+        """Return what each spool file has after its cursor, a bounded piece of it."""
+        ...
+
+
+@runtime_checkable
 class Parking(Protocol):
     """A backend whose machines may stop themselves when nobody comes, as `Place.park` says."""
 
@@ -195,6 +232,86 @@ class Confining(Backend, Protocol):
         `rehearsed`: its absolute paths are those of a rehearsal's machine.
         """
         ...
+
+
+@runtime_checkable
+class Startable(Backend, Protocol):
+    """A backend whose places can be looked at before a job starts there."""
+
+    async def readiness(self, place: Place, needs: Needs) -> Readiness:
+        """Return what the place lacks of what a job needs. Raises a `WardenError` where it does not answer."""
+        ...
+
+
+@runtime_checkable
+class Supplying(Backend, Protocol):
+    """A backend that may put programs on machines."""
+
+    def supply(self, policy: Hosts, tools: Path) -> None:
+        """Take what a person allows on machines, and the folder here where fetched programs are kept."""
+        ...
+
+
+@runtime_checkable
+class Bounded(Backend, Protocol):
+    """A backend of an engine with queues and limits, which the submit gate reads before a job is sent."""
+
+    async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
+        """Return the limits that hold for this job. Raises a `WardenError` where the engine does not tell them."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayTask:
+    """One job of an array: what `submit` takes for a job by itself."""
+
+    spec: JobSpec
+    token: str
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    attempt: int = 1
+    inputs: Mapping[str, Path] | None = None
+
+
+@runtime_checkable
+class Arrayed(Bounded, Protocol):
+    """A backend of an engine that starts many jobs as one, such as Slurm's job arrays or Kubernetes' indexed Jobs.
+
+    Every task is a job as any other: its handle is polled, read and stopped by itself, it is found by its own token,
+    and what happens to it leaves the others alone, an interruption and a repetition by the engine included. Nothing but
+    `submit_array` knows of the array.
+    """
+
+    async def submit_array(
+        self, tasks: Sequence[ArrayTask], place: Place, token: str, *, at_once: int
+    ) -> dict[str, Handle]:
+        """Submit the tasks as one array, of which the engine runs `at_once` at a time; return their handles by token.
+
+        Returns at once. The array is sent once for each `token`: after a lost reply the next call finds it. A task is
+        started once for its token and attempt, by whichever way it was submitted first: one that `submit` was called
+        for is left out and its handle returned, and `submit` after this finds the task of the array. A repeated call
+        may leave out tasks, but brings none that the first did not have. After `Unreachable` or `BadReply` the array
+        may have been sent.
+
+        Raises BadRequest before anything is sent where there is no task, two have one token, they differ in what the
+        engine is asked for, or there are more than the engine takes.
+        """
+        ...
+
+
+def check_tasks(tasks: Sequence[ArrayTask], asked: Callable[[ArrayTask], object]) -> None:
+    """Raise BadRequest for tasks that can't be one array: `asked` returns what a task asks the engine for."""
+    if not tasks:
+        raise BadRequest("an array without a task was to be submitted; nothing was sent")
+    twice = next((token for token, count in Counter(task.token for task in tasks).items() if count > 1), None)
+    if twice is not None:
+        raise BadRequest(f"two tasks of an array have the token {line(twice, 80)}; nothing was sent")
+    apart = next((task for task in tasks if asked(task) != asked(tasks[0])), None)
+    if apart is not None:
+        raise BadRequest(
+            f"the tasks {line(tasks[0].token, 80)} and {line(apart.token, 80)} of an array ask for different machines, "
+            "limits or restarts; nothing was sent",
+            "Submit them by themselves.",
+        )
 
 
 @runtime_checkable

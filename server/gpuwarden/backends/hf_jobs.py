@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import gzip
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,29 +19,26 @@ from typing import Any
 import anyio
 
 from gpuwarden.backends._hf_options import read_options, settle, volumes_of
-from gpuwarden.backends._hub_files import HubFiles, download
+from gpuwarden.backends._hub_files import HubOutputs
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import (
     Answer,
-    Artifact,
     Beat,
-    Disclosure,
     Handle,
     JobSpec,
     Known,
     LogChunk,
-    Manifest,
     Observation,
     Place,
     StopResult,
     Unknown,
 )
 from gpuwarden.core.reasons import Code
-from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job
 from gpuwarden.hub import jobs
-from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.hub.client import HubClient
 
 IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
 MOST_BYTES = 2**53
@@ -62,17 +59,12 @@ def create(clock: Clock) -> HfJobsBackend:
     return HfJobsBackend(clock)
 
 
-class HfJobsBackend:
+class HfJobsBackend(HubOutputs):
     """Jobs on the Hub's machines."""
 
     name = "hf_jobs"
     takes_inputs = False
     seals = False
-
-    def __init__(self, clock: Clock, config: HubConfig | None = None) -> None:
-        self._clock = clock
-        self._config = config
-        self._files = HubFiles(clock)
 
     def settle(self, spec: JobSpec) -> JobSpec:
         """Return the spec with outputs on a mounted bucket addressed in the bucket. Raises BadRequest for options."""
@@ -82,17 +74,13 @@ class HfJobsBackend:
         """Return how often the Hub may run the command. Whether the time limit is for one run or all isn't known."""
         return read_options(spec).attempts
 
-    def _hub(self) -> HubClient:
-        return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
-
     async def check(self, place: Place) -> list[Finding]:
         """Return whether a token is set, and the Hub knows it."""
         try:
             async with self._hub() as hub:
                 await jobs.namespace(hub)
         except WardenError as error:
-            severity = Severity.UNKNOWN if error.retry else Severity.ERROR
-            return [Finding(rule="hf_jobs", severity=severity, message=error.message, fix=error.next_steps)]
+            return [Finding.of(error, rule="hf_jobs")]
         return []
 
     async def submit(
@@ -168,13 +156,25 @@ class HfJobsBackend:
         return Known(None if newest is None else self._handle(place, token, owner, str(newest["id"])))
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe each job; one that can't be seen is left out."""
+        """Observe all jobs of a namespace by one list of those that are live; only one that is not in it is asked for.
+
+        One that can't be seen is left out.
+        """
         seen: dict[str, Observation] = {}
 
-        async def one(hub: HubClient, handle: Handle) -> None:
+        async def some(hub: HubClient, owner: str, handles: Sequence[Handle]) -> None:
+            rows: dict[str, dict[str, Any]] = {}
+            if len(handles) > 1:
+                with suppress(WardenError):
+                    rows = {str(job["id"]): job for job in await jobs.live(hub, owner)}
+            async with anyio.create_task_group() as group:
+                for handle in handles:
+                    group.start_soon(one, hub, handle, rows.get(_where(handle)[1]))
+
+        async def one(hub: HubClient, handle: Handle, job: dict[str, Any] | None) -> None:
             with suppress(WardenError):
                 owner, job_id = _where(handle)
-                job = await jobs.inspect(hub, owner, job_id)
+                job = job or await jobs.inspect(hub, owner, job_id)
                 if job is None:
                     seen[handle.token] = Observation(state=Job.UNKNOWN, why="the Hub no longer has this job")
                     return
@@ -184,8 +184,8 @@ class HfJobsBackend:
                     seen[handle.token] = found.model_copy(update={"beat": beat})
 
         async with self._hub() as hub, anyio.create_task_group() as group:
-            for handle in handles:
-                group.start_soon(one, hub, handle)
+            for owner in dict.fromkeys(_where(handle)[0] for handle in handles):
+                group.start_soon(some, hub, owner, [h for h in handles if _where(h)[0] == owner])
         if handles and not seen:
             raise Unreachable("the Hub returned nothing about these jobs", "Ask again in a moment.")
         return seen
@@ -195,33 +195,7 @@ class HfJobsBackend:
         upto = cursor + limit if cursor >= 0 else 64 << 20
         async with self._hub() as hub:
             text, _ = await jobs.read_log(hub, *_where(handle), upto=upto)
-        start = min(cursor, len(text)) if cursor >= 0 else max(0, len(text) + cursor)
-        piece = text[start : start + limit]
-        end = start + len(piece)
-        shown = piece.decode("utf-8", "replace")
-        return LogChunk(text=shown, next=end, size=len(text), truncated=end < len(text))
-
-    async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the files of the repos and buckets that `paths` name. Paths inside the container are missing: it is
-        gone.
-        """
-        async with self._hub() as hub:
-            return await self._files.manifest(hub, paths, digests=False)
-
-    async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the same with sha256 digests: the Hub's own for LFS files, made here for others."""
-        async with self._hub() as hub:
-            return await self._files.manifest(hub, paths, digests=True)
-
-    async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one file of a repo or bucket."""
-        async with self._hub() as hub:
-            async for chunk in download(hub, artifact.path, offset):
-                yield chunk
-
-    async def disclose(self, handle: Handle) -> Disclosure:
-        """Return an empty disclosure: the container runs this job only."""
-        return Disclosure()
+        return LogChunk.cut(text, cursor, limit)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """Cancel the job. The Hub gives it no grace."""

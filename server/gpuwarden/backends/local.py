@@ -14,26 +14,30 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 from anyio.abc import Process
 
-from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, RunnerBackend, parse, parsed
+from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, MachineBackend, parse, parsed
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, NoSandbox, Unreachable
 from gpuwarden.core.guidance import Action, Hint, do, steps
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.policy import Local
+from gpuwarden.core.readiness import Needs, Readiness
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.safe_names import make_parents
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote import launch
-from gpuwarden.remote.host.interpreter import interpreter_for
+from gpuwarden.remote.host import start_agent
+from gpuwarden.remote.host.interpreter import interpreter_for, readiness, request_of
 from gpuwarden.remote.runner_bundle import MODULES
 from gpuwarden.remote.sandbox import boxes
 from gpuwarden.remote.sandbox.detect import detect
+from gpuwarden.remote.sandbox.imports import modules_not_found
 from gpuwarden.remote.sandbox.words import Kind, words
 
 LOW_DISK = 1 << 30
@@ -50,7 +54,7 @@ def create(clock: Clock) -> LocalBackend:
     return LocalBackend(clock)
 
 
-class LocalBackend(RunnerBackend):
+class LocalBackend(MachineBackend):
     """Run jobs as processes of this machine."""
 
     name = "local"
@@ -70,13 +74,33 @@ class LocalBackend(RunnerBackend):
         """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do."""
         found = await anyio.to_thread.run_sync(detect)
         if found.kind is not Kind.NONE:
-            _check_reach(spec, () if rehearsed else spec.outputs, self._allowed)
+            _check_reach(() if rehearsed else spec.outputs, self._allowed)
+            if rehearsed:  # on this machine itself a rule says so, among everything else
+                self.interpreter(spec)
         elif not self._unsandboxed:
             raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
 
     async def check(self, place: Place) -> list[Finding]:
         """Return whether run folders can be made there, and whether the disk has room."""
         return await anyio.to_thread.run_sync(_check, place)
+
+    async def readiness(self, place: Place, needs: Needs) -> Readiness:
+        """Return what this machine lacks, with this interpreter, of what a job needs.
+
+        What the job names is run in its sandbox alone, and nothing else is found by its variables.
+        """
+        found = await anyio.to_thread.run_sync(detect)
+        network = self._allowed.network or found.kind is Kind.NONE
+        env = base_env(place)
+        whole = {**env, **needs.env}
+        request = {**request_of(needs), "modules": [], "env": whole, "path": env.get("PATH")}
+        answer = await anyio.to_thread.run_sync(start_agent.look, request)
+        program = shutil.which(needs.program, path=whole.get("PATH")) if needs.modules else None
+        if program:
+            ask = partial(modules_not_found, found, self._allowed, _run_root(place), program, needs.modules)
+            with contextlib.suppress(OSError, BadRequest):  # what it does not say is not known to be missing
+                answer["modules"] = await anyio.to_thread.run_sync(ask, env, needs.env)
+        return readiness(needs, answer, network=network)
 
     async def submit(
         self,
@@ -90,16 +114,41 @@ class LocalBackend(RunnerBackend):
     ) -> Handle:
         """Start the job, or adopt it when this token and attempt were started before."""
         await self.admit(spec, rehearsed=bool(place.root))
-        handle = self._handle(place, token)
-        interpreter = interpreter_for(spec.script) if spec.script is not None else ()
-        ready = launch.prepare(spec, place, handle.run_dir, interpreter)
-        await anyio.to_thread.run_sync(_put_files, place, Path(handle.run_dir), ready.files)
-        if inputs:
-            await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
+        handle, ready = await self.stage(spec, place, token, inputs)
         confined = await anyio.to_thread.run_sync(self._confined, place, handle.run_dir, ready)
         order = {"spec": confined, "secrets": dict(secrets), "token": token, "attempt": attempt}
         reply = await self.ask(place, "start", handle.run_dir, order)
         return handle.model_copy(update={"supervisor": launch.supervisor(reply)})
+
+    async def prepare(self, spec: JobSpec, place: Place, token: str) -> tuple[Handle, launch.Launch]:
+        """Return the job's handle and files."""
+        handle = self._handle(place, token)
+        return handle, launch.prepare(spec, place, handle.run_dir, self.interpreter(spec))
+
+    async def stage(
+        self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None
+    ) -> tuple[Handle, launch.Launch]:
+        """Put the job's files into its run folder."""
+        handle, ready = await self.prepare(spec, place, token)
+        await anyio.to_thread.run_sync(_put_files, place, Path(handle.run_dir), ready.files)
+        if inputs:
+            await self.bring(handle, inputs)
+        return handle, ready
+
+    async def bring(self, handle: Handle, inputs: Mapping[str, Path]) -> None:
+        """Copy the inputs into the working folder, once: what a job finds there after its first start is its own."""
+        await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {})
+        await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
+
+    def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return the argument list before the path of the job's script. Raises BadRequest where it could not start."""
+        words = interpreter_for(spec.script) if spec.script is not None else ()
+        if words[1:] and not self._allowed.network and detect().kind is not Kind.NONE:
+            raise BadRequest(
+                "the script's header asks for packages that are not here, and a job on this machine has no network",
+                "Install them next to gpuwarden, or let a person set network = true under [local] in the policy.",
+            )
+        return words
 
     def _confined(self, place: Place, run_dir: str, ready: launch.Launch) -> dict[str, Any]:
         """The runner's spec with the words of the sandbox, where there is one."""
@@ -118,6 +167,7 @@ class LocalBackend(RunnerBackend):
             **spec,
             **self.mapping(place),
             "sandbox": before,
+            "relay": box.network,  # nothing listens where the job could reach it
             "env": {**boxes.environment(found, box), **spec["env"]},
         }
 
@@ -185,7 +235,7 @@ HOW_TO_ALLOW: Hint = (
 )
 
 
-def _check_reach(spec: JobSpec, outputs: Sequence[str], allowed: boxes.Allowed) -> None:
+def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:
     """Refuse a job that its sandbox would only let fail, or write where nothing is kept."""
     for path in (p for p in outputs if p.startswith("/")):
         real = Path(os.path.realpath(path))
@@ -194,11 +244,6 @@ def _check_reach(spec: JobSpec, outputs: Sequence[str], allowed: boxes.Allowed) 
                 f"a job on this machine can't write to {path}: it runs in a sandbox",
                 "Write below the working folder, or let a person add the folder to [local] paths in the policy.",
             )
-    if spec.script is not None and not allowed.network and interpreter_for(spec.script)[1:]:
-        raise BadRequest(
-            "the script's header asks for packages that are not here, and a job on this machine has no network",
-            "Install them next to gpuwarden, or let a person set network = true under [local] in the policy.",
-        )
 
 
 # ------------------------------------------------------------------------------------------------------------ folders

@@ -11,7 +11,7 @@ import json
 import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
@@ -19,11 +19,14 @@ from typing import Any
 
 import anyio
 
-from gpuwarden.backends._runner import SILENCE_S, RunnerBackend, parse, parsed
+from gpuwarden.backends._runner import SILENCE_S, MachineBackend, parse, parsed
+from gpuwarden.backends._ssh_start import TOOLS, SshStart
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.guidance import Hint, steps
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Manifest, Place
+from gpuwarden.core.policy import Hosts
+from gpuwarden.core.readiness import Needs, Readiness
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
@@ -38,11 +41,9 @@ from gpuwarden.remote.ssh.session import Take
 from gpuwarden.remote.transfer.shell_upload import PUT_S, put
 from gpuwarden.remote.transfer.stream_digest import Seal
 from gpuwarden.remote.transfer.upload import push
-from gpuwarden.scripts.script import read_header
 
 MAX_REPLY = 256 << 20
 CHECK_S = 55.0
-TOOLS = ".gpuwarden"
 DEFAULT_HUB = "https://huggingface.co"
 _NO_RUNNER = 97
 _END_OF_ROSTER = b"\n\n"
@@ -74,7 +75,7 @@ class _Machine:
     polls: Dialogue | None = None
 
 
-class SshBackend(RunnerBackend):
+class SshBackend(MachineBackend):
     """Run jobs as processes of a machine behind SSH."""
 
     name = "ssh"
@@ -83,6 +84,7 @@ class SshBackend(RunnerBackend):
         self._clock = clock
         self._config = config
         self._machines: dict[tuple[str, int | None, str | None], _Machine] = {}
+        self._tools: Path | None = None
 
     async def aclose(self) -> None:
         """Close all connections; the next call opens what it needs."""
@@ -123,7 +125,7 @@ class SshBackend(RunnerBackend):
         return await (await self._at(place)).ssh.open()
 
     async def _probe(self, place: Place) -> list[Finding]:
-        host = await self._host_info(place)
+        host = await self.host_info(place)
         run_root = _run_root(place, host)
         profile = None  # a machine of the user's own may have none
         with suppress(WardenError):
@@ -143,6 +145,20 @@ class SshBackend(RunnerBackend):
         asked = Asked(run_root, durable, metered=metered, sent=sent, heard=self._clock.now())
         return judge(parse(ran.out.strip().rpartition(b"\n")[2] or ran.err[:200]), asked)
 
+    # ------------------------------------------------------------------------------------------------------- start
+
+    def supply(self, policy: Hosts, tools: Path) -> None:
+        """Take whether uv may be brought to machines, and the folder here where it is kept."""
+        self._tools = tools if policy.bring_uv else None
+
+    async def readiness(self, place: Place, needs: Needs) -> Readiness:
+        """Return what the machine lacks, with the interpreter that scripts get there, of what a job needs."""
+        return (await (await self._start(place)).look(needs))[0]
+
+    async def _start(self, place: Place) -> SshStart:
+        host = await self.host_info(place)
+        return SshStart((await self._at(place)).ssh, host, place, _run_root(place, host), self._tools)
+
     # ------------------------------------------------------------------------------------------------------ launch
 
     async def submit(
@@ -156,32 +172,41 @@ class SshBackend(RunnerBackend):
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
         """Start the job, or adopt it when this token and attempt were started before. The handle has the host key."""
-        handle = await self.handle_of(place, token)
-        host = await self._host_info(place)
-        ready = launch.prepare(spec, place, handle.run_dir, _interpreter(spec, host))
-        machine = await self._at(place)
-        for name, content in ready.files.items():
-            await put(machine.ssh, f"{handle.run_dir}/{name}", content)
-        if inputs:
-            # Once: what a job finds in its working folder after its first start is its own.
-            signs = [f"{handle.run_dir}/{sign}" for sign in launch.STARTED]
-            if (await machine.ssh.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code != 0:
-                await push(machine.ssh, inputs, f"{handle.run_dir}/work", python=host.runner_python)
-                await put(machine.ssh, f"{handle.run_dir}/{launch.INPUTS_HERE}", b"whole\n")
-        env = {"PATH": host.path, **place.env, **ready.spec["env"]}
-        order = {
-            "spec": {**ready.spec, "env": env},
-            "secrets": dict(secrets),
-            "token": token,
-            "attempt": attempt,
-        }
+        handle, ready = await self.stage(spec, place, token, inputs)
+        order = {"spec": ready.spec, "secrets": dict(secrets), "token": token, "attempt": attempt}
         reply = await self.ask(handle.place, "start", handle.run_dir, order)
         return handle.model_copy(update={"supervisor": launch.supervisor(reply)})
+
+    async def prepare(self, spec: JobSpec, place: Place, token: str) -> tuple[Handle, launch.Launch]:
+        """Return the job's handle and files. The launch has the environment of the machine's own shell."""
+        handle = await self.handle_of(place, token)
+        host = await self.host_info(place)
+        ready = launch.prepare(spec, place, handle.run_dir, await (await self._start(place)).interpreter(spec))
+        return handle, replace(ready, spec={**ready.spec, "env": {"PATH": host.path, **place.env, **ready.spec["env"]}})
+
+    async def stage(
+        self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None
+    ) -> tuple[Handle, launch.Launch]:
+        """Put the job's files there."""
+        handle, ready = await self.prepare(spec, place, token)
+        for name, content in ready.files.items():
+            await self.put_file(handle, name, content)
+        if inputs:
+            await self.bring(handle, inputs)
+        return handle, ready
+
+    async def bring(self, handle: Handle, inputs: Mapping[str, Path]) -> None:
+        """Push the inputs, once: what a job finds in its working folder after its first start is its own."""
+        machine, host = await self._at(handle.place), await self.host_info(handle.place)
+        signs = [f"{handle.run_dir}/{sign}" for sign in launch.STARTED]
+        if (await machine.ssh.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code != 0:
+            await push(machine.ssh, inputs, f"{handle.run_dir}/work", python=host.runner_python)
+            await put(machine.ssh, f"{handle.run_dir}/{launch.INPUTS_HERE}", b"whole\n")
 
     async def handle_of(self, place: Place, token: str) -> Handle:
         """Return the handle of a token, with the host key pinned."""
         key = await self.host_key(place)
-        host = await self._host_info(place)
+        host = await self.host_info(place)
         run_dir = f"{_run_root(place, host)}/{launch.run_name(token)}"
         return Handle(
             backend=self.name, token=token, run_dir=run_dir, place=place.model_copy(update={"host_key": key.line})
@@ -311,7 +336,7 @@ class SshBackend(RunnerBackend):
         return machine, python_command(python, _START, runner, verb, *([run_dir] if run_dir else []))
 
     async def _runner_path(self, place: Place, run_dir: str | None) -> str:
-        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, await self._host_info(place))
+        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, await self.host_info(place))
         return f"{root}/{TOOLS}/{launch.content_name('runner', launch.runner_source())}"
 
     async def _ship(self, place: Place, run_dir: str | None) -> None:
@@ -327,16 +352,25 @@ class SshBackend(RunnerBackend):
         key = (place.host, place.port, place.user)
         machine = self._machines.get(key)
         if machine is None:
-            endpoint = await anyio.to_thread.run_sync(
-                lambda: resolve(place.host or "", port=place.port, user=place.user, config=self._config)
-            )
-            machine = self._machines.setdefault(key, _Machine(Ssh(endpoint, config=self._config)))
+            machine = self._machines.setdefault(key, _Machine(await self.reach(place)))
         if place.host_key and machine.ssh.pin != place.host_key:
             await machine.ssh.repin(place.host_key)
             machine.host = None
         return machine
 
-    async def _host_info(self, place: Place) -> HostInfo:
+    async def reach(self, place: Place) -> Ssh:
+        """Return the way to a machine, not connected yet."""
+        endpoint = await anyio.to_thread.run_sync(
+            lambda: resolve(place.host or "", port=place.port, user=place.user, config=self._config)
+        )
+        return Ssh(endpoint, config=self._config)
+
+    async def command(self, place: Place, argv: Sequence[str], stdin: bytes, *, timeout_s: float) -> bytes:
+        """Run a command there and return its output, whatever its exit code."""
+        return (await (await self._at(place)).ssh.run(argv, stdin=stdin, timeout_s=timeout_s, limit=MAX_REPLY)).out
+
+    async def host_info(self, place: Place) -> HostInfo:
+        """Return what the machine says about itself, asked once."""
         machine = await self._at(place)
         if machine.host is None:
             machine.host = await probe_host(machine.ssh)
@@ -350,16 +384,6 @@ def _host(severity: Severity, message: str, fix: Hint) -> Finding:
 @cache
 def _probe_source() -> bytes:
     return files("gpuwarden.remote.host").joinpath("probe.py").read_bytes()
-
-
-def _interpreter(spec: JobSpec, host: HostInfo) -> Sequence[str]:
-    """Return the interpreter's argument list: uv where a header asks for packages and uv is present, else Python."""
-    if spec.script is None:
-        return ()
-    header = read_header(spec.script)
-    if header and (header.dependencies or header.requires_python) and "uv" in host.tools:
-        return (host.tools["uv"], "run", "--quiet", "--script")
-    return (host.job_python,)
 
 
 def _run_root(place: Place, host: HostInfo) -> str:

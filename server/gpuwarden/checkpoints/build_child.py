@@ -60,7 +60,7 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     made = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
         return {"unable": f"transformers {transformers.__version__} has no architecture {str(name)[:60]!r}"}
-    settings = transformers.AutoConfig.for_model(**_harmless(config))
+    settings = transformers.AutoConfig.for_model(**harmless(config))
     state = {n: torch.empty(shape, dtype=torch.float32, device="meta") for n, shape in tensors}
     loaded: Any = made.from_pretrained(
         None, config=settings, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True,
@@ -83,11 +83,11 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     }
 
 
-def _harmless(value: Any) -> Any:
+def harmless(value: Any) -> Any:
     """Return a config without what chooses code, at any depth."""
     if isinstance(value, dict):
-        return {k: _harmless(v) for k, v in value.items() if k not in _LEFT_OUT}
-    return [_harmless(v) for v in value] if isinstance(value, list) else value
+        return {k: harmless(v) for k, v in value.items() if k not in _LEFT_OUT}
+    return [harmless(v) for v in value] if isinstance(value, list) else value
 
 
 def _role(name: str) -> str:

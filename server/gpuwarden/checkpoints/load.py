@@ -60,7 +60,7 @@ class LoadLimits:
     """Limits on the child: address space beyond twice the largest file, seconds to start, bytes a second at least."""
 
     memory: int = 8 << 30
-    start_s: float = 120.0
+    start_s: float = 300.0  # torch comes slowly from a network disk, beside a job that uses every core
     bytes_per_s: float = 20e6
 
 
@@ -142,6 +142,8 @@ def _settle(entry: Entry, answer: dict[str, Any]) -> None:
         entry.doubt(f"its library declines it: {short(answer['declined'], 160)}", Cause.NOT_LOADED)
     elif answer.get("missing"):
         entry.doubt(f"could not be loaded: {short(answer['missing'], 80)} is not installed there", Cause.NOT_LOADED)
+    elif answer.get("unread"):
+        entry.doubt(f"could not be read: {short(answer['unread'], 160)}", Cause.CHANGING)
     elif answer.get("memory"):
         entry.doubt("could not be loaded within the memory limit", Cause.LIMIT)
     elif answer.get("not_finite"):

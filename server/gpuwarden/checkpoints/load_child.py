@@ -13,6 +13,9 @@ from gpuwarden.checkpoints.examine import reader
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Limits
 from gpuwarden.checkpoints.safe_file import Source
 
+_LACKS = ("allocate memory", "can't start new thread")
+"""Texts of errors that a library raises where the process met a limit."""
+
 
 def main() -> None:
     """Load every file of the task; continue with the next one whatever a file causes."""
@@ -30,8 +33,13 @@ def main() -> None:
             # A type or a form that the library does not know: this shows nothing about the file.
             answer = {"declined": " ".join(f"{type(why).__name__}: {why}".split())[:300]}
         except Exception as why:
-            text = f"{type(why).__name__}: {why}"
-            answer = {"memory": True} if "allocate memory" in text else {"error": " ".join(text.split())[:300]}
+            text = " ".join(f"{type(why).__name__}: {why}".split())[:300]
+            if any(lack in text for lack in _LACKS):
+                answer = {"memory": True}
+            elif isinstance(why, OSError) and why.errno is not None:
+                answer = {"unread": text}  # the machine failed, or the file changed: this shows nothing about it either
+            else:
+                answer = {"error": text}
         print(json.dumps(answer), file=out, flush=True)
 
 

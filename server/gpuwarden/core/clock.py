@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -53,3 +57,23 @@ class ShiftedClock:
     async def sleep(self, seconds: float) -> None:
         """Wait for real."""
         await anyio.sleep(seconds)
+
+
+def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
+    """Return the seconds that a `Retry-After` header asks to wait, given in seconds or as a date; None without one.
+
+    A date counts from the server's own `Date`, since the clocks of two machines differ, else from `now`.
+    """
+    text = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
+        return float(text)
+    until, sent = _date(text), _date(headers.get("date", ""))
+    return None if until is None else max(0.0, until - (now if sent is None else sent))
+
+
+def _date(text: str) -> float | None:
+    try:
+        found = parsedate_to_datetime(text[:60])
+        return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -5,6 +5,7 @@ Errors carry next steps, and errors are part of the archive that is shipped to m
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Iterable, List, Mapping, Tuple, Union  # noqa: UP035
@@ -21,6 +22,8 @@ class Action(str, Enum):  # noqa: UP042
     SUBMIT = "submit"
     CHECK = "check"
     CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
     PULL = "pull"
     VERIFY = "verify"
     TEARDOWN = "teardown"
@@ -36,14 +39,28 @@ class Action(str, Enum):  # noqa: UP042
     SHOW_PROFILE = "show_profile"
     SHOW_NOTES = "show_notes"
     DOCTOR = "doctor"
+    WATCH = "watch"
     USE_POLICY = "use_policy"
+    SETUP = "setup"
     ALLOW_LOCAL = "allow_local"
+    ADD_PASSKEY = "add_passkey"
     CONVERT_ROWS = "convert_rows"
+    REHEARSE = "rehearse"
     MANUAL = "manual"
 
 
-OF_A_JOB = frozenset({Action.CHECK, Action.CANCEL, Action.PULL, Action.VERIFY, Action.TEARDOWN})
+OF_A_JOB = frozenset(
+    {Action.CHECK, Action.CANCEL, Action.PAUSE, Action.RESUME, Action.PULL, Action.VERIFY, Action.TEARDOWN}
+)
 """Actions that take `job_id`. VERIFY may take `path` instead."""
+
+
+_FAN_OUT = re.compile(r"f[0-9a-f]{10}")
+
+
+def is_fan_out(name: str) -> bool:
+    """Return whether an id is that of a fan-out, which stands for all of its jobs."""
+    return _FAN_OUT.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

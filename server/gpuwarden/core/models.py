@@ -35,14 +35,22 @@ T = TypeVar("T")
 MAX_SCRIPT_BYTES = 1 << 20
 MAX_OUTPUTS = 64
 MAX_INPUTS = 64
+MAX_INPUT_BYTES = 64 << 20
+"""Of all inputs of a job together."""
 MAX_OPTIONS = 8_192
+MAX_CELLS = 1_000
+MAX_ALTERNATIVES = 7
+MAX_SETTING = 4_096
+"""Characters of one value of a cell."""
+CELLS = "cells"
+"""The folder of a fan-out's cells, below the working folder."""
 Verb: TypeAlias = Literal["stop", "terminate"]
 
 
 class Frozen(BaseModel):
     """Base of all models: immutable, no unknown fields, no NaN or infinity."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class WithOptions(Frozen):
@@ -54,7 +62,11 @@ class WithOptions(Frozen):
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         plain: dict[str, object] = handler(self)
-        return {k: v for k, v in plain.items() if v or k not in {"options", "project", "keep"}}
+        return {
+            k: v
+            for k, v in plain.items()
+            if v or k not in {"options", "project", "keep", "cells", "cell_timeout_s", "alternatives"}
+        }
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,7 @@ _PLATFORM = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9._-]{0,6
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
 
+SettingName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,62}$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
@@ -105,6 +118,32 @@ def clean_path(text: str) -> str:
     if str(path) in {".", "/"}:
         raise ValueError(f"{text!r} names a whole root; name the folder or file inside it")
     return str(path)
+
+
+class Cell(Frozen):
+    """One run of a fan-out: its place in the roster, its settings, and the digest of everything that it runs with."""
+
+    index: int = Field(ge=0, lt=MAX_CELLS)
+    settings: dict[SettingName, str] = Field(default_factory=dict, max_length=32)
+    config: str
+
+    @field_validator("settings")
+    @classmethod
+    def _are_arguments(cls, settings: dict[str, str]) -> dict[str, str]:
+        for name, value in settings.items():
+            if "\x00" in value or len(value) > MAX_SETTING:
+                raise ValueError(f"the value of {name} contains a NUL character or is longer than {MAX_SETTING:,}")
+        return settings
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Return the settings as arguments of the script."""
+        return tuple(f"--{name}={value}" for name, value in self.settings.items())
+
+    @property
+    def folder(self) -> str:
+        """Return the folder that the cell runs in and that nobody else writes to, below the working folder."""
+        return f"{CELLS}/{self.index:05d}"
 
 
 class JobSpec(WithOptions):
@@ -132,6 +171,11 @@ class JobSpec(WithOptions):
     project: str = ""
     keep: str = Field(default="", max_length=1_000)
     """The address of a store that keeps the outputs without this machine; see `core.store_address`."""
+    cells: tuple[Cell, ...] = Field(default=(), max_length=MAX_CELLS)
+    """The cells of a fan-out that this machine runs in turn, as many at a time as it has GPUs."""
+    cell_timeout_s: int | None = Field(default=None, ge=1, le=60 * 86400)
+    alternatives: tuple[str, ...] = Field(default=(), max_length=MAX_ALTERNATIVES)
+    """Where the job may run as well, in order, as `PLATFORM` or `PLATFORM:GPU`: each after no capacity before it."""
 
     @field_validator("keep")
     @classmethod
@@ -158,6 +202,15 @@ class JobSpec(WithOptions):
         if _PLATFORM.fullmatch(text) is None:
             raise ValueError("no platform has such a name; names look like runpod, ssh/box and rehearsal/runpod")
         return text
+
+    @field_validator("alternatives")
+    @classmethod
+    def _choices(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            platform, mark, gpu = text.partition(":")
+            if _PLATFORM.fullmatch(platform) is None or (mark and not gpu.strip()) or len(gpu) > 64:
+                raise ValueError(f"the alternative {text[:80]!r} is not PLATFORM or PLATFORM:GPU, such as runpod:H100")
+        return texts
 
     @field_validator("script")
     @classmethod
@@ -214,13 +267,31 @@ class JobSpec(WithOptions):
             raise ValueError("give exactly one of script and command")
         if self.args and self.script is None:
             raise ValueError("args belong to a script; put a command's arguments into command")
+        if self.cells and self.script is None:
+            raise ValueError("the cells of a fan-out run a script")
         both = set(self.env) & set(self.secrets)
         if both:
             raise ValueError(f"{', '.join(sorted(both))} is in env and in secrets; keep it in secrets only")
+        places = [(choice.platform, choice.gpu) for choice in self.choices]
+        if len(set(places)) != len(places):
+            raise ValueError("an alternative names a platform and GPU that the list has already")
+        if len({platform.startswith("rehearsal/") for platform, _ in places}) > 1:
+            raise ValueError("alternatives mix simulated platforms with real ones")
         taken = [path for path in self.outputs if self.keep and StoreAddress.reserved(path)]
         if taken:
             raise ValueError(f"a kept store has files of its own at {taken[0]}; give that output another name")
         return self
+
+    @property
+    def choices(self) -> tuple[JobSpec, ...]:
+        """Return the job on each platform where it may run, in order: its own first, then the alternatives."""
+        places = (text.partition(":") for text in self.alternatives)
+        there = (self.at(platform, gpu or self.gpu) for platform, _, gpu in places)
+        return (self.at(self.platform, self.gpu), *there)
+
+    def at(self, platform: str, gpu: str | None) -> JobSpec:
+        """Return the same job on one platform and GPU, without alternatives."""
+        return self.model_copy(update={"platform": platform, "gpu": gpu, "alternatives": ()})
 
     @property
     def digest(self) -> str:
@@ -245,20 +316,23 @@ class Park(Frozen):
     """What the runner of a job may do with its own machine: stop it after so many seconds in which nobody came.
 
     They count from the job's end, or from `deadline_s` after the launch. The machine can do so as `by` says, while none
-    of the `outputs` is in memory; a rehearsal's files are on whatever disk the test has, so it names none.
+    of the `outputs` is in memory; a rehearsal's files are on whatever disk the test has, so it names none. `clock` is
+    the file of a rehearsal's clock, whose hours may be set forward; a real machine counts its own seconds.
     """
 
     after_s: float = Field(gt=0)
     deadline_s: float | None = None
     by: SelfStop
     outputs: tuple[str, ...] = ()
+    clock: str = ""
 
     @property
     def order(self) -> dict[str, object]:
         """Return the order as the runner takes it."""
         request = {"method": self.by.method, "url": self.by.url, "body": self.by.body, "key": self.by.key}
         how = {"command": list(self.by.command)} if self.by.command else {"request": request}
-        return {"after_s": self.after_s, "deadline_s": self.deadline_s, "outputs": list(self.outputs), **how}
+        rest = {"clock": self.clock} if self.clock else {}
+        return {"after_s": self.after_s, "deadline_s": self.deadline_s, "outputs": list(self.outputs), **how, **rest}
 
 
 class Place(Frozen):
@@ -394,6 +468,15 @@ class Quote(Frozen):
     note: str = ""
 
 
+class Choice(Frozen):
+    """One entry of a job's list of platforms, with what it was to cost when it was checked, in US dollars."""
+
+    platform: str
+    gpu: str | None = None
+    price: float | None = None
+    worst_cost: float | None = None
+
+
 class Balance(Frozen):
     """An account's balance in its own currency. `per_hour` is its present spending as the platform reports it."""
 
@@ -427,6 +510,26 @@ class RunnerAlert(Frozen):
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
+
+
+class Allocation(Frozen):
+    """What an engine says of its job: its own id, where it runs, and what it used. Times are seconds since the epoch.
+
+    `id` is the engine's and may be given to another job later; gpuwarden knows a job by its token. `why` is the
+    engine's reason to let a job wait. `ends_at` is when the engine ends it at its latest.
+    """
+
+    engine: str
+    id: str
+    state: str
+    why: str = ""
+    queue: str = ""
+    nodes: str = ""
+    restarts: int = 0
+    eligible_at: float | None = None
+    ends_at: float | None = None
+    used_s: float | None = None
+    resources: str = ""
 
 
 class Observation(Frozen):
@@ -463,6 +566,8 @@ class Observation(Frozen):
     beat: Beat | None = None
     machine: str = ""
     lost: bool = False
+    allocation: Allocation | None = None
+    """What the engine that runs the job says of it; None where no engine does."""
 
 
 class StopResult(StrEnum):
@@ -480,6 +585,14 @@ class LogChunk(Frozen):
     next: int
     size: int
     truncated: bool = False
+
+    @classmethod
+    def cut(cls, raw: bytes, cursor: int, limit: int) -> LogChunk:
+        """Return a piece of a whole log from a byte cursor; a negative cursor counts from its end."""
+        start = min(cursor, len(raw)) if cursor >= 0 else max(0, len(raw) + cursor)
+        piece = raw[start : start + limit]
+        end = start + len(piece)
+        return cls(text=piece.decode("utf-8", "replace"), next=end, size=len(raw), truncated=end < len(raw))
 
 
 # ----------------------------------------------------------------------------------------------------- artifacts
@@ -527,6 +640,21 @@ class InputFile(Frozen):
     sha256: str
 
 
+class Printed(Frozen):
+    """What a command printed on a machine. Without an exit code, `why` is `missing`, `refused` or `timeout`."""
+
+    exit: int | None = None
+    text: str = ""
+    why: str = ""
+
+
+class SpoolPiece(Frozen):
+    """Whole lines of a spool file, and the byte offset to read on from."""
+
+    text: str
+    next: int = Field(ge=0)
+
+
 class Manifest(Frozen):
     """Roster of a job's artifacts, as seen on the machine.
 
@@ -570,7 +698,7 @@ class Verdict(StrEnum):
 
 
 class Level(StrEnum):
-    """The depth of a verification; each level includes the ones before it."""
+    """Depth of a verification; each includes those before it."""
 
     STRUCTURE = "structure"
     CONTENT = "content"

@@ -17,11 +17,12 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 
 from gpuwarden.core.models import Frozen
+from gpuwarden.core.store_address import StoreAddress, StorePattern
 
-Channel = Literal["elicitation", "terminal", "rehearsal"]
+Channel = Literal["elicitation", "terminal", "page", "rehearsal"]
 """The channel of an approval. `rehearsal` is a flag instead of a person, which only simulated machines accept."""
 
 
@@ -73,7 +74,7 @@ class Caps(Frozen):
 class Approval(Frozen):
     """How a person approves. `pin_hash` is made by `gpuwarden approve --set-pin`; the PIN itself is stored nowhere."""
 
-    channels: Annotated[tuple[Channel, ...], FEWER] = ("terminal", "elicitation")
+    channels: Annotated[tuple[Channel, ...], FEWER] = ("terminal", "elicitation", "page")
     pin_hash: str | None = None
     ttl_s: Annotated[int, LOWER] = Field(default=900, ge=30, le=86_400)
 
@@ -85,6 +86,18 @@ class Approval(Frozen):
         return text
 
 
+def _guarded(url: str | None) -> str | None:
+    """Return an address to which this machine's data may go. Raises ValueError."""
+    if not url:
+        return None
+    parts = urlsplit(url)
+    local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+    if not parts.hostname or parts.username or parts.scheme not in ({"http", "https"} if local else {"https"}):
+        raise ValueError("give an https address without a user name; http is for this machine only")
+    return url
+
+
+Address = Annotated[str | None, AfterValidator(_guarded)]
 Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
@@ -103,19 +116,8 @@ class Watch(Frozen):
     disk_free_percent: Annotated[int, HIGHER] = Field(default=10, ge=1, le=90)
     danger_hours: Annotated[int, HIGHER] = Field(default=48, ge=1, le=720)
     desktop: tuple[str, ...] = Field(default=(), max_length=32)
-    webhook_url: str | None = None
-    slack_url: str | None = None
-
-    @field_validator("webhook_url", "slack_url")
-    @classmethod
-    def _guarded(cls, url: str | None) -> str | None:
-        if not url:
-            return None
-        parts = urlsplit(url)
-        local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
-        if not parts.hostname or parts.username or parts.scheme not in ({"http", "https"} if local else {"https"}):
-            raise ValueError("give an https address without a user name; http is for this machine only")
-        return url
+    webhook_url: Address = None
+    slack_url: Address = None
 
 
 class Ending(Frozen):
@@ -162,18 +164,138 @@ class Secrets(Frozen):
         return any(fnmatchcase(name, pattern) for pattern in self.allowed)
 
 
+def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
+    """Return whether a list of places lets through no store that another one stops. An empty one stops none."""
+    wider = [StorePattern.parse(text) for text in filed]
+    return not wider or (
+        bool(asked) and all(any(own.covers(StorePattern.parse(text)) for own in wider) for text in asked)
+    )
+
+
+class Keep(Frozen):
+    """The kept stores that a job may name, as places: `s3://bucket/prefix`, `hf://owner/*`. Everything below a place is
+    covered, and `*` is any one name. Without a list a job may name any store.
+    """
+
+    stores: Annotated[
+        tuple[Annotated[str, Field(max_length=1_000)], ...],
+        ByVariable(_fewer_places, "take entries out of"),
+        Field(max_length=64),
+    ] = ()
+
+    @field_validator("stores")
+    @classmethod
+    def _places(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            StorePattern.parse(text)
+        return texts
+
+    def allows(self, address: str) -> bool:
+        """Return whether a job may name the store of an address."""
+        stored = StoreAddress.parse(address)
+        return not self.stores or any(StorePattern.parse(text).covers(stored) for text in self.stores)
+
+
 class Local(Frozen):
     """What jobs on this machine may do, rehearsals included. Only the policy file sets it, never a variable.
 
     They run in a sandbox. `unsandboxed` lets them run without one where none works: `gpuwarden policy allow local`.
     `network` gives them this machine's network, with what listens on it. `caches` shows them the Hub's cache, read
-    only. `paths` are folders that they may read and write besides their own.
+    only. `paths` are folders that they may read and write besides their own. `rehearse = "allow"` lets a script's first
+    step be rehearsed without a question; otherwise a person is asked once for each script with its arguments.
     """
 
     unsandboxed: bool = False
     network: bool = False
     caches: bool = True
     paths: Annotated[tuple[Annotated[str, Field(pattern=r"^[/~]", max_length=4096)], ...], Field(max_length=64)] = ()
+    rehearse: Literal["ask", "allow"] = "ask"
+
+
+class Hosts(Frozen):
+    """What gpuwarden may put on machines that it reaches over SSH. Only the policy file sets it, never a variable.
+
+    `bring_uv` copies uv below the run root of a Linux machine that lacks it, for scripts whose header asks for packages
+    that are not there: the program of a pinned wheel of PyPI, fetched here through pip.
+    """
+
+    bring_uv: bool = False
+
+
+class LedgerServer(Frozen):
+    """The PostgreSQL server that keeps the ledger; without a `host` it is a SQLite file. No variable sets any of it.
+
+    `host` is a name, or the folder of a Unix socket. Every host but this machine has to show a certificate for its
+    name, signed by an authority of `ca_file` or of the system. The password is the first line of `password_file`, or
+    comes from libpq's own `~/.pgpass`; it is never in this file.
+    """
+
+    host: str = Field(default="", max_length=255)
+    port: int = Field(default=5432, ge=1, le=65_535)
+    database: str = Field(default="gpuwarden", min_length=1, max_length=63)
+    user: str = Field(default="gpuwarden", min_length=1, max_length=63)
+    schema_name: str = Field(default="gpuwarden", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
+    password_file: str = Field(default="", max_length=4096)
+    ca_file: str = Field(default="", max_length=4096)
+
+    @field_validator("host")
+    @classmethod
+    def _one_host(cls, host: str) -> str:
+        if re.search(r"[\s,@?=']|://", host):
+            raise ValueError("host is one name, address or folder; user, port and database have their own settings")
+        return host
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Return whether nothing that is sent leaves this machine."""
+        return self.host.startswith("/") or self.host in {"localhost", "127.0.0.1", "::1"}
+
+
+class Telemetry(Frozen):
+    """The OpenTelemetry collector that spans and metrics are sent to. Only the policy file sets it, never a variable.
+
+    `headers_file` has one `Name: value` a line, such as the collector's key; it is in no other place.
+    """
+
+    otlp_url: Address = None
+    headers_file: str = Field(default="", max_length=4096)
+
+
+class SignIn(Frozen):
+    """The OpenID Connect provider at which people sign in to the page. Only the policy file sets it, never a variable.
+
+    A person's name is the value of `claim`; `email` has to be verified by the provider. Those whose name is one of
+    `allowed`, or matches a pattern of it such as `*@example.org`, get in and may read. A client without a secret is a
+    public one; PKCE is used with both.
+    """
+
+    issuer: Address = None
+    client_id: str = Field(default="gpuwarden", min_length=1, max_length=255)
+    client_secret_file: str = Field(default="", max_length=4096)
+    claim: Literal["email", "sub", "preferred_username"] = "email"
+    allowed: tuple[Annotated[str, Field(min_length=1, max_length=255)], ...] = Field(default=(), max_length=1_000)
+
+
+class Allowance(Frozen):
+    """Caps of one person, or of one project, in US dollars; None adds no cap."""
+
+    per_job_usd: float | None = Field(default=None, ge=0, le=1_000_000)
+    per_day_usd: float | None = Field(default=None, ge=0, le=1_000_000)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=120)]
+
+
+class Team(Frozen):
+    """People who share a ledger. Only the policy file sets it, never a variable.
+
+    Where `approvers` names people, nobody else approves. Where `people` or `projects` has entries, a job of anybody
+    else, or of any other project, is a question. `caps` hold for all of them together.
+    """
+
+    approvers: tuple[Name, ...] = Field(default=(), max_length=200)
+    people: dict[Name, Allowance] = Field(default={}, max_length=1_000)
+    projects: dict[Name, Allowance] = Field(default={}, max_length=1_000)
 
 
 class Policy(Frozen):
@@ -184,10 +306,16 @@ class Policy(Frozen):
     platforms: Annotated[tuple[str, ...], NARROWER] = ("*",)
     approval: Approval = Approval()
     secrets: Secrets = Secrets()
+    keep: Keep = Keep()
     watch: Watch = Watch()
     receipt_ttl_s: Annotated[int, LOWER] = Field(default=1800, ge=30, le=86_400)
     local: Local = Local()
+    hosts: Annotated[Hosts, FILE_ONLY] = Hosts()
     ending: Annotated[Ending, FILE_ONLY] = Ending()
+    ledger: Annotated[LedgerServer, FILE_ONLY] = LedgerServer()
+    team: Annotated[Team, FILE_ONLY] = Team()
+    telemetry: Annotated[Telemetry, FILE_ONLY] = Telemetry()
+    sign_in: Annotated[SignIn, FILE_ONLY] = SignIn()
 
     def allows(self, platform: str) -> bool:
         """Return whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""

@@ -86,10 +86,12 @@ class Meter(Sourced):
     """When the meter runs. `stops_on` lists the verbs after which compute bills nothing.
 
     `residue` are the verbs after which something that is always there (a disk, an address) still bills or may
-    bill; what was requested in addition is answered by `Profile.residue`.
+    bill; what was requested in addition is answered by `Profile.residue`. `counts` is what a job uses up: an engine
+    that costs no money takes a quota of machine time (`walltime`), or of the share that its user has (`fair_share`).
     """
 
     metered: bool
+    counts: Literal["money", "walltime", "fair_share"] = "money"
     stops_on: tuple[Verb, ...] = ()
     residue: tuple[Verb, ...] = ()
     granularity_s: Fact[int] = 1
@@ -183,6 +185,17 @@ class DangerClock(Sourced):
         return began + self.after_s if isinstance(self.after_s, int) and began is not None else None
 
 
+class Target(Frozen):
+    """What follows a platform's name after a slash, such as the alias in `ssh/ALIAS`.
+
+    `word` stands for it in listings, `hint` says where a reader finds a name, `here` is the one that is this machine.
+    """
+
+    word: str = Field(pattern=r"^[A-Z]{2,16}$")
+    hint: str = Field(min_length=8)
+    here: str = ""
+
+
 class Profile(Frozen):
     """One platform. The prose of the file is for readers; code reads only this."""
 
@@ -192,7 +205,10 @@ class Profile(Frozen):
     backend: str
     provider: str | None = None
     user: str | None = None
+    target: Target | None = None
     run_root: str = Field(pattern=r"^(/|~)")
+    runner: bool = True
+    """Whether gpuwarden's runner starts the jobs, and so can report, seal and upload."""
     storage: tuple[Tier, ...] = Field(min_length=1)
     meter: Meter
     verbs: Verbs
@@ -236,6 +252,11 @@ class Profile(Frozen):
             ):
                 raise ValueError(f"a tier bills after {verb}, so meter.residue has to name {verb}")
         return self
+
+    @property
+    def listed(self) -> str:
+        """Return the platform's name in a listing, with the word for what follows it."""
+        return self.id if self.target is None else f"{self.id}/{self.target.word}"
 
     @property
     def by_hand(self) -> bool:

@@ -41,6 +41,10 @@ class Code(StrEnum):
     UNKNOWN_STATE = "unknown_state"
     NO_ANSWER = "no_answer"
     PLATFORM_REPORT = "platform_report"
+    ENGINE_QUEUE = "engine_queue"
+    ENGINE_STARTS = "engine_starts"
+    ENGINE_TOOK = "engine_took"
+    ENGINE_DISAGREES = "engine_disagrees"
 
     RELAUNCH = "relaunch"
     CANCELED = "canceled"
@@ -68,6 +72,10 @@ class Code(StrEnum):
     FOLDER_LATE = "folder_late"
     CAME_BACK_EMPTY = "came_back_empty"
     PARKED = "parked"
+    PAUSED = "paused"
+    PAUSED_INTERRUPTED = "paused_interrupted"
+    RESUMED = "resumed"
+    ENDED_PAUSED = "ended_paused"
     ANOTHER_MACHINE = "another_machine"
     NOT_RELAUNCHED = "not_relaunched"
 
@@ -81,6 +89,11 @@ class Code(StrEnum):
     STORE_CHANGED = "store_changed"
     STORE_UNCHECKED = "store_unchecked"
     STORE_MACHINE_SILENT = "store_machine_silent"
+    STORE_UNSIGNED = "store_unsigned"
+    STORE_NO_END = "store_no_end"
+    STORE_OTHER_OUTPUTS = "store_other_outputs"
+    STORE_STARTED_SINCE = "store_started_since"
+    STORE_NO_LAST_LOOK = "store_no_last_look"
 
 
 _TEXTS: Final[dict[Code, str]] = {
@@ -103,6 +116,10 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.BAD_STATUS: "invalid runner status: {problem}",
     Code.UNKNOWN_STATE: "the runner reports the state {state}",
     Code.NO_ANSWER: "the machine does not answer",
+    Code.ENGINE_QUEUE: "it waits in the engine's queue (reason: {why})",
+    Code.ENGINE_STARTS: "the engine runs it; its runner has not reported yet",
+    Code.ENGINE_TOOK: "the engine took its allocation back ({state})",
+    Code.ENGINE_DISAGREES: "the engine says {state}, and the job's runner left no word of its end",
     Code.RELAUNCH: "relaunch",
     Code.CANCELED: "canceled on request",
     Code.CANCELED_EARLY: "canceled before it was launched",
@@ -131,6 +148,11 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.FOLDER_LATE: "the machine restarted and shows no run folder yet; another look decides",
     Code.CAME_BACK_EMPTY: "the machine restarted and came back without the job's run folder, seen twice: "
     "its process is dead, and what was only there is gone",
+    Code.PAUSED: "its process saved and ended on request; nothing starts it again but a request to resume",
+    Code.PAUSED_INTERRUPTED: "its process was interrupted before it could be paused; nothing starts it again but a "
+    "request to resume",
+    Code.RESUMED: "resumed on request",
+    Code.ENDED_PAUSED: "its machine was ended while the job was paused",
     Code.ANOTHER_MACHINE: "its machine was taken for good; it resumes from its proven copy on another one",
     Code.NOT_RELAUNCHED: "the machine was taken for good, and no other one is rented: {cause}",
     Code.PARKED: "its machine is stopped, as it may stop itself when nobody comes; how the job ended is seen once it "
@@ -145,6 +167,11 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.STORE_CHANGED: "{count} objects in the kept store are not the machine's files, such as {path}",
     Code.STORE_UNCHECKED: "{count} objects in the kept store have no checksum to compare, such as {path}",
     Code.STORE_MACHINE_SILENT: "the machine did not give the digests to compare the kept store with: {message}",
+    Code.STORE_UNSIGNED: "the kept store's list is not signed by the job's own runner",
+    Code.STORE_NO_END: "the kept store's list was made before the job's last attempt had ended and was uploaded whole",
+    Code.STORE_OTHER_OUTPUTS: "the kept store's list does not cover {path}, which was declared later",
+    Code.STORE_STARTED_SINCE: "the machine was started again after the kept store's list was made",
+    Code.STORE_NO_LAST_LOOK: "the kept store's list was not renewed right before the machine stopped itself",
 }
 
 

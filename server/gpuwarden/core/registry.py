@@ -136,7 +136,7 @@ class Registry:
         return Status(self.what, name, origin)
 
     def _entry_points(self) -> tuple[EntryPoint, ...]:
-        return () if _ARCHIVED else _installed(self.group, tuple(sys.path))
+        return () if _ARCHIVED else _installed(tuple(sys.path)).get(self.group, ())
 
     def _entry_point(self, name: str) -> EntryPoint | None:
         return None if name in self.built_in() else next((e for e in self._entry_points() if e.name == name), None)
@@ -178,11 +178,12 @@ def _files(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group. Reading the metadata of every package takes milliseconds, so it is kept."""
+def _installed(path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
+    """Return our entry points by group. It reads the metadata of every package, so it runs once for all groups."""
     from importlib.metadata import entry_points
 
-    return tuple(entry_points(group=group))
+    found = entry_points()
+    return {group: tuple(found.select(group=group)) for group in found.groups if group.startswith(f"{_OURS}.")}
 
 
 def _brought_by(entry: EntryPoint) -> str:

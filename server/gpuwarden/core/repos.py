@@ -14,7 +14,7 @@ from gpuwarden.core.models import Frozen
 
 RepoType: TypeAlias = Literal["model", "dataset", "space"]
 Operation: TypeAlias = Literal["overview", "dataset_structure", "dataset_preview"]
-RepoStatus: TypeAlias = Literal["ok", "missing", "gated", "private_or_missing", "renamed", "error"]
+RepoStatus: TypeAlias = Literal["ok", "missing", "gated", "private_or_missing", "renamed", "disabled", "error"]
 
 REPO_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?"
 
@@ -73,7 +73,8 @@ class Structure(Frozen):
 class Repo(Frozen):
     """One repo as the Hub shows it to the token in use.
 
-    `status` is `gated` when the repo exists but its files can't be read, `renamed` when the id redirects to `id_now`.
+    `status` is `gated` when the repo exists but its files can't be read, `renamed` when the id redirects to `id_now`,
+    `disabled` when the Hub gives its files to nobody, whatever token asks.
     `access` says whether files can be read: True, False, or None where it was not established.
     """
 
@@ -98,6 +99,7 @@ class Repo(Frozen):
     task: str = ""
     library: str = ""
     base_model: tuple[str, ...] = ()
+    default_config: str = ""
     tags: tuple[str, ...] = ()
     downloads: int | None = None
     likes: int | None = None
@@ -109,7 +111,7 @@ class Repo(Frozen):
 
     @property
     def exists(self) -> bool:
-        """Return whether the repo certainly exists."""
+        """Return whether the repo certainly exists and is described: of a disabled one the Hub may show nothing."""
         return self.status in {"ok", "gated", "renamed"}
 
     @property

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, field_serializer, field_validator
 
@@ -35,15 +35,29 @@ class Severity(StrEnum):
 BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
+class Failure(Protocol):
+    """What a finding takes of an error; a `WardenError` has it."""
+
+    message: str
+    next_steps: tuple[NextStep, ...]
+    retry: ClassVar[bool]
+
+
 class Finding(BaseModel):
     """One result of a rule: the rule's id, what is wrong, and the steps that fix it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     rule: str
     severity: Severity
     message: str
     fix: tuple[NextStep, ...] = ()
+
+    @classmethod
+    def of(cls, error: Failure, *, rule: str) -> Finding:
+        """Return the finding of a check that ended with an error; UNKNOWN where a later try may succeed."""
+        severity = Severity.UNKNOWN if error.retry else Severity.ERROR
+        return cls(rule=rule, severity=severity, message=error.message, fix=error.next_steps)
 
     @field_validator("fix", mode="before")
     @classmethod

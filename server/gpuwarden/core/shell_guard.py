@@ -27,6 +27,8 @@ class ShellGuard:
     """By program: sequences after which a command for the rented machine follows."""
     hosts: tuple[str, ...] = ()
     """Host names of the platform's interface, each with every name below it."""
+    paths: tuple[str, ...] = ()
+    """Regular expressions over an address: paths of an interface that each site has on a host with its own name."""
     requests: tuple[str, ...] = ()
     """Regular expressions over a request's address and body: what ends a machine besides DELETE. Reads never match."""
     code: tuple[str, ...] = ()
@@ -37,7 +39,7 @@ class ShellGuard:
     """The variables that contain the key of an account."""
 
     def __post_init__(self) -> None:
-        for pattern in (*self.requests, *self.code):
+        for pattern in (*self.paths, *self.requests, *self.code):
             try:
                 re.compile(pattern)
             except re.error as error:
@@ -69,6 +71,7 @@ def merged(guards: list[ShellGuard]) -> ShellGuard:
         aliases={other: program for guard in guards for other, program in guard.aliases.items()},
         remote=maps("remote"),
         hosts=texts("hosts"),
+        paths=texts("paths"),
         requests=texts("requests"),
         code=texts("code"),
         servers=texts("servers"),

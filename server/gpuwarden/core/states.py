@@ -26,6 +26,7 @@ class Job(StrEnum):
     FAILED = "failed"
     CANCELED = "canceled"
     PREEMPTED = "preempted"
+    PAUSED = "paused"
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
@@ -79,15 +80,27 @@ JOB: Final[dict[Job, frozenset[Job]]] = {
     _J.ACCEPTED: frozenset({_J.PROVISIONING, _J.SUBMITTING, _J.CANCELED, _J.FAILED}),
     _J.PROVISIONING: frozenset({_J.SUBMITTING, _J.FAILED, _J.CANCELED, _J.UNKNOWN}),
     _J.SUBMITTING: frozenset({_J.QUEUED, _J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.UNKNOWN}),
-    _J.QUEUED: frozenset({_J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.UNKNOWN}),
-    _J.RUNNING: frozenset({_J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.UNKNOWN, _J.QUEUED}),
+    _J.QUEUED: frozenset({_J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.PAUSED, _J.UNKNOWN}),
+    _J.RUNNING: frozenset({_J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.PAUSED, _J.UNKNOWN, _J.QUEUED}),
     # A preempted job is relaunched from its checkpoint, or given up.
     _J.PREEMPTED: frozenset(
-        {_J.PROVISIONING, _J.SUBMITTING, _J.QUEUED, _J.RUNNING, _J.FAILED, _J.CANCELED, _J.UNKNOWN}
+        {_J.PROVISIONING, _J.SUBMITTING, _J.QUEUED, _J.RUNNING, _J.FAILED, _J.CANCELED, _J.PAUSED, _J.UNKNOWN}
     ),
+    # A paused one has no process, and is relaunched from its checkpoint only on request.
+    _J.PAUSED: frozenset({_J.PROVISIONING, _J.SUBMITTING, _J.FAILED, _J.CANCELED}),
     # Unknown describes our knowledge, not the job: any state may be observed next.
     _J.UNKNOWN: frozenset(
-        {_J.PROVISIONING, _J.SUBMITTING, _J.QUEUED, _J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED}
+        {
+            _J.PROVISIONING,
+            _J.SUBMITTING,
+            _J.QUEUED,
+            _J.RUNNING,
+            _J.SUCCEEDED,
+            _J.FAILED,
+            _J.CANCELED,
+            _J.PREEMPTED,
+            _J.PAUSED,
+        }
     ),
     _J.SUCCEEDED: frozenset(),
     _J.FAILED: frozenset(),
@@ -118,6 +131,8 @@ TEARDOWN: Final[dict[Teardown, frozenset[Teardown]]] = {
 }
 
 TERMINAL_JOBS: Final = frozenset(s for s, nexts in JOB.items() if not nexts)
+AT_REST: Final = TERMINAL_JOBS | {Job.PAUSED}
+"""States in which a job has no process that could still write."""
 LIVE_LEASES: Final = frozenset({Lease.METERING, Lease.STOPPING, Lease.UNVERIFIED})
 OPEN_TEARDOWNS: Final = frozenset(s for s, nexts in TEARDOWN.items() if nexts)
 

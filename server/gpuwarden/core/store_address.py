@@ -1,12 +1,21 @@
-"""Addresses of kept stores: places that outlive the rented machine and this one, `s3://bucket/path` or a Hub repo.
+"""Addresses of kept stores: places that outlive the rented machine and this one, in S3, or a repo or bucket on the Hub.
 
 The files of a job are below the path and the job's id, so that no job overwrites those of another one.
+
+| variable | meaning |
+|---|---|
+| `GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID`, `GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY` | the uploader's key for S3 |
+| `GPUWARDEN_KEEP_AWS_SESSION_TOKEN` | the same of a temporary key |
+| `GPUWARDEN_KEEP_HF_TOKEN` | the uploader's token for the Hub |
+| `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` | the key that reads a store in S3 from here |
+| `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | the address of a store that is not AWS's |
+| `AWS_REGION`, `AWS_DEFAULT_REGION` | the region of a store in S3 |
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -21,7 +30,8 @@ _REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": 
 _OPTIONAL: Final = {"s3": ("AWS_SESSION_TOKEN",), "hf": ()}
 _PUBLIC: Final = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
                   "hf": ("HF_ENDPOINT",)}  # fmt: skip
-_KINDS: Final[dict[str, Literal["model", "dataset"]]] = {"models": "model", "datasets": "dataset"}
+Kind = Literal["model", "dataset", "bucket"]
+_KINDS: Final[dict[str, Kind]] = {"models": "model", "datasets": "dataset", "buckets": "bucket"}
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,127}")
@@ -29,29 +39,26 @@ _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,127}")
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """A parsed address. `root` is a bucket's name or a repo's id; `kind` the type of that repo."""
+    """A parsed address. `root` is a bucket's name or an id on the Hub; `kind` what that is."""
 
     scheme: Literal["s3", "hf"]
     root: str
     path: str
-    kind: Literal["model", "dataset"] = "model"
+    kind: Kind = "model"
 
     @classmethod
     def parse(cls, text: str) -> StoreAddress:
         """Parse an address. Raises ValueError that says what is wrong with it."""
         scheme, mark, rest = text.partition("://")
         parts = rest.rstrip("/").split("/")
-        if scheme == "hf" and parts[0] == "buckets":
-            raise ValueError(
-                "a bucket on the Hub lists no SHA-256, so what is in it can't be checked from here without a download; "
-                "name a repo (hf://owner/name/path) or s3://bucket/path"
-            )
         kind = _KINDS[parts.pop(0)] if scheme == "hf" and parts[0] in _KINDS else "model"
         count = 2 if scheme == "hf" else 1
         root, path = "/".join(parts[:count]), parts[count:]
         fit = _REPO.fullmatch(root) if scheme == "hf" else _BUCKET.fullmatch(root)
         if not mark or scheme not in _REQUIRED or not fit or not all(_SEGMENT.fullmatch(part) for part in path):
-            raise ValueError("a kept store is s3://bucket/path or hf://[datasets/]owner/name/path, of plain names")
+            raise ValueError(
+                "a kept store is s3://bucket/path or hf://[datasets/|buckets/]owner/name/path, of plain names"
+            )
         return cls("hf" if scheme == "hf" else "s3", root, "/".join(path), kind)
 
     def __str__(self) -> str:
@@ -91,6 +98,33 @@ class StoreAddress:
 
 
 @dataclass(frozen=True)
+class StorePattern:
+    """A place that a person lists in the policy, and everything below it. A part that is `*` is any one name."""
+
+    scheme: str
+    kind: str
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> StorePattern:
+        """Parse a place. Raises ValueError that says how it is written."""
+        scheme, mark, rest = text.partition("://")
+        parts = rest.rstrip("/").split("/")
+        kind = _KINDS[parts.pop(0)] if scheme == "hf" and parts[0] in _KINDS else "model"
+        sound = mark and scheme in _REQUIRED and len(parts) >= (2 if scheme == "hf" else 1)
+        if not sound or not all(part == "*" or _SEGMENT.fullmatch(part) for part in parts):
+            raise ValueError(f"{text!r} is not a place such as s3://bucket/prefix or hf://owner/*")
+        return cls(scheme, kind, tuple(parts))
+
+    def covers(self, other: StoreAddress | StorePattern) -> bool:
+        """Return whether another address, or every address of another place, is at or below this one."""
+        address = [] if isinstance(other, StorePattern) else f"{other.root}/{other.path}".split("/")
+        parts = other.parts if isinstance(other, StorePattern) else tuple(filter(None, address))
+        alike = (self.scheme, self.kind) == (other.scheme, other.kind) and len(parts) >= len(self.parts)
+        return alike and all(own in {"*", part} for own, part in zip(self.parts, parts, strict=False))
+
+
+@dataclass(frozen=True)
 class StoredFile:
     """One object as its store describes it; `parts_sha256` is the digest over those of an upload's `parts`."""
 
@@ -101,7 +135,7 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """A kept store as it is read from here. Nothing is downloaded but its manifest and small files."""
+    """A kept store as it is read from here. To compare it, only its manifest and small files are downloaded."""
 
     async def reach(self) -> None:
         """Return where the store can be read. Raises a `WardenError` where it can't."""
@@ -111,6 +145,13 @@ class Store(Protocol):
         """Return the content of the manifest, bounded; None where there is none."""
         ...
 
-    async def files(self, keys: Sequence[str]) -> dict[str, StoredFile]:
-        """Return the objects of those names that there are."""
+    async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
+        """Return the objects of those names that there are.
+
+        `read`: small ones whose digest the store does not list are downloaded to compute it.
+        """
+        ...
+
+    def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one object from `offset`. Raises NotFound for an absent one, Unreachable for a lost connection."""
         ...

@@ -4,8 +4,17 @@ It uses huggingface_hub's async session, which brings the offline guard, the use
 huggingface_hub has no async API, no default timeout, and waits 23 seconds for a refused connection in its
 list calls; so the requests themselves are made here.
 
+One request takes `timeout_s` at most, its second try and its wait for other requests included.
+
 A 401, 403 or 404 is an answer and comes back as a `HubResponse`. Raises `RateLimited` (with the seconds that the Hub
 named), `Unreachable` for no answer or a 5xx, and `BadReply` for a body that is not JSON or too long.
+
+| variable | meaning |
+|---|---|
+| `HF_TOKEN` | the Hub's token, where the one of `hf auth login` is not the right one |
+| `HF_ENDPOINT` | another address of the Hub |
+| `GPUWARDEN_DATASET_VIEWER` | the address of that Hub's dataset viewer |
+| `HF_HOME` | the folder of the Hub's cache and of the token that `hf auth login` stored |
 """
 
 from __future__ import annotations
@@ -21,7 +30,7 @@ from typing import Any, Literal, Self
 
 import anyio
 
-from gpuwarden.core.clock import Clock, SystemClock
+from gpuwarden.core.clock import Clock, SystemClock, retry_after_s
 from gpuwarden.core.credentials import sendable, without_login
 from gpuwarden.core.errors import BadReply, RateLimited, Unreachable
 from gpuwarden.core.sanitize import line
@@ -137,35 +146,38 @@ class HubClient:
         viewer: bool = False,
         tries: int,
     ) -> HubResponse:
-        for left in reversed(range(tries)):
-            try:
-                return await self._once(method, path, params, body, viewer=viewer)
-            except RateLimited as limited:
-                wait = limited.after_s
-                if not left or wait is None or wait > PATIENCE_S:
-                    raise
-                await self._clock.sleep(wait)
-            except Unreachable:
-                if not left:
-                    raise
-                await self._clock.sleep(0.2)
+        base = self.config.viewer if viewer else self.config.endpoint
+        sent = False
+        try:
+            with anyio.fail_after(self._timeout_s):
+                for left in reversed(range(tries)):
+                    try:
+                        async with self._slots:
+                            sent = True
+                            return await self._once(method, path, params, body, viewer=viewer)
+                    except RateLimited as limited:
+                        wait = limited.after_s
+                        if not left or wait is None or wait > PATIENCE_S:
+                            raise
+                        await self._clock.sleep(wait)
+                    except Unreachable:
+                        if not left:
+                            raise
+                        await self._clock.sleep(0.2)
+        except TimeoutError:
+            raise _silent(base, self._timeout_s, sent=sent) from None
         raise AssertionError("unreachable")
 
     async def _once(
         self, method: str, path: str, params: Mapping[str, Any] | None, body: Any, *, viewer: bool
     ) -> HubResponse:
-        base = self.config.viewer if viewer else self.config.endpoint
-        try:
-            with anyio.fail_after(self._timeout_s):
-                async with self._slots, self.stream(method, path, params=params, body=body, viewer=viewer) as response:
-                    raw = bytearray()
-                    async for chunk in response.aiter_bytes():
-                        raw += chunk
-                        if len(raw) > MAX_REPLY:
-                            too_long = f"the answer to {path} is longer than {MAX_REPLY >> 20} MB"
-                            raise BadReply(too_long, "It was not read any further.")
-        except TimeoutError:
-            raise _silent(base, self._timeout_s) from None
+        raw = bytearray()
+        async with self.stream(method, path, params=params, body=body, viewer=viewer) as response:
+            async for chunk in response.aiter_bytes():
+                raw += chunk
+                if len(raw) > MAX_REPLY:
+                    too_long = f"the answer to {path} is longer than {MAX_REPLY >> 20} MB"
+                    raise BadReply(too_long, "It was not read any further.")
         self._watch_limits(response.status_code, response.headers)
         if response.status_code >= 500 and not viewer:
             raise Unreachable(
@@ -205,7 +217,7 @@ class HubClient:
 
         wait = self._blocked_until - self._clock.now()
         if wait > 0:
-            raise _limited(wait)
+            raise _limited(wait, "the Hub's rate limit is reached, so it was not asked")
         base = self.config.viewer if viewer else self.config.endpoint
         limit = timeout_s or self._timeout_s
         self.requests += 1
@@ -234,23 +246,24 @@ class HubClient:
             kind, left, reset = found[1], int(found[2]), int(found[3])
             self.note = f"{left} {kind} requests left, reset in {reset} s" if left < 50 else ""
         if status == 429:
-            after = headers.get("retry-after", "")
-            wait = float(after) if after.isdigit() else float(found[3]) if found else None
+            after = retry_after_s(headers, self._clock.now())
+            wait = after if after is not None else float(found[3]) if found else None
             # Concurrent callers stop too: further requests only make the wait longer.
             self._blocked_until = self._clock.now() + (wait or 0.0)
-            raise _limited(wait)
+            raise _limited(wait, "the Hub answered 429: its rate limit is reached")
 
 
-def _silent(base: str, seconds: float) -> Unreachable:
-    return Unreachable(
-        f"{without_login(base)} did not answer within {seconds:g} seconds", "Check the network, then try again."
-    )
+def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:
+    host = without_login(base)
+    if not sent:
+        return Unreachable(
+            f"{host} was not asked: earlier requests took {seconds:g} seconds", "Try again when it is less slow."
+        )
+    return Unreachable(f"{host} did not answer within {seconds:g} seconds", "Check the network, then try again.")
 
 
-def _limited(wait: float | None) -> RateLimited:
+def _limited(wait: float | None, why: str) -> RateLimited:
     when = f"in {wait:.0f} seconds" if wait is not None else "in some minutes"
     return RateLimited(
-        "the Hub's rate limit is reached, so it was not asked",
-        f"Try again {when}. A token raises the limit: anonymous callers get the smallest one.",
-        after_s=wait,
+        why, f"Try again {when}. A token raises the limit: anonymous callers get the smallest one.", after_s=wait
     )

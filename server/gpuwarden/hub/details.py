@@ -18,6 +18,7 @@ from gpuwarden.hub.suggest import suggest
 MAX_IDS = 10
 MAX_FILES = 40
 MAX_TAGS = 24
+_DISABLED = "the Hub has disabled this repo, so nobody can read its files"
 _GATES = {"auto": "auto", "manual": "manual", True: "yes"}
 
 
@@ -111,6 +112,8 @@ async def _look(hub: HubClient, repo_id: str, type: RepoType | None, most_files:
 async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: HubResponse) -> Repo:
     if reply.status == 401 and "credentials" in reply.said.lower():
         return Repo(id=repo_id, type=kind, status="error", why=f"the Hub refused the token: {reply.said}")
+    if reply.status == 403 and "is disabled" in reply.said:
+        return Repo(id=repo_id, type=kind, status="disabled", access=False, why=_DISABLED)
     if reply.status == 403:
         return Repo(id=repo_id, type=kind, status="error", why=f"the Hub refused access: {reply.said}")
     if reply.status not in {401, 404}:
@@ -128,6 +131,8 @@ async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: Hu
 
 async def _with_access(hub: HubClient, repo: Repo) -> Repo:
     """Ask whether a gated repo's files can be read; its description is public either way."""
+    if repo.status == "disabled":
+        return repo
     if repo.gated is None:
         return repo.model_copy(update={"access": True})
     if not hub.config.token:
@@ -158,11 +163,13 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
     about = info.get("description")
     tagged = next((t.removeprefix("license:") for t in tags if t.startswith("license:")), "")
     named = card.get("license")
+    disabled = info.get("disabled") is True
     return Repo(
         id=asked,
         type=kind,
-        status="renamed" if renamed else "ok",
-        why=f"this id redirects; the repo is called {id_now} now" if renamed else "",
+        status="disabled" if disabled else "renamed" if renamed else "ok",
+        access=False if disabled else None,
+        why=_DISABLED if disabled else f"this id redirects; the repo is called {id_now} now" if renamed else "",
         id_now=id_now if renamed else "",
         sha=line(info.get("sha") or "", 40),
         modified=line(info.get("lastModified") or "", 24),
@@ -176,6 +183,7 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
         license=line((named[0] if isinstance(named, list) and named else named) or tagged, 80),
         task=line(info.get("pipeline_tag") or "", 60),
         library=line(info.get("library_name") or "", 60),
+        default_config=_default_config(card),
         base_model=tuple(line(b, 200) for b in _list(card.get("base_model"))[:4]),
         tags=tags[:MAX_TAGS],
         downloads=_int(info.get("downloads")),
@@ -185,6 +193,12 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
         else "",
         **_model_facts(kind, info),
     )
+
+
+def _default_config(card: Mapping[str, Any]) -> str:
+    """Return the config that a dataset's card declares as the one to read when none is named."""
+    listed = [c for c in card["configs"] if isinstance(c, dict)] if isinstance(card.get("configs"), list) else []
+    return next((line(c.get("config_name") or "", 120) for c in listed if c.get("default") is True), "")
 
 
 def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuwarden.core.models import Answer, Frozen, Known
 from gpuwarden.core.repos import Config, Repo
+from gpuwarden.scripts.estimate.shape import Shape
 from gpuwarden.scripts.hub_references import RepoUse
 
 
@@ -27,10 +28,19 @@ class Account(Frozen):
 
 @dataclass(frozen=True)
 class RepoFact:
-    """One use of a repo, and the repo as the Hub shows it."""
+    """One use of a repo, and the repo as the Hub shows it. `shape` is known of a model that is trained."""
 
     use: RepoUse
     repo: Repo
+    shape: Shape | None = None
+
+    @property
+    def parameters(self) -> int | None:
+        """Return the parameters: as the Hub counts them, else those of the shape. Quantized weights are packed."""
+        counted, shape = self.repo.params, self.shape
+        if shape is None:
+            return counted
+        return round(shape.parameters) if not counted or shape.bits else shape.held(counted)
 
     @property
     def where(self) -> str:
@@ -39,9 +49,11 @@ class RepoFact:
 
     @property
     def config(self) -> Config | None:
-        """Return the config that is read: the one named, the only one, or `default`."""
+        """Return the config that is read: the one named, the only one, the card's default, or `default`."""
         configs = self.repo.structure.configs if self.repo.structure else ()
-        name = self.use.config or ("default" if len(configs) != 1 else configs[0].name)
+        if "config" in self.use.unknown and len(configs) > 1:
+            return None
+        name = self.use.config or (configs[0].name if len(configs) == 1 else self.repo.default_config or "default")
         return next((c for c in configs if c.name == name), None)
 
 

@@ -153,6 +153,13 @@ class RangeSource(Source):
         self._listing, self._config, self._took = listing, config, took
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
+    @property
+    def url(self) -> str:
+        """Return the address of the file's bytes."""
+        address, commit = self._listing.address, self._listing.commit
+        kind = "" if address.type == "model" else f"{address.type}s/"
+        return f"{self._config.endpoint}/{kind}{address.repo}/resolve/{commit}/{quote(self.name)}"
+
     def at(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`."""
         if offset < 0 or length < 0 or offset + length > self.size:
@@ -197,11 +204,10 @@ class RangeSource(Source):
             return b""
         headers = build_hf_headers(token=self._config.sendable_token, library_name="gpuwarden")
         headers |= {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
-        address, commit = self._listing.address, self._listing.commit
-        kind = "" if address.type == "model" else f"{address.type}s/"
-        url = f"{self._config.endpoint}/{kind}{address.repo}/resolve/{commit}/{quote(self.name)}"
         try:
-            with get_session().stream("GET", url, headers=headers, timeout=RANGE_S, follow_redirects=True) as reply:
+            with get_session().stream(
+                "GET", self.url, headers=headers, timeout=RANGE_S, follow_redirects=True
+            ) as reply:
                 return self._body(reply, offset, length)
         except (httpx2.HTTPError, httpx2.InvalidURL, OfflineModeIsEnabled, OSError) as error:
             raise Doubtful(f"could not be read from the Hub: {type(error).__name__}") from error

@@ -26,7 +26,6 @@ from gpuwarden.core.errors import (
 from gpuwarden.core.models import Known, Quote
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubClient, HubResponse
-from gpuwarden.hub.preflight_facts import read_account
 
 JOB, ATTEMPT, LEASE = "gpuwarden-job", "gpuwarden-attempt", "gpuwarden-lease"
 FINAL = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
@@ -41,6 +40,8 @@ async def namespace(hub: HubClient) -> str:
     """Return the account of the token, whose jobs these are. Raises AuthFailed, Unreachable."""
     if not hub.config.token:
         raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in the environment that gpuwarden runs in.")
+    from gpuwarden.hub.preflight_facts import read_account  # brings the reader of scripts
+
     account = await read_account(hub)
     if not isinstance(account, Known):
         raise Unreachable(f"the token's account could not be looked up: {account.why}")

@@ -6,7 +6,7 @@ The Hub lists no SHA-256 of the small files that it stores in git; those are rea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from anyio import to_thread
@@ -14,6 +14,7 @@ from anyio import to_thread
 from gpuwarden.checkpoints.file_model import Broken, Doubtful
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, NotFound, Unreachable
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import MAX_MANIFEST, StoreAddress, StoredFile
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.files import Address, Listing, RangeSource, list_files
@@ -44,28 +45,37 @@ class RepoReader:
             raise BadReply(f"the manifest in {self._address} is longer than {MAX_MANIFEST:,} bytes")
         return await to_thread.run_sync(self._read, listing, key, abandon_on_cancel=True)
 
-    async def files(self, keys: Sequence[str]) -> dict[str, StoredFile]:
-        """Return the listed files of those names."""
+    async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
+        """Return the listed files of those names; with `read` those that are stored in git with their digests."""
         listing = await self._list()
         found: dict[str, StoredFile] = {}
-        read = 0
+        count = 0
         for key in keys:
             file = listing.files.get(key) if listing else None
             if listing is None or file is None:
                 continue
             digest = file.sha256
-            if digest is None and file.size <= SMALL and read + file.size <= MOST_READ:
-                read += file.size
+            if read and digest is None and file.size <= SMALL and count + file.size <= MOST_READ:
+                count += file.size
                 digest = hashlib.sha256(
                     await to_thread.run_sync(self._read, listing, key, abandon_on_cancel=True)
                 ).hexdigest()
             found[key] = StoredFile(file.size, digest)
         return found
 
+    async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file from `offset`."""
+        listing = await self._list()
+        if listing is None or key not in listing.files:
+            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Look at what is kept there.")
+        source = RangeSource(listing, key, self._config)
+        for at in range(offset, source.size, _PIECE):
+            yield await to_thread.run_sync(self._piece, source, at, abandon_on_cancel=True)
+
     async def _list(self) -> Listing | None:
         """Return the files of the repo, None where it has none yet. Raises NotFound for a repo that is not there."""
         if self._listing is None:
-            address = Address(self._address.kind, self._address.root)
+            address = Address("dataset" if self._address.kind == "dataset" else "model", self._address.root)
             async with HubClient(self._config, clock=self._clock) as hub:
                 try:
                     self._listing = await list_files(hub, address)
@@ -77,7 +87,10 @@ class RepoReader:
 
     def _read(self, listing: Listing, key: str) -> bytes:
         source = RangeSource(listing, key, self._config)
+        return b"".join(self._piece(source, at) for at in range(0, source.size, _PIECE))
+
+    def _piece(self, source: RangeSource, at: int) -> bytes:
         try:
-            return b"".join(source.at(at, min(_PIECE, source.size - at)) for at in range(0, source.size, _PIECE))
+            return source.at(at, min(_PIECE, source.size - at))
         except (Broken, Doubtful) as why:
-            raise Unreachable(f"{self._address}: {key} {why}", "Try again.") from why
+            raise Unreachable(f"{self._address}: {line(source.name, 200)} {why}", "Try again.") from why

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 
@@ -14,6 +16,7 @@ from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look
 from gpuwarden.hub.facts import Account, HubFacts, RepoFact
+from gpuwarden.scripts.estimate.shape import Shape, shape_of
 from gpuwarden.scripts.hub_references import RepoUse
 from gpuwarden.scripts.script import ScriptFacts
 
@@ -23,16 +26,18 @@ _MODEL = re.compile(r"(?i)(^|_)(base_?)?(model|checkpoint|adapter)(_(id|name|rep
 
 
 async def hub_facts(
-    script: ScriptFacts | None, spec: JobSpec, config: HubConfig, *, clock: Clock | None = None
+    script: ScriptFacts | None, spec: JobSpec, configured: Callable[[], HubConfig], *, clock: Clock | None = None
 ) -> HubFacts | None:
     """Return the Hub facts for the rules; None when the job does not touch the Hub. Never raises for its failures."""
     uses = _uses(script, spec)
     pushes = script.uses.pushes if script else ()
     if not uses and not pushes:
         return None
+    config = configured()
     job_token = "HF_TOKEN" in {*spec.secrets, *spec.env}
     async with HubClient(config, clock=clock) as hub:
         found: dict[RepoUse, Repo] = {}
+        shapes: dict[str, Shape] = {}
         account: Answer[Account] | None = None
 
         async def one(use: RepoUse) -> None:
@@ -40,6 +45,8 @@ async def hub_facts(
             if use.role == "data" and repo.exists:
                 repo = repo.model_copy(update={"structure": await viewer.structure(hub, repo.id_now or repo.id)})
             found[use] = repo
+            if use.type == "model" and use.trains and (shape := shape_of(await read_config(hub, repo) or {})):
+                shapes[use.id] = shape
 
         async def who() -> None:
             nonlocal account
@@ -62,8 +69,19 @@ async def hub_facts(
         async with anyio.create_task_group() as group:
             for use in bases:
                 group.start_soon(one, use)
-    facts = tuple(RepoFact(use, found[use]) for use in (*uses, *bases))
+    facts = tuple(RepoFact(use, found[use], shapes.get(use.id)) for use in (*uses, *bases))
     return HubFacts(facts, account, job_token)
+
+
+async def read_config(hub: HubClient, repo: Repo) -> dict[str, Any] | None:
+    """Return a model's config.json; None where it can't be read."""
+    if not repo.readable or "config.json" not in {f.path for f in repo.files}:
+        return None
+    try:
+        reply = await hub.get(f"/{repo.id_now or repo.id}/resolve/{repo.sha or 'main'}/config.json")
+    except WardenError:
+        return None
+    return reply.json if reply.status == 200 and isinstance(reply.json, dict) else None
 
 
 async def read_account(hub: HubClient) -> Answer[Account]:
@@ -74,7 +92,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
         return Unknown(error.message)
     if reply.status in {401, 403}:
         return Known(Account(name="", role="read"))
-    if reply.status != 200 or not isinstance(reply.json, dict):
+    if reply.status != 200 or not isinstance(reply.json, dict) or not reply.json.get("name"):
         return Unknown(f"the Hub answered {reply.status} to a request for the account")
     token = (reply.json.get("auth") or {}).get("accessToken") or {}
     orgs = [o for o in reply.json.get("orgs") or () if isinstance(o, dict)]

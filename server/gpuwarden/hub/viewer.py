@@ -37,7 +37,11 @@ async def preview(
 ) -> tuple[str, Config | None]:
     """Return some rows as fenced JSON lines, and the config with the columns that they showed."""
     if config is None or split is None:
-        config, split = await _first(hub, dataset, config, split)
+        listed = await hub.get("/splits", {"dataset": dataset}, viewer=True)
+        pairs = [(str(s.get("config")), str(s.get("split"))) for s in _dicts((listed.json or {}).get("splits"))]
+        inside = [p for p in pairs if config in (None, p[0]) and split in (None, p[1])]
+        fitting = inside or [(config or "default", split or "train")]
+        config, split = min(fitting, key=lambda p: (p[0] != "default", p[1] != "train"))
     where = {"dataset": dataset, "config": config, "split": split}
     reply = await hub.get("/rows", {**where, "offset": offset, "length": limit}, viewer=True)
     if reply.status != 200 and offset == 0:
@@ -58,16 +62,6 @@ async def preview(
     return fence(text, f"{dataset} {config}/{split} {what}", limit=PREVIEW, keep="start"), _from_rows(
         config, split, reply
     )
-
-
-async def _first(hub: HubClient, dataset: str, config: str | None, split: str | None) -> tuple[str, str]:
-    """Return the config and split to show when none was named: `default` and `train` where they exist."""
-    reply = await hub.get("/splits", {"dataset": dataset}, viewer=True)
-    pairs = [(str(s.get("config")), str(s.get("split"))) for s in _dicts((reply.json or {}).get("splits"))]
-    inside = [p for p in pairs if config in (None, p[0]) and split in (None, p[1])]
-    if not inside:
-        return config or "default", split or "train"
-    return min(inside, key=lambda p: (p[0] != "default", p[1] != "train"))
 
 
 def _from_info(answer: Any, only: str | None) -> Structure | None:

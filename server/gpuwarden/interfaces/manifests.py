@@ -1,7 +1,12 @@
-"""The files by which clients and registries install this repository, written from pyproject.toml.
+"""Write the files by which clients and registries install this repository, from pyproject.toml.
 
 `python -m gpuwarden.interfaces.manifests` in a checkout writes them. Name, version, description and licence have their
-one home in pyproject.toml; a test checks that the files are current.
+one home in pyproject.toml, the command in `launch`, the variables in the tables of those who read them. A test checks
+that the files are current.
+
+Claude Code, Codex and Gemini start the server from the plugin's folder, each by a file of its own: only Claude Code
+expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini `${extensionPath}`, and Codex takes `"cwd": "."`. The plugin
+of the portable format (Agent Plugins) has a folder of its own, since Codex would prefer it to its own file.
 """
 
 from __future__ import annotations
@@ -10,16 +15,16 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from gpuwarden.interfaces.hooks.install import plugin_hooks
+from gpuwarden.interfaces.launch import SOURCE, Run, entry, from_folder, from_source, serve
+from gpuwarden.interfaces.variables import Variable, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 TITLE = "gpuwarden"
+ICON: Final = "docs/icon.svg"
 REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
-ENVIRONMENT = {
-    "HF_TOKEN": ("Token for the Hugging Face Hub", True),
-    "GPUWARDEN_HOME": ("Folder of the ledger, the run records and pulled artifacts", False),
-    "GPUWARDEN_POLICY": ("The policy file; a person is asked before another one than the recorded one counts", False),
-}
 
 
 def manifests(root: Path = ROOT) -> dict[str, str]:
@@ -32,62 +37,94 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
     author = {"name": authors[0] if authors else f"the {name} authors"}
     package = {"name": name, "version": version, "description": about}
     licensed = {**package, "author": author, "license": project["license"]}
-    run = {"command": "uvx", "args": [f"{name}@{version}", "mcp"]}
-    stdio = {"mcpServers": {name: {"type": "stdio", **run}}}
     shown = {"displayName": TITLE, "shortDescription": short, "category": "Productivity"}
-    parts = {"skills": "./skills/", "mcpServers": "./.mcp.json"}
+    shown |= {"composerIcon": f"./{ICON}", "logo": f"./{ICON}"}
     offer = {"name": name, "source": "./", "description": about}
     policy = {"installation": "AVAILABLE", "authentication": "ON_INSTALL"}
     local = {"source": {"source": "local", "path": "./"}, "policy": policy, "category": "Productivity"}
     schemas = "https://agent-plugins.org/schemas/1.0.0"
+    read = variables()
+
+    def servers(client: str, run: Run, **more: str) -> dict[str, Any]:
+        return {"mcpServers": {name: {**entry(client, run, [v.name for v in read]), **more}}}
+
     bodies: dict[str, dict[str, Any]] = {
-        ".claude-plugin/plugin.json": licensed,
+        ".claude-plugin/plugin.json": {
+            **licensed,
+            "hooks": "./hooks/claude.json",
+            **servers("claude", from_folder("claude", "${CLAUDE_PLUGIN_ROOT}")),
+        },
         ".claude-plugin/marketplace.json": {
             "name": f"{name}-marketplace",
             "description": about,
             "owner": author,
             "plugins": [offer],
         },
-        ".mcp.json": stdio,
-        ".codex-plugin/plugin.json": {**licensed, **parts, "interface": shown},
+        ".codex-plugin/plugin.json": {
+            **licensed,
+            "skills": "./skills/",
+            "mcpServers": "./clients/codex.json",
+            "hooks": "./hooks/codex.json",
+            "interface": shown,
+        },
+        "clients/codex.json": servers("codex", from_folder("codex"), cwd="."),
         ".agents/plugins/marketplace.json": {
             "name": name,
             "interface": {"displayName": TITLE},
             "plugins": [{"name": name, **local}],
         },
-        ".cursor-plugin/plugin.json": {**licensed, **parts},
-        "gemini-extension.json": {**package, "mcpServers": {name: run}},
-        "plugin.json": {"$schema": f"{schemas}/plugin.schema.json", **package, "license": project["license"]},
-        "mcp.json": {"$schema": f"{schemas}/mcp.schema.json", **stdio},
-        "server.json": _registry(root, name, version, short),
+        "hooks/claude.json": plugin_hooks("claude"),
+        "hooks/codex.json": plugin_hooks("codex"),
+        "gemini-extension.json": {**package, **servers("gemini", from_folder("gemini", "${extensionPath}"))},
+        ".cursor-plugin/plugin.json": {
+            **licensed,
+            "logo": ICON,
+            "skills": "./skills/",
+            "mcpServers": "./clients/cursor.json",
+        },
+        "clients/cursor.json": servers("cursor", from_source("cursor", version)),
+        "agent-plugin/plugin.json": {
+            "$schema": f"{schemas}/plugin.schema.json",
+            **package,
+            "license": project["license"],
+        },
+        "agent-plugin/mcp.json": {
+            "$schema": f"{schemas}/mcp.schema.json",
+            **servers("agent-plugin", from_source("agent-plugin", version)),
+        },
+        "server.json": _registry(root, project, short, read),
     }
     return {path: json.dumps(body, indent=2, ensure_ascii=False) + "\n" for path, body in bodies.items()}
 
 
-def _registry(root: Path, name: str, version: str, short: str) -> dict[str, Any]:
+def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variable]) -> dict[str, Any]:
     """Return the entry of the MCP registry; its name is the one that README.md proves."""
     proof = REGISTRY_NAME.search((root / "README.md").read_text("utf-8"))
     if proof is None:
         raise ValueError("README.md has no line <!-- mcp-name: ... -->")
-    variables = [
-        {"name": variable, "description": text, "isRequired": False, "isSecret": secret}
-        for variable, (text, secret) in ENVIRONMENT.items()
-    ]
+    source = SOURCE.format(version=project["version"])
     package = {
         "registryType": "pypi",
-        "identifier": name,
-        "version": version,
+        "identifier": project["name"],
+        "version": project["version"],
         "runtimeHint": "uvx",
-        "packageArguments": [{"type": "positional", "value": "mcp"}],
+        "runtimeArguments": [{"type": "named", "name": "--from", "value": source}],
+        "packageArguments": [{"type": "positional", "value": word} for word in serve("registry")[1:]],
         "transport": {"type": "stdio"},
-        "environmentVariables": variables,
+        "environmentVariables": [
+            {"name": v.name, "description": v.meaning, "isRequired": False, "isSecret": v.secret} for v in read
+        ],
     }
     return {
         "$schema": "https://static.modelcontextprotocol.io/schemas/2025-12-11/server.schema.json",
         "name": proof[1],
         "title": TITLE,
         "description": short,
-        "version": version,
+        "version": project["version"],
+        "icons": [
+            {"src": f"{project['urls']['Documentation']}icon.svg", "mimeType": "image/svg+xml", "sizes": ["any"]}
+        ],
+        "repository": {"url": project["urls"]["Source"], "source": "github"},
         "packages": [package],
     }
 

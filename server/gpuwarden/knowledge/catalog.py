@@ -18,7 +18,8 @@ level-2 heading and one fenced block:
 Optional keys: `aliases` (other words for it), `see` (ids of related entries), `signs` (observations of a job apart from
 its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, since they follow other
 failures too), `least_lines` (how many different lines must match before a log is diagnosed, for values that mean
-nothing once). Prose may follow the block. Every mistake is reported with file and line.
+nothing once), `unsigned` (why it has neither signatures nor signs). Prose may follow the block. Every mistake is
+reported with file and line.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -62,6 +64,19 @@ class Problem:
         return f"{self.file}:{self.line}: {self.message}"
 
 
+class Unsigned(StrEnum):
+    """Why an entry has no signature: no line of a job's log could tell it from others."""
+
+    SILENT = "silent"
+    """The run prints nothing that gives it away."""
+    ADVICE = "advice"
+    """A choice before a run, not a failure."""
+    CONSOLE = "console"
+    """A platform's page, bill or machine shows it, not the job's log."""
+    SHARED = "shared"
+    """It prints the line of another entry; what was going on tells them apart."""
+
+
 class Block(Frozen):
     """The keys of an entry's YAML block."""
 
@@ -78,6 +93,7 @@ class Block(Frozen):
     signs: tuple[Sign, ...] = ()
     secondary: bool = False
     least_lines: int = Field(default=1, ge=1, le=20)
+    unsigned: Unsigned | None = None
 
     @field_validator("source", mode="before")
     @classmethod

@@ -1,29 +1,32 @@
 """Find the entries that explain a log and other observations of a job, with the evidence.
 
-A signature that matches is evidence, not proof: a diagnosis is at most *likely*. It is only *possible* when the line
-follows other failures too, when several entries explain it without further evidence for one of them, when there is only
-the exit code or a sign with several causes, or when the job has not failed.
+A signature that matches is evidence, not proof: a diagnosis is at most *likely*, and only by a signature that public
+reports have confirmed (see `track_record`) or that the exit code agrees with. It is *possible* when the line follows
+other failures too, when several entries explain it without further evidence for one of them, when there is only the
+exit code or a sign with several causes, when the line is not part of what ended the run, or when the job has not
+failed. Only the lines that say most about the end of the run are matched: see `failure`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.catalog import Catalogue, Gotcha
+from gpuwarden.knowledge.failure import Outcome, Reading, Weight
+from gpuwarden.knowledge.log_lines import MAX_LINE
 from gpuwarden.knowledge.observations import Seen, Sign
 from gpuwarden.knowledge.signatures import compiled_signature, literal_of
+from gpuwarden.knowledge.track_record import runtime_wordings, trusted
 
-MAX_LOG = 1_000_000
-HEAD = 200_000
-MAX_LINE = 2_000
-LINE_END = 500
 MAX_EVIDENCE = 3
+SPECIFIC = 6
+"""Fixed characters of a signature from which on its match says enough to be *likely*."""
+CANT_RUN = (126, 127)
+"""Exit codes of a shell that could not run a command. Its own words before them say why, so these weigh no more."""
 Certainty: TypeAlias = Literal["likely", "possible"]
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]{0,20}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))")
 
 
 class MatchedLine(Frozen):
@@ -44,6 +47,9 @@ class Diagnosis(Frozen):
     fix: str
     lines: tuple[MatchedLine, ...]
     page: str
+    weight: Weight = Weight.HARD
+    telling: tuple[str, ...] = ()
+    """The signatures that would make it likely if their records allow it: see `track_record`."""
 
 
 def diagnose(
@@ -52,28 +58,36 @@ def diagnose(
     *,
     exit_code: int | None = None,
     seen: Sequence[Seen] = (),
-    failed: bool = True,
+    failed: bool | None = True,
     limit: int = 3,
     excerpt: bool = False,
+    reading: Reading | None = None,
 ) -> tuple[Diagnosis, ...]:
     """Return the entries whose signatures match lines of `log` or whose signs were `seen`, the best explained first.
 
     Of a log above 1 MB the first 200 kB and the rest from the end are read, and of a line 2,000 characters from both
-    ends. Of a job that has not `failed` only observations count; its log supports them, and explains a stall. An
-    `excerpt` is a few lines that somebody chose: entries that need several lines of a log need only one of an excerpt.
+    ends. Of a job that has not `failed` only observations count; its log supports them, and explains a stall; None
+    reads from the log whether it failed. An `excerpt` is a few lines that somebody chose: entries that need several
+    lines of a log need only one of an excerpt. A `reading` of this log and exit code saves reading it again.
     """
-    lines = _lines(log)
+    reading = reading or Reading(log, exit_code)
+    if failed is None:
+        failed = reading.failure.outcome not in {Outcome.SUCCEEDED, Outcome.RUNNING}
+        excerpt = excerpt and failed
+    lines = _lines(reading)
     if exit_code is not None:
-        lines.append(MatchedLine(number=0, text=f"exit code {exit_code}"))
+        weight = Weight.SAID if exit_code in CANT_RUN else Weight.HARD
+        lines[MatchedLine(number=0, text=f"exit code {exit_code}")] = weight
     stalled = any(s.sign is Sign.STALL for s in seen)
     cases = [
         case
         for case in _cases(catalogue, lines, seen, excerpt=excerpt)
-        if failed or case.seen or (stalled and not case.gotcha.secondary)
+        if failed or case.seen or case.strange or (stalled and not case.gotcha.secondary)
     ]
+    cases = _of_the_failure(cases, raised=reading.failure.exception is not None)
     claims = _claims(cases)
     ranked = sorted(cases, key=lambda case: case.rank(claims))
-    return tuple(case.diagnosis(claims, failed=failed) for case in ranked[:limit])
+    return tuple(case.diagnosis(claims, failed=bool(failed)) for case in ranked[:limit])
 
 
 Match: TypeAlias = tuple[MatchedLine, str]
@@ -99,6 +113,7 @@ class _Case:
     gotcha: Gotcha
     hits: list[Match]
     seen: list[Seen]
+    weight: Weight
 
     @property
     def wordings(self) -> dict[int, _Wording]:
@@ -126,18 +141,41 @@ class _Case:
             or any(claims.get(n, {self.gotcha.id}) == {self.gotcha.id} for n in self.numbers)
         )
 
-    def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, bool, int, str]:
-        """Return the most specific first; of secondary failures, the earliest first."""
+    @property
+    def strange(self) -> bool:
+        """Return whether the evidence is values that are wrong whether or not the run goes on: see `least_lines`."""
+        return self.gotcha.least_lines > 1 and bool(self.hits)
+
+    @property
+    def specific(self) -> int:
+        """Return how many fixed characters the most specific signature that matched has."""
+        return max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
+
+    @property
+    def any_program(self) -> bool:
+        """Return whether only the exit code or words that a runtime prints for any program match."""
+        return all(line.number == 0 or (self.gotcha.id, pattern) in runtime_wordings() for line, pattern in self.hits)
+
+    def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, int, bool, bool, int, str]:
+        """Return the most specific of what says most first; of secondary failures, the earliest first."""
         if self.gotcha.secondary and not self.seen:
-            return True, True, True, min(self.numbers), self.gotcha.id
-        specific = max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
-        return False, not self.sure, not self.own(claims), -specific, self.gotcha.id
+            return True, True, 0, True, True, min(self.numbers), self.gotcha.id
+        own = self.own(claims)
+        return False, not self.sure, -self.weight, not own, self.any_program, -self.specific, self.gotcha.id
+
+    def telling(self, claims: dict[int, set[str]]) -> tuple[str, ...]:
+        """Return the signatures of more than a shared line, a secondary line or the exit code."""
+        if self.gotcha.secondary or not self.own(claims) or not self.numbers - {0}:
+            return ()
+        enough = self.strange or (self.weight >= Weight.HARD and self.specific >= SPECIFIC)
+        return tuple(sorted({pattern for _, pattern in self.hits})) if enough else ()
 
     def likely(self, claims: dict[int, set[str]]) -> bool:
-        """Return whether there is more evidence than a shared line, a secondary line or the exit code."""
+        """Return whether an observation or the exit code agrees, or reports confirm one of the signatures."""
         if self.sure or (self.seen and self.numbers - {0}):
             return True
-        return not self.gotcha.secondary and self.own(claims) and bool(self.numbers - {0})
+        telling = self.telling(claims)
+        return bool(telling) and (0 in self.numbers or any(trusted(self.gotcha.id, pattern) for pattern in telling))
 
     def why(self, claims: dict[int, set[str]], *, failed: bool) -> str:
         """Return what the evidence is, and what it leaves open."""
@@ -155,11 +193,13 @@ class _Case:
             return "only the exit code says so, and it has other causes too"
         if self.gotcha.secondary:
             return "the line alone doesn't establish this; look for what came first"
-        return matched if self.own(claims) else "other entries explain the same line; check them in this order"
+        if not self.own(claims):
+            return "other entries explain the same line; check them in this order"
+        return matched if self.likely(claims) else f"{matched}; too few reports say that it has no other cause"
 
     def diagnosis(self, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
         """Return the entry with the best of its evidence: observations, the first lines and the last one."""
-        unique = {line.number: line for line, _ in self.hits}
+        unique = {line.number: line for line, _ in reversed(self.hits)}
         numbers = sorted(unique)
         kept = (*numbers[: MAX_EVIDENCE - 1], numbers[-1]) if len(numbers) > MAX_EVIDENCE else tuple(numbers)
         observed = [MatchedLine(number=0, text=s.text[:400]) for s in self.seen[:MAX_EVIDENCE]]
@@ -174,32 +214,43 @@ class _Case:
             fix=gotcha.fix,
             lines=(*observed, *shown),
             page=gotcha.page,
+            weight=self.weight,
+            telling=self.telling(claims) if failed else (),
         )
 
 
-def _lines(log: str) -> list[MatchedLine]:
-    """Split into numbered lines, each once; a progress bar's redraws count as separate lines."""
-    cut = len(log) - MAX_LOG
-    if cut > 0:
-        head, tail = log[:HEAD], log[HEAD + cut :]
-        skipped = log.count("\n", HEAD, HEAD + cut)
-        parts = [(1, head), (1 + head.count("\n") + skipped, tail)]
-    else:
-        parts = [(1, log)]
-    seen: dict[str, MatchedLine] = {}
-    for first, text in parts:
-        for number, line in enumerate(text.split("\n"), first):
-            for piece in line.split("\r"):
-                if len(piece) > MAX_LINE:
-                    piece = f"{piece[: MAX_LINE - LINE_END - 1]} {piece[-LINE_END:]}"
-                clean = _ESCAPES.sub("", piece).strip()
-                if clean and clean not in seen:
-                    seen[clean] = MatchedLine.model_construct(number=number, text=clean)
-    return list(seen.values())
+def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
+    """Return the log's lines with their weights, each text once where it says most.
+
+    An exception's message that was wrapped over several lines is one line more, with the number of its first.
+    """
+    best: dict[str, tuple[Weight, int]] = {}
+    for at, line in enumerate(reading.lines):
+        weight = reading.weight(at)
+        known = best.get(line.text)
+        if known is None or known[0] < weight:
+            best[line.text] = (weight, line.number)
+    for number, text in reading.joined.items():
+        best.setdefault(text[:MAX_LINE], (Weight.RAISED, number))
+    return {MatchedLine.model_construct(number=number, text=text): weight for text, (weight, number) in best.items()}
 
 
-def _cases(catalogue: Catalogue, lines: list[MatchedLine], seen: Sequence[Seen], *, excerpt: bool) -> Iterator[_Case]:
+def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
+    """Drop the evidence that says less than the best: what was recovered from, and warnings beside a failure."""
+    best = max((case.weight for case in cases if not case.gotcha.secondary or case.seen), default=Weight.PLAIN)
+    least = Weight.SAID if best >= Weight.SAID or raised else Weight.PLAIN
+    kept = [case for case in cases if case.seen or case.weight >= least]
+    if raised or best != Weight.SAID:
+        return kept
+    # Nothing was raised: what a shell or another program says is then what ended the run.
+    return [replace(case, weight=Weight.HARD) if case.weight == Weight.SAID else case for case in kept]
+
+
+def _cases(
+    catalogue: Catalogue, weights: dict[MatchedLine, Weight], seen: Sequence[Seen], *, excerpt: bool
+) -> Iterator[_Case]:
     """Yield the evidence for every entry that has some; a signature is tried only where its literal occurs."""
+    lines = list(weights)
     whole = "\n".join(line.text for line in lines).lower()
     lowered = [line.text.lower() for line in lines]
     for gotcha in catalogue.gotchas.values():
@@ -215,7 +266,10 @@ def _cases(catalogue: Catalogue, lines: list[MatchedLine], seen: Sequence[Seen],
                 if literal in low and regex.search(line.text)
             ]
         enough = len({line for line, _ in hits}) >= (1 if excerpt else gotcha.least_lines)
-        case = _Case(gotcha, hits if enough else [], [s for s in seen if s.sign in gotcha.signs])
+        weight = max((weights[line] for line, _ in hits), default=Weight.PLAIN) if enough else Weight.PLAIN
+        if enough and weight < Weight.HARD and gotcha.least_lines > 1:
+            weight = Weight.SAID  # values that only mean something in several lines: see `least_lines`
+        case = _Case(gotcha, hits if enough else [], [s for s in seen if s.sign in gotcha.signs], weight)
         if case.hits or case.seen:
             yield case
 

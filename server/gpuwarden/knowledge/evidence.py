@@ -19,7 +19,7 @@ _SAID = re.compile(
 _NOISE = re.compile(r"(?i)\b(?:0 errors|no errors?|error_?rate|errors?=0)\b|\berror[ =:]+[\d.]+(?:e-?\d+)?\b")
 _VERSION = re.compile(
     r"(?i)\b(python|torch|transformers|trl|accelerate|peft|datasets|tokenizers|safetensors|huggingface[_-]hub|deepspeed"
-    r"|bitsandbytes|vllm|unsloth|numpy|cuda|cudnn|nccl|triton|flash[_-]attn|xformers|driver)"
+    r"|bitsandbytes|diffusers|(?:pytorch[_-])?lightning|sentence[_-]transformers|vllm|unsloth|numpy|cuda|cudnn|nccl|triton|flash[_-]attn|xformers|driver)"
     r"(?: version)?\s*(?:==|[:=v-]|\s)\s*v?(\d+(?:\.\d+){1,3}(?:[+.-]?[a-z0-9]+)?)"
 )
 _PERSON = re.compile(r"(/(?:home|Users)/)[^/\s'\"]+")

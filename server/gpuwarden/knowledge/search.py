@@ -13,13 +13,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from itertools import islice, pairwise
 from typing import Literal
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.catalog import Catalogue
-from gpuwarden.knowledge.diagnosis import MatchedLine, diagnose
+from gpuwarden.knowledge.decisions import PAGE as DECISIONS
+from gpuwarden.knowledge.diagnosis import Certainty, MatchedLine, diagnose
+from gpuwarden.knowledge.failure import Outcome, Reading, Weight
 from gpuwarden.knowledge.report_parsing import gist
+from gpuwarden.knowledge.version_skew import Change, explain
 from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, everyday, terms, tokens
 
 MAX_QUERY = 64_000
@@ -27,34 +31,47 @@ HEAD = 16_000
 MAX_LINES = 4_000
 """A text of more lines than this is read from both ends, since each line costs the same whatever its content."""
 MAX_SLOTS = 80
-K1 = 2.0
+K1 = 6.0
 B = 0.35
 GOTCHA_FIELDS = {
-    "title": 3.0,
+    "title": 2.0,
     "aliases": 4.0,
     "symptom": 1.5,
     "examples": 0.7,
     "scope": 1.0,
     "cause": 1.0,
-    "fix": 0.7,
+    "fix": 0.3,
     "prose": 0.5,
 }
 SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
+MAX_TIMES = 5
+"""So often a term counts in one field: aliases in two languages repeat the same concept."""
 CONCEPT = 0.75
 RESPELLED = 0.8
 PAIR = 0.5
-STRANGER = 0.7
-MAX_RARITY = 3.5
+CHINESE_PAIR = 0.9
+COMMON = 0.15
+"""Weight of how often reports ask for an entry, per factor e of its count: see `frequency.txt`."""
+FEW_REPORTS = 2.5
+"""A count that is small beside this weighs in proportion to it."""
+STRANGER = 0.5
+MAX_RARITY = 5.0
 EVERYDAY_RARITY = 1.5
 COUNT_RARITY = 0.8  # a number up to 400 counts something; above it may be a code of HTTP, a port or a version
-ENOUGH = 22.0  # a long description need not be matched in full
+ENOUGH = 14.0  # a long description need not be matched in full
+ENOUGH_OF_A_PASSAGE = 22.0
 SECTION = 1.15
 CANDIDATES = 40
 CLOSENESS = 0.8  # bonus of an entry whose title, alias or sentence equals the query
 COVERED = 0.6  # how much of a score depends on how much of the query is met
-FITS = ((10.0, 0.22), (9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
+FITS = ((17.0, 0.3), (13.0, 0.46), (10.0, 0.5), (8.0, 0.65))
 SIGNATURE_SCORE = 100.0
 TITLED = 1.25  # how much more a word of a pasted report's first line counts
+LEAST_LOG = 5
+"""Lines from which on a text can be a log; a shorter one is what somebody picked out."""
+FEW_LINES = 3
+MAX_CALLS = 4
+"""So many innermost calls of a traceback are read as words."""
 SPEAK_FOR = 8  # an entry counts as supported by the words when it is among so many best
 _COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
 _CODES = frozenset({"137", "139", "134", "143", "255"})
@@ -73,6 +90,8 @@ class Hit(Frozen):
     summary: str
     fix: str = ""
     lines: tuple[MatchedLine, ...] = ()
+    certainty: Certainty = "possible"
+    telling: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +128,7 @@ class Index:
             for name, count in counts.items():
                 scale = weights[name] / (1 - B + B * count.total() / mean[f"{hit.kind}.{name}"])
                 for term, times in count.items():
-                    total[term] += scale * times
+                    total[term] += scale * min(times, MAX_TIMES)
             passages: tuple[str, ...] = ()  # the short texts of an entry that are compared with a query as wholes
             if "aliases" in fields:
                 aliases, symptom = fields["aliases"].split(" . "), re.split(r"[.;:] ", fields["symptom"])
@@ -155,7 +174,7 @@ class Index:
         for concept in chinese:
             found.setdefault(concept, Slot(((concept, 1.0),), self.rarity(concept)))
         for pair in pairs[:MAX_SLOTS]:
-            found.setdefault(pair, Slot(((pair, 0.6),), 0.6 if pair in self.postings else 0.2))
+            found.setdefault(pair, Slot(((pair, 0.6),), CHINESE_PAIR if pair in self.postings else 0.2))
         return list(found.values())
 
     def _weight(self, term: str, number: int) -> float:
@@ -175,8 +194,8 @@ class Index:
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
         """Return (score, coverage, document) for every document that matches a slot, best first.
 
-        The first few are ordered by closeness too, which is not part of the score: the matched words alone decide
-        whether anything fits.
+        They are ordered by how often reports ask for each too, and the first few by closeness. Neither is part of the
+        score: the matched words alone decide whether anything fits.
         """
         slots = self.slots(query)
         first, _, rest = query.partition("\n")
@@ -193,15 +212,19 @@ class Index:
             for number in self.postings.get(pair, ()):
                 score[number] += PAIR * self._weight(pair, number)
         rows = []
+        asked: list[float] = []
         heads: list[int] = []
         for number, value in score.items():
             document = self.documents[number]
             covered = min(met[number] / whole, 1.0)
             factor = (SECTION if document.hit.kind == "page" else 1.0) * (1 - COVERED + COVERED * covered)
             rows.append((value * factor, covered, document))
+            asked.append(
+                value * factor * (1 + COMMON * math.log1p(frequencies().get(document.hit.id, 0.0) / FEW_REPORTS))
+            )
             heads.append(number)
-        order = sorted(range(len(rows)), key=lambda n: (-rows[n][0], rows[n][2].hit.id))
-        close = {n: rows[n][0] * self._closer(slots, heads[n]) for n in order[:CANDIDATES]}
+        order = sorted(range(len(rows)), key=lambda n: (-asked[n], rows[n][2].hit.id))
+        close = {n: asked[n] * self._closer(slots, heads[n]) for n in order[:CANDIDATES]}
         top = sorted(close, key=lambda n: (-close[n], rows[n][2].hit.id))
         return [rows[n] for n in (*top, *order[CANDIDATES:])]
 
@@ -214,9 +237,17 @@ class Index:
             # From 0 to 1: the share that query and passage have in common, rare words weighing more.
             both = asked & {term for slot in passage for term, _ in slot.ways}
             shared = sum(slot.rarity for slot in (*slots, *passage) if any(term in both for term, _ in slot.ways))
-            total = min(sum(slot.rarity for slot in slots), ENOUGH) + sum(slot.rarity for slot in passage)
+            total = min(sum(slot.rarity for slot in slots), ENOUGH_OF_A_PASSAGE) + sum(slot.rarity for slot in passage)
             likeness = max(likeness, min(shared / total, 1.0) if total else 0.0)
         return 1 + CLOSENESS * likeness
+
+
+@lru_cache(maxsize=1)
+def frequencies() -> dict[str, float]:
+    """Return how often public reports of failures ask for an entry, by its id."""
+    text = resources.files("gpuwarden.knowledge").joinpath("frequency.txt").read_text(encoding="utf-8")
+    rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return {key: float(count) for key, count in rows}
 
 
 @lru_cache(maxsize=4)
@@ -234,22 +265,81 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     error last.
     """
     query = both_ends(query)
+    reading = Reading(query)
     by_id = {document.hit.id: document.hit for document in index_of(catalogue).documents}
     named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
     causes: list[Hit] = []
     follow_ups: list[Hit] = []
-    for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
-        update = {"score": SIGNATURE_SCORE - rank, "how": "signature", "lines": match.lines}
-        found = follow_ups if catalogue.gotchas[match.id].secondary else causes
+    went_well = nothing_failed(reading)
+    failed = None if went_well else True
+    for rank, match in enumerate(
+        diagnose(catalogue, query, failed=failed, limit=limit, excerpt=not went_well, reading=reading)
+    ):
+        update = {
+            "score": SIGNATURE_SCORE - rank,
+            "how": "signature",
+            "lines": match.lines,
+            "certainty": match.certainty,
+            "telling": match.telling,
+        }
+        # A warning among the lines of a whole report explains less than what the report says.
+        aside = match.weight < Weight.SAID and len(reading.lines) > FEW_LINES
+        found = follow_ups if catalogue.gotchas[match.id].secondary or aside else causes
         found.append(by_id[match.id].model_copy(update=update))
-    worded = list(islice(_by_words(index_of(catalogue), query), max(2 * limit, SPEAK_FOR)))
+    if not causes and not went_well:
+        causes += _of_a_release(by_id, reading)
+    words = "" if went_well else _words(query, reading)
+    worded = list(islice(_by_words(index_of(catalogue), words), max(2 * limit, SPEAK_FOR)))
     spoken_for = {hit.id for hit in worded[:SPEAK_FOR]} & {hit.id for hit in follow_ups}
     ahead = [] if causes or spoken_for else worded[:1]
-    ids = [by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "id"}) for key in named]
+    ids = [
+        by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "id", "certainty": "likely"}) for key in named
+    ]
     hits: dict[str, Hit] = {}
     for hit in (*ids, *causes, *ahead, *follow_ups, *worded):
         hits.setdefault(hit.id, hit)
     return tuple(hits.values())[:limit]
+
+
+def nothing_failed(reading: Reading) -> bool:
+    """Return whether a text is a log in which nothing failed, and nobody's question about it."""
+    failure = reading.failure
+    if not failure.is_log or failure.outcome is Outcome.FAILED:
+        return False
+    if failure.outcome is Outcome.UNKNOWN:
+        progress = failure.progress is not None and len(reading.lines) >= FEW_LINES
+        return (progress or len(reading.lines) >= LEAST_LOG) and not (reading.odd or reading.last_words)
+    return len(reading.lines) > 1
+
+
+def _of_a_release(by_id: dict[str, Hit], reading: Reading) -> Iterator[Hit]:
+    """Yield the entry for a name that some releases of a library have and others lack."""
+    raised, skew = reading.failure.exception, explain(reading.failure)
+    if raised is None or skew is None or skew.change in {Change.PRESENT, Change.NEVER}:
+        return
+    # Lightning's own entry knows its removed hooks; a keyword is passed by one library to another of another age.
+    key = "STK-042" if skew.package == "lightning" else "STK-016" if skew.kind in {"keyword", "argument"} else "STK-001"
+    if key in by_id:
+        line = MatchedLine(number=raised.line, text=f"{raised.type}: {raised.message}"[:400])
+        yield by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "signature", "lines": (line,)})
+
+
+def _words(query: str, reading: Reading) -> str:
+    """Return what of a text is read as words: of a bare log how it ended, of anything else its gist."""
+    failure = reading.failure
+    if failure.exception is not None and all(line.text[:1].isspace() for line in reading.lines[:-1]):
+        return reading.lines[-1].text  # above are only lines of code
+    if not failure.is_log or len(reading.lines) < LEAST_LOG:
+        bare = failure.exception is not None and not failure.exception.message
+        return f"{gist(query)}\n{reading.source}" if bare else gist(query)
+    if failure.exception is None:
+        return "\n".join(dict.fromkeys((*(line.text for line in failure.device), *reading.last_words))) or gist(query)
+    raised = (failure.exception, *reversed(failure.chain))
+    # The calls of other packages: a message such as "timed out" doesn't say what was being done.
+    frames = reading.primary.frames if reading.primary else ()
+    calls = dict.fromkeys(f"{one.package} {one.function}" for one in frames[-MAX_CALLS:] if one.package)
+    raised_by = "" if failure.exception.message else reading.source
+    return "\n".join((*(f"{one.type}: {one.message[:400]}" for one in raised), raised_by, " ".join(calls)))
 
 
 def both_ends(query: str) -> str:
@@ -261,10 +351,10 @@ def both_ends(query: str) -> str:
     return "\n".join((*lines[: MAX_LINES // 2], *lines[-MAX_LINES // 2 :]))
 
 
-def _by_words(index: Index, query: str) -> Iterator[Hit]:
+def _by_words(index: Index, words: str) -> Iterator[Hit]:
     """Yield the matches by words, best first; of a page only its best section."""
     pages: set[str] = set()
-    for score, coverage, document in index.ranked(gist(query)):
+    for score, coverage, document in index.ranked(words):
         hit = document.hit
         # A good score for a fair share of the query fits, and a modest one for most of it.
         fits = any(score >= least and coverage >= share for least, share in FITS)
@@ -296,8 +386,8 @@ def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str
             GOTCHA_FIELDS,
         )
     for page in catalogue.pages.values():
-        # A page of entries yields its entries alone.
-        for heading, body in _sections(page.body) if page.prefix is None else ():
+        # A page of entries yields its entries alone; decision lists are found by their own words and entries.
+        for heading, body in _sections(page.body) if page.prefix is None and page.path != DECISIONS else ():
             key = page.path if not heading else f"{page.path}#{'-'.join(heading.lower().split())}"
             title, lead = heading or page.title, " ".join(body.split())[:300]
             hit = Hit(id=key, kind="page", title=title, page=page.path, score=0, how="words", summary=lead)

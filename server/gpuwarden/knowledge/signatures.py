@@ -1,8 +1,8 @@
 """Signatures: regular expressions that stay fast on any line.
 
 Python's `re` can't be stopped, so a signature is kept to forms that can't explode: no group is repeated, a dot is
-repeated only up to a bound, and nothing looks around or back. Each also yields a literal that every match must
-contain, so that one substring search rules out most signatures for a whole log.
+repeated only up to a bound, none begins with a repetition without one, and nothing looks around or back. Each also
+yields a literal that every match must contain, so that one substring search rules out most signatures for a whole log.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ MAX_PATTERN = 300
 MAX_DOT = 300
 MAX_WILD = 3
 _BOUND = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{\d*(?:,\d*)?\})\??")
+_BACK = re.compile(r"\\\d")
 _CLASS_ESCAPES = "dDwWsSbBAZ"
 
 
@@ -43,10 +45,12 @@ def _unsafe(pattern: str) -> str | None:
     """Return which form in a pattern could make it slow or hard to search for, or None when all are safe."""
     wild = 0
     atoms = _atoms(_body(pattern))
-    for atom, quantifier in atoms:
+    for number, (atom, quantifier) in enumerate(atoms):
+        if number == 0 and quantifier.startswith(("*", "+")):
+            return "begins with a repetition without a bound, which is tried again from each of its characters"
         if atom.startswith("(?") and not atom.startswith("(?:"):
             return "uses a look-around or a named group; plain groups and (?:...) are enough"
-        if re.match(r"\\\d", atom):
+        if _BACK.match(atom):
             return "refers back to a group"
         if quantifier in ("", "?", "??"):
             continue
@@ -65,7 +69,8 @@ def _body(pattern: str) -> str:
     return pattern.removeprefix("(?i)")
 
 
-def _atoms(body: str) -> list[tuple[str, str]]:
+@lru_cache(maxsize=4096)
+def _atoms(body: str) -> tuple[tuple[str, str], ...]:
     """Split into (atom, quantifier): a character, an escape, a class, or a parenthesis."""
     found: list[tuple[str, str]] = []
     at = 0
@@ -79,11 +84,32 @@ def _atoms(body: str) -> list[tuple[str, str]]:
             end += 1
         else:
             end = at + (3 if body.startswith("(?", at) else 1)
-        quantifier = re.compile(r"(?:[*+?]|\{\d*(?:,\d*)?\})\??").match(body, end)
+        quantifier = _QUANTIFIER.match(body, end)
         stop = quantifier.end() if quantifier and body[at] not in "(|" else end
         found.append((body[at:end], body[end:stop]))
         at = stop
-    return found
+    return tuple(found)
+
+
+def parts(pattern: str) -> tuple[list[str], list[str]]:
+    """Return the fixed parts of a pattern in their order, and those of its groups, where any may be absent."""
+    fixed, optional, depth = [""], [""], 0
+    for atom, quantifier in _atoms(_body(pattern)):
+        depth += (atom[0] == "(") - (atom == ")")
+        found = optional if depth or atom == ")" else fixed
+        literal = _literal(atom) if quantifier == "" else ""
+        if literal:
+            found[-1] += literal
+        else:
+            found.append("")
+    return fixed, optional
+
+
+def _literal(atom: str) -> str:
+    """Return the one character that an atom matches; empty for an atom of another kind."""
+    if len(atom) == 2 and atom[0] == "\\":
+        return "" if atom[1] in _CLASS_ESCAPES or atom[1].isdigit() else atom[1]
+    return "" if atom in {".", "^", "$", "|", ")"} or atom[0] in "([" else atom
 
 
 @lru_cache(maxsize=4096)
@@ -92,11 +118,7 @@ def literal_of(pattern: str) -> str:
     best = run = ""
     depth = 0
     for atom, quantifier in _atoms(_body(pattern)):
-        # The one character that the atom matches; empty for an atom of another kind.
-        if len(atom) == 2 and atom[0] == "\\":
-            fixed = "" if atom[1] in _CLASS_ESCAPES or atom[1].isdigit() else atom[1]
-        else:
-            fixed = "" if atom in {".", "^", "$", "|", ")"} or atom[0] in "([" else atom
+        fixed = _literal(atom)
         if atom.startswith("("):
             depth += 1
         elif atom == ")":

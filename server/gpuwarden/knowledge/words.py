@@ -46,8 +46,23 @@ MOST_EDITS = 2
 STEMMED = 6
 """The most characters that `stem` cuts off; no longer word can be two known ones."""
 _VOWEL = re.compile(r"[aeiouy]")
+_ASKED = re.compile(
+    r"请问|请教|求助|求教|问一下|想问|想知道|各位|大佬|作者|您好|你好|谢谢|感谢|(?:这)?是?(?:因为)?什么(?:原因|情况|问题)(?:呢|啊|导致的?)?"
+    r"|怎么(?:回事|办|解决)(?:呢|啊)?|如何解决|怎样解决|为什么|为啥|有人遇到|遇到过|自己的?(?:数据集|数据|模型)"
+)
+"""Chinese forms of address and of asking, and words for one's data: the same in reports of every failure."""
+CHINESE_STOP_WORDS = """
+之后 以后 之前 还是 一个 可以 左右 时候 每次 不能 仍然 但是 或者 然后 并且 而且 已经 进行 比较 其他 情况
+能不能 有没有 是不是 现在 目前 问题 出现 发现 提示 显示 变成 大概 过程 这个 那个 这种 这样 因为 所以 如果
+应该 需要 为了 甚至 反而 后来 感觉 看起来 经常 直到 按照 使用 没有
+的 了 是 在 我 就 都 也 还 吗 呢 把 和 与 从 到 对 用 着 又 再 会 能 让 给 请 中 时 后 前 里 上 下
+"""
+MOST_KEPT = 1 << 14
+"""Words whose stems are kept: texts repeat a few thousand."""
+_STOP_CHINESE = re.compile("|".join(CHINESE_STOP_WORDS.split()))
 
 
+@lru_cache(maxsize=MOST_KEPT)
 def stem(word: str) -> str:
     """Return a word without the commonest English endings, so that freeze, freezes and freezing mostly meet."""
     if len(word) < 4 or not word.isalpha():
@@ -76,6 +91,7 @@ def tokens(text: str) -> list[str]:
     return found
 
 
+@lru_cache(maxsize=MOST_KEPT)
 def _keeps(part: str) -> bool:
     """Return false for single letters, long numbers and hashes: they never carry the topic of a text."""
     if part.isdigit():
@@ -128,7 +144,7 @@ def chinese_terms(text: str) -> tuple[list[str], list[str]]:
     longest = max(map(len, table), default=0)
     found: list[str] = []
     pairs: list[str] = []
-    lowered = unicodedata.normalize("NFKC", text).lower()
+    lowered = _ASKED.sub(" ", unicodedata.normalize("NFKC", text).lower())
     for run in _CJK.finditer(lowered):
         rest: list[str] = []
         at = run.start()
@@ -143,7 +159,8 @@ def chinese_terms(text: str) -> tuple[list[str], list[str]]:
             else:
                 rest.append(lowered[at])
                 at += 1
-        pairs += [a + b for piece in "".join(rest).split() for a, b in pairwise(piece)]
+        left = _STOP_CHINESE.sub(" ", "".join(rest)).split()
+        pairs += [a + b for piece in left for a, b in pairwise(piece)]
     return found, pairs
 
 

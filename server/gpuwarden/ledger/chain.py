@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from gpuwarden.ledger.database import COLUMNS, Query
+
 GENESIS: Final = "0" * 64
 """Used as the hash before the first event."""
-COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
 _LOST: Final = "lost"
 _WIDTH: Final = 96
 """Bytes of the head file: fixed, so that one small write in place replaces it."""
@@ -43,11 +44,11 @@ class Break:
     kind: str = ""
 
 
-def first_break(db: sqlite3.Connection) -> Break | None:
+def first_break(query: Query) -> Break | None:
     """Walk the whole chain and return where it breaks first, None where it is whole."""
     before, expected = GENESIS, 1
     try:
-        for *row, kept in db.execute(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant
+        for *row, kept in query(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant
             if row[0] != expected:
                 return Break(expected, "missing")
             if link(before, tuple(row)) != kept:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpuwarden.core.guidance import NextStep, read_steps
-from gpuwarden.core.models import Account, Handle, InputFile, Instance, JobSpec, Place, Verb
+from gpuwarden.core.models import Account, Choice, Handle, InputFile, Instance, JobSpec, Place, Verb
 from gpuwarden.core.reasons import Code, because
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job, Lease, Teardown
@@ -20,6 +20,8 @@ from gpuwarden.ledger.events import (
     HostTrusted,
     JobAccepted,
     JobFailed,
+    JobMovedOn,
+    JobPaused,
     JobProvisioning,
     JobSubmitted,
     JobSubmitting,
@@ -28,11 +30,16 @@ from gpuwarden.ledger.events import (
     LeaseBody,
     LeaseEnded,
     LeaseOpened,
+    LeaseStopping,
     OutputsDeclared,
+    PauseRequested,
     ReceiptIssued,
+    ResumeRequested,
     SubmitIntent,
     TeardownRequested,
+    VerbSent,
 )
+from gpuwarden.people import person_of
 
 Events = Sequence[Event[Any]]
 B = TypeVar("B", bound=Body)
@@ -66,6 +73,24 @@ class JobRecord:
     """The code of `why`; None in a ledger of an older version."""
     next_steps: tuple[NextStep, ...] = ()
     """The next steps of the error that ended the job."""
+    pausing: bool = False
+    """Somebody asked for a pause that was not reached yet."""
+    resume_requested: bool = False
+    """Somebody asked for a resume after the last request for a pause, and for no end of the machine since."""
+    resumed: int = 0
+    """Attempts that followed a pause, which uses up no restart."""
+    limit_s: int | None = None
+    """The present attempt's own time limit, in seconds; None where it has the spec's."""
+    person: str = ""
+    """Who submitted it; empty in a ledger of before that was recorded."""
+    array: str = ""
+    """The token of the array that the present attempt is launched with; empty where it is launched by itself."""
+    choices: tuple[Choice, ...] = ()
+    """Where the job may run, in order; empty for a job with one platform. `spec` is the job at `choice`."""
+    choice: int = 0
+    given_up: str = ""
+    """The lease of the last request that was given up for the next choice, and its generation."""
+    given_up_generation: int = 0
 
     @property
     def subject(self) -> str:
@@ -162,11 +187,16 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     if accepted is None:
         return None
     spec: JobAccepted = accepted.data
-    moved = _moved(events)[-1]
+    moved_on = latest(events, JobMovedOn)
     intent, rented = latest(events, SubmitIntent), latest(events, JobProvisioning)
-    declared = latest(events, OutputsDeclared)
-    at = next((n for n in reversed(range(len(events))) if isinstance(events[n].data, JobProvisioning)), 0)
-    here = events[at:]  # what was launched on an earlier machine is not on this one
+    choice = moved_on.choice if moved_on else 0
+    if moved_on and rented and rented.lease == moved_on.lease and answers(lease_events):
+        choice -= 1  # the machine that was given up is there after all, before another one was asked for
+    here_now = spec.choices[choice] if spec.choices else Choice(platform="", price=spec.price)
+    moved = _moved(events)[-1]
+    declared, announced = latest(events, OutputsDeclared), latest(events, JobSubmitting)
+    pause = _at(events, PauseRequested)
+    here = events[max(0, _at(events, JobProvisioning)) :]  # what was launched on an earlier machine is not on this one
     submitted = latest(here, JobSubmitted)
     handle = submitted.handle if submitted else None
     doubt = _doubt(lease_events) if moved.state == Job.PROVISIONING else None
@@ -181,9 +211,9 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         state=Job(moved.state or ""),
         since=moved.at,
         accepted_at=accepted.at,
-        spec=spec.spec,
-        worst_cost=spec.worst_cost,
-        price=spec.price,
+        spec=spec.spec.at(here_now.platform, here_now.gpu) if spec.choices else spec.spec,
+        worst_cost=_worst(spec, choice, rented=bool(answers(lease_events))),
+        price=here_now.price,
         why=refused.text if refused else moved.data.why,
         reason=refused.code if refused else moved.data.reason_code,
         next_steps=read_steps(moved.data.following) if isinstance(moved.data, JobFailed) else (),
@@ -195,7 +225,36 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         cancel_requested=latest(events, CancelRequested) is not None,
         inputs=spec.inputs,
         declared=declared.outputs if declared else (),
+        pausing=pause > max(_at(events, JobPaused), _at(events, JobSubmitting), _at(events, JobProvisioning)),
+        resume_requested=_at(events, ResumeRequested) > pause and not _stopped_since(events, lease_events),
+        resumed=sum(e.data.reason_code is Code.RESUMED for e in events if isinstance(e.data, JobSubmitting)),
+        limit_s=announced.timeout_s if announced else None,
+        array=announced.array if announced else "",
+        person=person_of(accepted.actor),
+        choices=spec.choices,
+        choice=choice,
+        given_up=moved_on.lease if moved_on else "",
+        given_up_generation=moved_on.generation if moved_on else 0,
     )
+
+
+def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
+    """Return the most that a job may cost: on its machine where one was rented, else on any that it may still get."""
+    if not accepted.choices:
+        return accepted.worst_cost
+    costs = [c.worst_cost for c in accepted.choices[choice : choice + 1 if rented else None]]
+    return None if None in costs else max(cost for cost in costs if cost is not None)
+
+
+def _stopped_since(events: Events, lease_events: Events) -> bool:
+    """Return whether a machine's end was asked for after its job's last request to go on: the later word counts."""
+    asked = next((e.seq for e in reversed(events) if isinstance(e.data, ResumeRequested)), 0)
+    return any(e.seq > asked for e in lease_events if isinstance(e.data, (LeaseStopping, VerbSent)))
+
+
+def _at(events: Events, kind: type[Body]) -> int:
+    """Return the position of the last event of a kind; -1 without one."""
+    return next((n for n in reversed(range(len(events))) if isinstance(events[n].data, kind)), -1)
 
 
 def _doubt(lease_events: Events) -> CreateDoubted | None:

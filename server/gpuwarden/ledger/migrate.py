@@ -7,30 +7,48 @@ and the triggers fill the tables that follow the events.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
-from gpuwarden.ledger.chain import COLUMNS, GENESIS, link
+from gpuwarden.ledger.chain import GENESIS, link
+from gpuwarden.ledger.database import COLUMNS, Query
 
 APPLICATION_ID: Final = 0x67707577  # "gpuw"
-VERSION: Final = 2
+VERSION: Final = 3
 INSERT: Final = f"INSERT INTO events ({COLUMNS}, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
 
 
 def create(db: sqlite3.Connection) -> None:
     """Create the tables of an empty ledger."""
-    statement = ""  # one at a time, because `executescript` would commit the caller's transaction
-    for text in files("gpuwarden.ledger").joinpath("schema.sql").read_text("utf-8").splitlines(keepends=True):
-        statement += text
-        if sqlite3.complete_statement(statement):
-            db.execute(statement)
-            statement = ""
+    for statement in _schema():
+        db.execute(statement)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {VERSION}")
 
 
+def _schema() -> Iterator[str]:
+    """Yield the schema's statements one at a time, because `executescript` would commit the caller's transaction."""
+    statement = ""
+    for text in files("gpuwarden.ledger").joinpath("schema.sql").read_text("utf-8").splitlines(keepends=True):
+        statement += text
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring a ledger of version 1 to the present version. Its events keep their numbers, times and bodies."""
+    """Bring a ledger of an older version to the present one. Its events keep their numbers, times and bodies."""
+    if db.execute("PRAGMA user_version").fetchone()[0] == 1:
+        _from_first(db)
+        return
+    db.execute("DROP VIEW live_runs")  # of version 2, whose jobs could not be paused
+    db.execute(next(statement for statement in _schema() if "CREATE VIEW live_runs" in statement))
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _from_first(db: sqlite3.Connection) -> None:
+    """Bring a ledger of version 1 to the present version: its events had no hash."""
     for view in ("jobs", "leases", "teardowns", "current"):
         db.execute(f"DROP VIEW {view}")
     db.execute("ALTER TABLE events RENAME TO events_v1")
@@ -47,12 +65,12 @@ def migrate(db: sqlite3.Connection) -> None:
     db.execute("DROP TABLE events_v1")
 
 
-def rebuilt(db: sqlite3.Connection) -> sqlite3.Connection:
+def rebuilt(query: Query) -> sqlite3.Connection:
     """Build the tables that follow the events again, from these alone, in a database that lasts until it is closed."""
     fresh = sqlite3.connect("", isolation_level=None)
     create(fresh)
     fresh.execute("BEGIN")
-    for row in db.execute(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant
+    for row in query(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant
         fresh.execute(INSERT, row)
     fresh.execute("COMMIT")
     return fresh

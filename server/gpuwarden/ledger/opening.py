@@ -1,66 +1,35 @@
-"""Open a ledger's file for writing, or for reading where it can't be written, and bring it to the present schema."""
+"""Open the SQLite file of a ledger, for reading where it can't be written, and bring it to the present schema."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.chain import GENESIS, Head, HeadFile
 from gpuwarden.ledger.failures import may_be_read, translated
 from gpuwarden.ledger.migrate import APPLICATION_ID, VERSION, create, migrate
+from gpuwarden.ledger.sqlite import SqliteFile
 from gpuwarden.ledger.traces import traces
-from gpuwarden.private import private_folder
+from gpuwarden.private import private_file, private_folder
 
 
-@dataclass(frozen=True)
-class Opened:
-    """An open ledger. `readable_only` says why it can't be written; `behind`: its newest events may be missing."""
-
-    db: sqlite3.Connection
-    file: tuple[int, int] | None
-    readable_only: str | None = None
-    behind: bool = False
-
-    def in_place(self, path: Path) -> bool:
-        """Return whether `path` is still the file that was opened."""
-        return self.file is None or _identity(path) == self.file
-
-    def check_writable(self, path: Path) -> None:
-        """Raise `LedgerError` where a write would be lost."""
-        if self.readable_only is not None:
-            raise LedgerError(
-                f"the ledger {path} can't be written: {self.readable_only}",
-                "Free some disk space or mend its permissions, then start gpuwarden again; nothing was launched.",
-            )
-        if not self.in_place(path):
-            raise LedgerError(
-                f"the ledger {path} was moved, removed or replaced while it was open; nothing was written",
-                "Bring the file back, then start gpuwarden again. Rented machines may be billing.",
-            )
-
-
-def open_ledger(path: Path, head: HeadFile) -> Opened:
+def open_sqlite(path: Path, head: HeadFile) -> SqliteFile:
     """Open a ledger. Raises `LedgerError` for what is not a ledger, is newer than this code, or can't be read."""
     with translated(path):
         private_folder(path.parent)
         try:
-            return _for_writing(path, head)
+            opened = _for_writing(path, head)
         except sqlite3.Error as error:
             if not (may_be_read(error) and path.exists() and path.stat().st_size):
                 raise
-            return _for_reading(path, str(error), error)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+            opened = _for_reading(path, str(error), error)
+        with _closed_on_error(opened.connection):
+            for ending in ("", "-wal", "-shm"):  # SQLite makes them as the umask says
+                private_file(path.with_name(path.name + ending))
+        return opened
 
 
 @contextlib.contextmanager
@@ -72,7 +41,7 @@ def _closed_on_error(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def _for_writing(path: Path, head: HeadFile) -> Opened:
+def _for_writing(path: Path, head: HeadFile) -> SqliteFile:
     db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     with _closed_on_error(db):
         db.execute("PRAGMA busy_timeout = 30000")
@@ -84,7 +53,7 @@ def _for_writing(path: Path, head: HeadFile) -> Opened:
             _prepare(db, path, head)
         elif db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise _foreign(path)
-    return Opened(db, _identity(path))
+    return SqliteFile(path, db)
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
@@ -119,14 +88,14 @@ def _prepare(db: sqlite3.Connection, path: Path, head: HeadFile) -> None:
         raise
 
 
-def _for_reading(path: Path, why: str, error: sqlite3.Error) -> Opened:
+def _for_reading(path: Path, why: str, error: sqlite3.Error) -> SqliteFile:
     """Open a ledger that can't be written. Without room for its shared memory, what is in the WAL can't be seen."""
     uri = path.resolve().as_uri()
     wal = path.with_name(f"{path.name}-wal")
     for mode, behind in (("mode=ro", False), ("mode=ro&immutable=1", wal.exists() and wal.stat().st_size > 0)):
         db = sqlite3.connect(f"{uri}?{mode}", uri=True, timeout=5, isolation_level=None, check_same_thread=False)
         with contextlib.suppress(sqlite3.Error), _closed_on_error(db):
-            return Opened(_at_present(db, path), _identity(path), why, behind)
+            return SqliteFile(path, _at_present(db, path), why, behind=behind)
     raise error
 
 

@@ -5,21 +5,18 @@ No query here takes longer because more jobs have ended, but for those that retu
 
 from __future__ import annotations
 
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Collection
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
-from gpuwarden.ledger.chain import COLUMNS
+from gpuwarden.ledger.database import COLUMNS, Database
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertRaised, Body, kinds_of
-from gpuwarden.ledger.failures import translated
 
 B = TypeVar("B", bound=Body)
 KEPT_SUBJECTS: Final = 500
-"""Subjects whose events a process keeps in memory."""
+"""Subjects whose events a process keeps in memory, unless it looks at more of them all the time."""
 PIECE: Final = 25
 """Events that are read at once where it is not known how many are wanted."""
 ROW: Final = "subject, state, since, seq, opened, job, platform, name"
@@ -45,6 +42,8 @@ class EndedLease(NamedTuple):
     job: str
     platform: str
     project: str
+    actor: str
+    """Of the event that accepted its job."""
     opened: float
     since: float
     cost: float | None
@@ -53,10 +52,17 @@ class EndedLease(NamedTuple):
 class Reader:
     """The reading half of a ledger."""
 
-    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
-        self.path = path
+    def __init__(self, db: Database) -> None:
         self._db = db
         self._known: OrderedDict[str, tuple[Event[Any], ...]] = OrderedDict()
+        self._kept = KEPT_SUBJECTS
+
+    def keep(self, subjects: int) -> None:
+        """Keep the events of so many subjects in memory from now on, those that were read last.
+
+        Whoever reads more of them in turn than are kept reads each from the database again.
+        """
+        self._kept = max(KEPT_SUBJECTS, subjects)
 
     def state(self, subject: str) -> str | None:
         """Return the present state of a subject, None before its first move."""
@@ -69,8 +75,10 @@ class Reader:
         new = self._events("subject = ? AND seq > ? ORDER BY seq", subject, known[-1].seq if known else 0)
         if new:
             known = self._known[subject] = (*known, *new)
-            if len(self._known) > KEPT_SUBJECTS:
-                self._known.popitem(last=False)
+        if known:
+            self._known.move_to_end(subject)
+        while len(self._known) > self._kept:
+            self._known.popitem(last=False)
         return known
 
     @overload
@@ -134,14 +142,14 @@ class Reader:
         if since is not None:
             where.append("since > ?")
             values.append(since)
-        rows = self._all(f"SELECT subject FROM current WHERE {' AND '.join(where)} ORDER BY seq", *values)  # noqa: S608
+        rows = self._db.rows(f"SELECT subject FROM current WHERE {' AND '.join(where)} ORDER BY seq", *values)  # noqa: S608
         return [row[0] for row in rows]
 
     def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
         """Return the ids of the jobs that have leases in the given states, or any that moved after a time."""
         where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
         sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
-        return [row[0] for row in self._all(sql, *values)]
+        return [row[0] for row in self._db.rows(sql, *values)]
 
     def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
         """Return the subjects that moved last, the latest first; with `before`, those that come after that row."""
@@ -153,7 +161,7 @@ class Reader:
             where.append("(since, seq) < (?, ?)")
             values += (before.since, before.seq)
         sql = f"SELECT {ROW} FROM current WHERE {' AND '.join(where)} ORDER BY since DESC, seq DESC LIMIT ?"  # noqa: S608
-        return [Row(*row) for row in self._all(sql, *values, limit)]
+        return [Row(*row) for row in self._db.rows(sql, *values, limit)]
 
     def row(self, subject: str) -> Row | None:
         """Return where one subject is now; None before its first move."""
@@ -162,14 +170,7 @@ class Reader:
 
     def ended_leases(self, since: float) -> list[EndedLease]:
         """Return the leases whose machines are gone and whose meters stopped after a time, the earliest first."""
-        sql = (
-            "SELECT substr(c.subject, 7), c.job, c.platform, coalesce((SELECT json_extract(a.body, '$.spec.project') "
-            "FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' LIMIT 1), ''), "
-            "c.opened, c.since, json_extract(e.body, '$.cost_usd') "
-            "FROM current c JOIN events e ON e.seq = c.seq WHERE c.machine = 'lease' AND c.state = 'stopped' "
-            "AND c.since > ? AND c.rest IS NOT 'stopped' ORDER BY c.since"
-        )
-        return [EndedLease(*row) for row in self._all(sql, since)]
+        return [EndedLease(*row) for row in self._db.rows(self._db.ended_leases, since)]
 
     def platforms(self) -> list[str]:
         """Return every platform that a machine was rented from."""
@@ -181,18 +182,17 @@ class Reader:
 
     def jobs_of_script(self, digest: str, state: str) -> list[str]:
         """Return the subjects of the jobs in a state that have a script, and of those whose script is not recorded."""
-        sql = "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script IS ?"
-        return [row[0] for known in (digest, None) for row in self._all(sql, state, known)]
+        return [row[0] for row in self._db.rows(self._db.jobs_of_script, state, digest, state)]
 
     def leases_of_instance(self, instance_id: str) -> list[str]:
         """Return the subjects of the leases whose machine was last seen under a provider's id, oldest first."""
         sql = "SELECT subject FROM current WHERE instance = ? AND machine = 'lease' ORDER BY seq"
-        return [row[0] for row in self._all(sql, instance_id)]
+        return [row[0] for row in self._db.rows(sql, instance_id)]
 
     def resting(self) -> list[str]:
         """Return the subjects of the leases whose machines are stopped and keep their disks."""
         sql = "SELECT subject FROM current WHERE rest = 'stopped' AND state = 'stopped' ORDER BY seq"
-        return [row[0] for row in self._all(sql)]
+        return [row[0] for row in self._db.rows(sql)]
 
     def recent(self, kind: type[B], since: float, limit: int = 1_000) -> list[Event[B]]:
         """Return the latest events of a kind, newest first, back to a time in seconds since the epoch."""
@@ -218,22 +218,21 @@ class Reader:
         """Return the alerts that were raised and not cleared, without those that are of one event."""
         return self._events("seq IN (SELECT seq FROM alerts WHERE mark = '') ORDER BY seq")
 
+    def last_seq(self) -> int:
+        """Return the number of the latest event; 0 where there is none."""
+        row = self._one("SELECT max(seq) FROM events")
+        return int(row[0] or 0) if row else 0
+
     def count(self) -> int:
         """Return how many events there are."""
         row = self._one("SELECT count(*) FROM events")
         return int(row[0]) if row else 0
 
     def _one(self, sql: str, *values: object) -> tuple[Any, ...] | None:
-        with translated(self.path):
-            row: tuple[Any, ...] | None = self._db.execute(sql, values).fetchone()
-        return row
-
-    def _all(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        with translated(self.path):
-            return self._db.execute(sql, values).fetchall()
+        return next(iter(self._db.rows(sql, *values)), None)
 
     def _events(self, where: str, *values: object) -> list[Event[Any]]:
-        rows = self._all(f"SELECT {COLUMNS} FROM events WHERE {where}", *values)  # noqa: S608 - conditions of this file
+        rows = self._db.rows(f"SELECT {COLUMNS} FROM events WHERE {where}", *values)  # noqa: S608 - conditions of this file
         return [Event(*row) for row in rows]
 
 

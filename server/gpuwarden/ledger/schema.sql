@@ -110,5 +110,5 @@ CREATE VIEW live_runs AS
   SELECT json_extract(e.body, '$.handle.run_dir') AS run_dir
   FROM current c CROSS JOIN events e ON e.subject = c.subject AND +e.kind = 'job.submitted'
   WHERE c.machine = 'job' AND c.state IN (
-    'draft', 'accepted', 'provisioning', 'submitting', 'queued', 'running', 'preempted', 'unknown'
+    'draft', 'accepted', 'provisioning', 'submitting', 'queued', 'running', 'preempted', 'paused', 'unknown'
   );

@@ -1,4 +1,4 @@
-"""SQLite event store: WAL mode, events that are added and never changed.
+"""Event store: events that are added and never changed, in a SQLite file or on a PostgreSQL server.
 
 A move of a state machine is checked against the present state inside the same transaction that records it, so two
 processes can't both make it. Callers commit an intent here *before* they call the network, and the outcome after.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,70 +15,93 @@ from typing import Any, Final, TypeVar
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import Conflict
 from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.policy import LedgerServer
 from gpuwarden.core.states import Job, Lease, Teardown, check_move
 from gpuwarden.ledger.chain import GENESIS, Head, HeadFile, link
+from gpuwarden.ledger.database import Database, Held, Query
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import Body
-from gpuwarden.ledger.failures import translated
-from gpuwarden.ledger.migrate import INSERT
-from gpuwarden.ledger.opening import Opened, open_ledger
+from gpuwarden.ledger.opening import open_sqlite
+from gpuwarden.ledger.postgresql import open_postgresql
 from gpuwarden.ledger.reading import Reader
 from gpuwarden.ledger.trouble import Trouble, trouble_of
-from gpuwarden.private import private_file
+from gpuwarden.people import acting
 
 B = TypeVar("B", bound=Body)
 _MACHINES: Final = {"job": (Job, Job.DRAFT), "lease": (Lease, Lease.NONE), "teardown": (Teardown, None)}
 
 
 class Ledger(Reader):
-    """One SQLite file. Open it in as many processes as you like.
+    """One ledger. Open it in as many processes as you like.
 
-    Where it can't be opened for writing it is opened for reading, and every write raises `LedgerError`.
+    Where it can't be opened for writing it is opened for reading, and every write raises `LedgerError`. It is the file
+    at `path`, or on a PostgreSQL server; the head file is beside `path` in both cases, and each machine has its own.
     """
 
-    def __init__(self, path: Path, clock: Clock, actor: str = "cli") -> None:
+    def __init__(self, path: Path, clock: Clock, actor: str = "cli", server: LedgerServer | None = None) -> None:
+        self.path = path
         self.clock = clock
         self.actor = actor
         self._head = HeadFile(path)
         self._tail: Head | None = None
-        self._opened: Opened = open_ledger(path, self._head)
-        super().__init__(path, self._opened.db)
+        self._before = Head(0, GENESIS)
+        """The last event before the present transaction, where it has recorded one."""
+        kept: Database = (
+            open_postgresql(server, self._head) if server and server.host else open_sqlite(path, self._head)
+        )
+        super().__init__(kept)
         try:
             self._sound = self.readable_only is None and self.trouble() is None
             # A head is never written over lost events: the loss would be forgotten.
             if self._sound and self._head.read() is None and (last := self._last()).seq:
                 self._head.write(last)
-            for ending in ("", "-wal", "-shm"):  # SQLite makes them as the umask says
-                private_file(path.with_name(path.name + ending))
         except BaseException:
             self.close()
             raise
 
     @property
+    def name(self) -> str:
+        """Return where the ledger is, for people."""
+        return self._db.name
+
+    @property
+    def acting(self) -> str:
+        """Return the actor of what is recorded now: this process's, or of the person whose request it answers."""
+        return acting(self.actor)
+
+    @property
     def readable_only(self) -> str | None:
         """Return why this ledger can only be read; None where it can be written."""
-        return self._opened.readable_only
+        return self._db.readable_only
 
     def trouble(self) -> Trouble | None:
         """Return what makes this ledger's word doubtful, such as events that are lost; None where nothing does."""
-        with translated(self.path):
-            return trouble_of(self.path, self._opened, self._head)
+        return trouble_of(self._db, self._head)
+
+    def lock(self, name: str) -> Held | None:
+        """Take a lock that all processes on this ledger share; None while another one has it."""
+        return self._db.lock(name)
+
+    def snapshot(self) -> contextlib.AbstractContextManager[Query]:
+        """Let a query see one state of the whole ledger."""
+        return self._db.snapshot()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._db.close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield
-            self._db.execute("COMMIT")
+            with self._db.transaction():
+                yield
+                # A server can be restored from a backup while this process runs, and a file can be copied over. The
+                # head is the event before, unless another process wrote in between: then it is looked for.
+                kept = self._head.read() if self._tail else None
+                self._sound &= kept is None or kept == self._before or not kept.seq or self.has(kept)
         except BaseException:
             self._tail = None
             self._known.clear()  # it may contain events that are taken back
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             raise
         if self._tail is not None and self._sound:
             self._head.write(self._tail)
@@ -88,13 +110,11 @@ class Ledger(Reader):
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Record several events together or not at all. No network call belongs inside."""
-        with translated(self.path):
-            if self._db.in_transaction:
-                yield
-                return
-            self._opened.check_writable(self.path)
-            with self._transaction():
-                yield
+        if self._db.in_transaction:
+            yield
+            return
+        with self._transaction():
+            yield
 
     # ------------------------------------------------------------------------------------------------ writing
 
@@ -128,20 +148,22 @@ class Ledger(Reader):
                 before = machine(present) if present else first
                 if before is not None:  # the first event of a teardown sets its first state
                     check_move(subject, before, machine(state))  # type: ignore[type-var]
-            last, at = self._tail or self._last(), float(self.clock.now())
-            row = (last.seq + 1, at, subject, kind, version, state, token, self.actor, text)
+            if self._tail is None:
+                self._before = self._last()
+            last, at = self._tail or self._before, float(self.clock.now())
+            row = (last.seq + 1, at, subject, kind, version, state, token, self.acting, text)
             digest = link(last.hash, row)
-            try:
-                self._db.execute(INSERT, (*row, digest))
-            except sqlite3.IntegrityError as clash:
-                if "UNIQUE" not in str(clash):
-                    raise
+            if not self._db.insert((*row, digest)):
                 raise Conflict(
                     f"{kind} happened already for {token}; it can happen only once",
                     do(Action.LIST_INSTANCES, "to see what became of it"),
-                ) from clash
+                )
             self._tail = Head(last.seq + 1, digest)
         return Event(*row)
+
+    def has(self, head: Head) -> bool:
+        """Return whether an event of that number and hash is in this ledger."""
+        return self._db.rows("SELECT hash FROM events WHERE seq = ?", head.seq) == [(head.hash,)]
 
     def _last(self) -> Head:
         row = self._one("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Literal
 
 from gpuwarden.core.sanitize import line
 from gpuwarden.ledger.chain import HeadFile
-from gpuwarden.ledger.opening import Opened
+from gpuwarden.ledger.database import Database
 from gpuwarden.ledger.traces import traces
 
 Code = Literal["moved", "truncated", "replaced", "lost", "read_only", "behind"]
@@ -61,22 +60,20 @@ _HINTS: Final[dict[Code, str]] = {
 }
 
 
-def trouble_of(path: Path, opened: Opened, file: HeadFile) -> Trouble | None:
+def trouble_of(db: Database, file: HeadFile) -> Trouble | None:
     """Compare a ledger with its recorded head. The head is read first: it is never ahead of the ledger."""
-    if not opened.in_place(path):
+    if not db.in_place():
         return Trouble("moved")
-    head = file.read()
-    last = opened.db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
-    if (head is not None and head.lost) or (last == 0 and head is None and traces(path.parent)):
-        return Trouble("lost", {"beside": ", ".join(traces(path.parent))})
-    if opened.behind:
-        return Trouble("behind", {"why": opened.readable_only or ""})
+    head, home = file.read(), file.path.parent
+    ((last,),) = db.rows("SELECT coalesce(max(seq), 0) FROM events")
+    if (head is not None and head.lost) or (last == 0 and head is None and traces(home)):
+        return Trouble("lost", {"beside": ", ".join(traces(home))})
+    if db.behind:
+        return Trouble("behind", {"why": db.readable_only or ""})
     if head is not None and head.seq > last:
         return Trouble("truncated", {"recorded": str(head.seq), "found": str(last)})
-    if head is not None and head.seq:
-        kept = opened.db.execute("SELECT hash FROM events WHERE seq = ?", (head.seq,)).fetchone()
-        if kept is None or kept[0] != head.hash:
-            return Trouble("replaced", {"seq": str(head.seq)})
-    if opened.readable_only is not None:
-        return Trouble("read_only", {"why": opened.readable_only})
+    if head is not None and head.seq and db.rows("SELECT hash FROM events WHERE seq = ?", head.seq) != [(head.hash,)]:
+        return Trouble("replaced", {"seq": str(head.seq)})
+    if db.readable_only is not None:
+        return Trouble("read_only", {"why": db.readable_only})
     return None

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
-from filelock import FileLock, Timeout
 
-from gpuwarden.backends.base import Backend, Confining, load_backend
+from gpuwarden.backends.base import Backend, Confining, Supplying, load_backend
 from gpuwarden.core.clock import Clock, ShiftedClock
 from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
@@ -23,15 +22,13 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.sanitize import secret_values
 from gpuwarden.known_secrets import KnownSecrets
 from gpuwarden.ledger.store import Ledger
+from gpuwarden.metrics.store import MetricStore
 from gpuwarden.notes import Notes, load_notes
 from gpuwarden.policy_record import Notice, digest_of
-from gpuwarden.private import private_folder
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
 
 REHEARSAL = "rehearsal/"
-SSH = "ssh/"
-"""Before the alias of a machine of the user's own."""
 STEP_S = 55.0
 """The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
 LOCK_PATIENCE_S = 60.0
@@ -85,34 +82,49 @@ class Context:
         self.policy_digest = self.policy_digest or digest_of(self.policy.model_dump_json().encode())
 
     def platforms(self) -> list[str]:
-        """Return every platform that can be named, with rehearsals. A machine behind SSH is listed as `ssh/ALIAS`."""
-        real = profile_names(self.own_profiles)
-        rented = [n for n in real if load_profile(n, self.own_profiles).meter.metered]
-        named = [f"{SSH}ALIAS" if f"{n}/" == SSH else n for n in real]
-        return sorted(named) + [REHEARSAL + n for n in sorted(rented)]
+        """Return every platform that can be named, with rehearsals. One of many is listed as `ssh/ALIAS`."""
+        real = [load_profile(n, self.own_profiles) for n in profile_names(self.own_profiles)]
+        rented = sorted(p.id for p in real if p.meter.metered)
+        return sorted(p.listed for p in real) + [REHEARSAL + name for name in rented]
 
     def profile(self, platform: str) -> Profile:
         """Return the profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
-        if f"{platform}/" == SSH:
-            raise NotFound("no machine was named", f"Write {SSH}ALIAS, with an alias of your ~/.ssh/config.")
-        if platform.startswith(SSH):
-            return load_profile(SSH.rstrip("/"), self.own_profiles)
         if not platform.startswith(REHEARSAL):
-            return load_profile(platform, self.own_profiles)
+            family, _, target = platform.partition("/")
+            named = target and family in profile_names(self.own_profiles)
+            profile = load_profile(family if named else platform, self.own_profiles)
+            if target and profile.target is None:
+                return load_profile(platform, self.own_profiles)  # which says what there is
+            if profile.target is not None and not target:
+                raise NotFound(
+                    f"{platform} is many, and none was named", f"Write {profile.listed}, with {profile.target.hint}."
+                )
+            return profile
         real = load_profile(platform.removeprefix(REHEARSAL), self.own_profiles)
         if not real.meter.metered:
             raise NotFound(f"{real.id} is not rented, so there is nothing to rehearse", "Use it directly.")
         return real.model_copy(update={"backend": "local", "provider": "rehearsal"})
 
+    def family(self, name: str) -> Profile:
+        """Return a profile by its id alone, such as that of all `ssh` machines."""
+        return load_profile(name, self.own_profiles)
+
     def configured(self) -> list[str]:
-        """Return the rented platforms that the user has given an account's key for, and that the policy allows."""
-        return [
-            name
-            for name in profile_names(self.own_profiles)
-            if self.policy.allows(name)
-            and (provider := load_profile(name, self.own_profiles).provider) is not None
-            and keyed(provider, self.env)
-        ]
+        """Return the rented platforms that the user has given an account's key for, and that the policy allows.
+
+        One of many, such as a project of dstack, is named by no key: it counts once the ledger has used it. One whose
+        profile can't be read may be one of them: what is asked of it raises the error.
+        """
+        found = []
+        for name in filter(self.policy.allows, profile_names(self.own_profiles)):
+            try:
+                profile = load_profile(name, self.own_profiles)
+            except WardenError:
+                found.append(name)
+                continue
+            if profile.provider is not None and profile.target is None and keyed(profile.provider, self.env):
+                found.append(name)
+        return found
 
     def backend(self, name: str) -> Backend:
         """Return the backend of that name, loaded once."""
@@ -121,6 +133,8 @@ class Context:
             if isinstance(backend, Confining):
                 folders = (self.home, *([self.notes_file.parent] if self.notes_file else []))
                 backend.confine(self.policy.local, folders)
+            if isinstance(backend, Supplying):
+                backend.supply(self.policy.hosts, self.home / "tools")
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
@@ -130,7 +144,7 @@ class Context:
             if profile.by_hand:
                 raise NotSupported(
                     f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
-                    f"Rent and release by hand in its console, and run jobs on the machine as {SSH}ALIAS.",
+                    "Rent and release by hand in its console, and run jobs on the machine as ssh/ALIAS.",
                 )
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
@@ -139,7 +153,8 @@ class Context:
                     f"{platform} takes real money, and GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
                 )
             state = self.home / "providers" / profile.provider
-            self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
+            named = profile if profile.target is None else profile.model_copy(update={"id": platform})
+            self._providers[platform] = load_provider(profile.provider, named, state, self.clock)
         return self._providers[platform]
 
     @cached_property
@@ -150,6 +165,11 @@ class Context:
     def hidden(self, body: Any, names: Iterable[str] = ()) -> tuple[str, ...]:
         """Return the secrets to redact in a body: this environment's, those of `names`, and those given to jobs."""
         return (*secret_values(self.env, names), *self.known_secrets.found_in(body))
+
+    @cached_property
+    def metrics(self) -> MetricStore:
+        """Return the store of what jobs report, opened at first use. Raises DiskError."""
+        return MetricStore(self.home)
 
     @property
     def input_store(self) -> Path:
@@ -177,26 +197,24 @@ class Context:
                 f"{self.notes_file}: platforms.{platform}.scratch is on storage that is not always there",
                 do(Action.SHOW_PROFILE, "for its storage", name=profile.id),
             )
-        alias = platform.removeprefix(SSH) if platform.startswith(SSH) else None
-        return Place(platform=platform, run_root=run_root, host=alias or told.host)
+        target = platform.partition("/")[2]
+        if profile.target is not None and target == profile.target.here:
+            target = ""
+        host = told.host or target if profile.kind == "engine" else target or told.host
+        return Place(platform=platform, run_root=run_root, host=host or None)
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
-        """Let only one process at a time advance a job. The kernel releases the lock of a process that dies."""
-        lock = FileLock(private_folder(self.home / "locks") / f"{job_id}.lock", mode=0o600)
+        """Let only one process at a time advance a job. A process that dies loses its locks."""
         deadline = anyio.current_time() + patience_s
-        while True:
-            try:
-                lock.acquire(blocking=False)
-                break
-            except Timeout:
-                if anyio.current_time() > deadline:
-                    raise Conflict(
-                        f"another process has been working on {job_id} for {patience_s:g} s",
-                        do(Action.RETRY, "in a moment"),
-                    ) from None
-                await anyio.sleep(0.02)
+        while (held := self.ledger.lock(job_id)) is None:
+            if anyio.current_time() > deadline:
+                raise Conflict(
+                    f"another process has been working on {job_id} for {patience_s:g} s",
+                    do(Action.RETRY, "in a moment"),
+                )
+            await anyio.sleep(0.02)
         try:
             yield
         finally:
-            lock.release()
+            held.release()

@@ -10,7 +10,17 @@ from gpuwarden.core.errors import NotFound
 from gpuwarden.core.guidance import Action, Hint, do
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.event import Event
-from gpuwarden.ledger.events import JobAccepted, JobProvisioning, PriceAsk
+from gpuwarden.ledger.events import (
+    FanOutAccepted,
+    FanOutEnded,
+    FanOutLimited,
+    FanOutResumed,
+    JobAccepted,
+    JobProvisioning,
+    JobRested,
+    PriceAsk,
+    QueueIntent,
+)
 from gpuwarden.ledger.failures import damaged
 from gpuwarden.ledger.fold import (
     JobRecord,
@@ -30,6 +40,8 @@ def _reading(subject: str) -> Iterator[None]:
     """Turn what can't be in an undamaged ledger into an error that says so."""
     try:
         yield
+    except UnicodeEncodeError:  # whoever asked gave it; no ledger can have it
+        raise NotFound("there is nothing in this ledger under an id that is not valid text") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged(subject, type(error).__name__) from error
 
@@ -47,6 +59,22 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         hint: Hint = lost or do(Action.LIST_INSTANCES, "to see its jobs")
         raise NotFound(f"there is no job {job_id!r} in this ledger", hint)
     return found
+
+
+def at_rest(ledger: Ledger, job_id: str) -> Event[JobRested] | None:
+    """Return the move after which no process of a job writes any more; None for one that may have a process."""
+    rested = ledger.last(f"job/{job_id}", JobRested)
+    return rested if rested is not None and ledger.state(f"job/{job_id}") == rested.state else None
+
+
+def recalled(ledger: Ledger, job_id: str) -> bool:
+    """Return whether a job belongs to a fan-out that was ended: it is launched no more, unless it was already."""
+    accepted = ledger.last(f"job/{job_id}", JobAccepted)
+    queue = ledger.used(QueueIntent, accepted.token) if accepted and accepted.token else None
+    if queue is None:
+        return False
+    ended, resumed = ledger.last(queue.subject, FanOutEnded), ledger.last(queue.subject, FanOutResumed)
+    return ended is not None and (resumed is None or resumed.seq < ended.seq)
 
 
 def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
@@ -78,6 +106,11 @@ def read_receipt(ledger: Ledger, receipt_id: str) -> ReceiptRecord:
         again = do(Action.SUBMIT, "for a receipt", receipt="")
         raise NotFound(f"there is no receipt {receipt_id!r} in this ledger", again)
     return found
+
+
+def receipt_used(ledger: Ledger, receipt_id: str) -> bool:
+    """Return whether a job, a fan-out or another one's limits were accepted against a receipt."""
+    return any(ledger.used(kind, receipt_id) for kind in (JobAccepted, FanOutAccepted, FanOutLimited))
 
 
 def job_ids(ledger: Ledger, *states: Job) -> list[str]:
@@ -118,6 +151,7 @@ __all__ = [
     "LeaseRecord",
     "ReceiptRecord",
     "TeardownRecord",
+    "at_rest",
     "job_ids",
     "lease_ids",
     "lease_ids_of",
@@ -125,5 +159,6 @@ __all__ = [
     "read_lease",
     "read_receipt",
     "read_teardown",
+    "recalled",
     "story",
 ]

@@ -24,7 +24,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpuwarden import __version__
-from gpuwarden.core.clock import Clock
+from gpuwarden.core.clock import Clock, retry_after_s
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, RateLimited, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknown
 from gpuwarden.core.sanitize import line, redact
@@ -67,7 +67,7 @@ MOST: Final = 10**18
 class ResponseModel(BaseModel):
     """A part of a platform's reply: the needed fields, strictly typed; other fields are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -266,9 +266,8 @@ class ApiClient:
                             "User-Agent": AGENT,
                         },
                     )
-                    return await _whole(
-                        await client.send(request, stream=True), f"{self.api.platform}, {method} {path}"
-                    )
+                    response = await client.send(request, stream=True)
+                    return await _whole(response, f"{self.api.platform}, {method} {path}", self.clock.now())
         except TimeoutError:
             return silence
         except httpx2.HTTPError as error:
@@ -286,15 +285,14 @@ class ApiClient:
         )
 
 
-async def _whole(response: httpx2.Response, what: str) -> ApiResponse | Unknown:
+async def _whole(response: httpx2.Response, what: str, now: float) -> ApiResponse | Unknown:
     """Return the complete reply; one without end is Unknown."""
     raw = bytearray()
     async for piece in response.aiter_bytes():
         raw += piece
         if len(raw) > MAX_REPLY:
             return Unknown(f"{what}: the reply is longer than {MAX_REPLY >> 20} MiB")
-    after = re.fullmatch(r"\d{1,6}(\.\d{1,3})?", response.headers.get("retry-after", "").strip())
-    return ApiResponse(response.status_code, bytes(raw), float(after[0]) if after else None)
+    return ApiResponse(response.status_code, bytes(raw), retry_after_s(response.headers, now))
 
 
 @cache

@@ -17,6 +17,7 @@ from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.providers._account import public_key
 from gpuwarden.providers._http import Api, ApiClient, ResponseModel, is_safe_id
+from gpuwarden.providers.base import known_list
 
 T = TypeVar("T")
 R = TypeVar("R", bound=ResponseModel)
@@ -38,6 +39,8 @@ class Rented:
     name: ClassVar[str]
     api: ClassVar[Api]
     max_name: ClassVar[int] = 128
+    wishes: frozenset[str] = frozenset()
+    """The options of a job that this platform takes: `image`, `region`."""
 
     def __init__(self, profile: Profile, clock: Clock, env: Mapping[str, str] | None = None) -> None:
         self.profile = profile
@@ -202,6 +205,10 @@ class Rented:
         """Return the profile's storage that has to be asked for."""
         return next((t for t in self.profile.storage if t.present == "on_request"), None)
 
+    def wished(self, resources: Resources, name: str, variable: str = "") -> str:
+        """Return a wish of the job, else what the user's variable says for every job; empty without either."""
+        return str(resources.options.get(name) or (self.env.get(variable) if variable else "") or "")
+
     def ssh_key(self) -> str | None:
         """Return the public key that new machines should let in."""
         return public_key(self.env)
@@ -231,7 +238,7 @@ async def agreed_gone(
     that was retired answers 404 for every instance there is.
     """
     try:
-        answer = await listing()
+        answer = known_list() or await listing()
     except NotFound:
         return Unknown(f"it answers as if nothing were there, not even the list: {said}")
     if isinstance(answer, Unknown):

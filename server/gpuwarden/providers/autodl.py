@@ -143,6 +143,7 @@ class AutoDL(Rented):
     """A `Provider` over one AutoDL account."""
 
     name = "autodl"
+    wishes = frozenset({"image"})
     api = Api(
         platform="AutoDL",
         url="https://api.autodl.com",
@@ -197,7 +198,7 @@ class AutoDL(Rented):
             "req_gpu_amount": resources.gpu_count,
             "expand_system_disk_by_gb": expand,
             "gpu_spec_uuid": spec,
-            "image_uuid": self.env.get("AUTODL_IMAGE") or DEFAULT_IMAGE,
+            "image_uuid": self.wished(resources, "image", "AUTODL_IMAGE") or DEFAULT_IMAGE,
             "cuda_v_from": CUDA_FROM,
             "instance_name": label,
         }

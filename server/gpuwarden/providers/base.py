@@ -13,13 +13,15 @@ A lost or unreadable reply is an `Unknown` answer: it may have been done, so the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from gpuwarden import providers
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.contract import TEXTS, Contract, instance_of
-from gpuwarden.core.models import Answer, Balance, Instance, Quote, Resources
+from gpuwarden.core.models import Answer, Balance, Instance, Known, Quote, Resources
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.registry import Registry
 from gpuwarden.core.rules import Finding
@@ -99,6 +101,34 @@ class Bidder(Protocol):
         Nothing is sent where the present bid wins, or where none that wins is within `most`.
         """
         ...
+
+
+@runtime_checkable
+class Wishing(Protocol):
+    """A provider that takes wishes about its machines, such as `image` and `region`, as options of a job."""
+
+    wishes: frozenset[str]
+
+
+_LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand", default=None)
+
+
+@contextmanager
+def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
+    """Let `get` compare an instance that it does not find with a list that was read a moment ago; None for a new one.
+
+    A platform that took back a thousand machines would otherwise be asked for its list a thousand times.
+    """
+    token = _LIST.set(listed)
+    try:
+        yield
+    finally:
+        _LIST.reset(token)
+
+
+def known_list() -> Known[tuple[Instance, ...]] | None:
+    """Return the list that `get` may rely on now; None where it has to ask for one."""
+    return _LIST.get()
 
 
 def _key_variables(module: Any, name: str) -> Iterator[str]:

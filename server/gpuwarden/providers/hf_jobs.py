@@ -9,22 +9,21 @@ The list shows the account's other jobs too, and its scheduled jobs: those start
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import NotSupported, WardenError, nothing_sent
+from gpuwarden.core.errors import AuthFailed, NotSupported, WardenError, nothing_sent
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
-from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.rules import Finding
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
-from gpuwarden.private import private_folder, write_private
 from gpuwarden.providers._account import salted
+from gpuwarden.providers._reservations import ReservingProvider
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
@@ -63,16 +62,13 @@ SHELL_GUARD: Final = ShellGuard(
 )
 
 
-class HfJobsProvider:
+class HfJobsProvider(ReservingProvider):
     """Reservations, and the jobs that fill them."""
 
     name = "hf_jobs"
 
     def __init__(self, profile: Profile, state: Path, clock: Clock, config: HubConfig | None = None) -> None:
-        self.profile = profile
-        self.settle_s = profile.limits.settle_s
-        self._clock = clock
-        self._state = state
+        super().__init__(profile, state, clock)
         self._config = config
 
     def _hub(self) -> HubClient:
@@ -94,8 +90,7 @@ class HfJobsProvider:
             async with self._hub() as hub:
                 await jobs.namespace(hub)
         except WardenError as error:
-            severity = Severity.UNKNOWN if error.retry else Severity.ERROR
-            return [Finding(rule="hf_jobs", severity=severity, message=error.message, fix=error.next_steps)]
+            return [Finding.of(error, rule="hf_jobs")]
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -114,16 +109,10 @@ class HfJobsProvider:
                 )
             price = await self.quote(resources)
         usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
-        file = self._file(token)
-        if not file.exists():
+        if not self._has(token):
             owner = resources.options.get("namespace")
             self._write(token, {"at": self._clock.now(), "usd": usd, "ended": False, "namespace": owner})
         return Known(self._reserved(token))
-
-    async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return the reservation of a token."""
-        answer = await self.get(token)
-        return answer if isinstance(answer, Unknown) else Known((answer.value,) if answer.value else ())
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return the job of a reservation; None when it ended, or when there was none and the reservation was given
@@ -137,31 +126,49 @@ class HfJobsProvider:
         live = [j for j in found if jobs.stage_of(j) not in jobs.FINAL]
         if live:
             return Known(self._instance(id, live[0], self._read(id).get("usd"), token=id))
-        if found or not self._file(id).exists() or self._read(id).get("ended"):
+        if found or not self._has(id) or self._read(id).get("ended"):
             return Known(None)
         return Known(self._reserved(id))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every reservation that is not over, every other job that runs, and every scheduled job."""
+        """Return every reservation that is not over, every other job that runs, and every scheduled job.
+
+        An organization that the account has left is passed over once nothing is reserved there.
+        """
+        running, planned = [], []
         try:
             async with self._hub() as hub:
                 owner = await jobs.namespace(hub)
-                owners = {owner, *(self._read(f.stem).get("namespace") or owner for f in self._state.glob("*.json"))}
-                running = [job for name in sorted(owners) for job in await jobs.live(hub, name)]
-                planned = [one for name in sorted(owners) for one in await jobs.scheduled(hub, name)]
+                notes = [self._read(token) for token in self._tokens()]
+                needed = {owner, *(note.get("namespace") or owner for note in notes if not note.get("ended"))}
+                for name in sorted(needed | {note.get("namespace") or owner for note in notes}):
+                    try:
+                        here = await jobs.live(hub, name), await jobs.scheduled(hub, name)
+                    except (AuthFailed, NotSupported):
+                        if name in needed:
+                            raise
+                        continue
+                    running += here[0]
+                    planned += here[1]
                 prices = await jobs.prices(hub) if running or planned else {}
         except WardenError as error:
             return Unknown(error.message)
         found: dict[str, Instance] = {}
-        for file in sorted(self._state.glob("*.json")):
-            answer = await self.get(file.stem)
+        live = {jobs.labels_of(job).get(jobs.LEASE, ""): job for job in running}
+        for token in self._tokens():
+            if (job := live.get(token)) is not None:  # only what has no job now is asked for by itself
+                found[token] = self._instance(token, job, self._read(token).get("usd"), token=token)
+                continue
+            if self._read(token).get("ended"):
+                continue
+            answer = await self.get(token)
             if isinstance(answer, Unknown):
                 return answer
             if answer.value is not None:
-                found[file.stem] = answer.value
+                found[token] = answer.value
         for job in running:
             lease = jobs.labels_of(job).get(jobs.LEASE, "")
-            name = lease if lease and self._file(lease).exists() else str(job["id"])
+            name = lease if self._has(lease) else str(job["id"])
             usd = prices.get(str(job.get("flavor")))
             found.setdefault(name, self._instance(name, job, usd, token=lease))
         found |= {i.id: i for i in (_planned(one, prices) for one in planned)}
@@ -200,32 +207,9 @@ class HfJobsProvider:
 
     # -------------------------------------------------------------------------------------------------- records
 
-    def _file(self, token: str) -> Path:
-        return self._state / f"{token}.json"
-
-    def _read(self, token: str) -> dict[str, Any]:
-        file = self._file(token)
-        return dict(json.loads(file.read_text())) if file.exists() else {}
-
-    def _write(self, token: str, body: Mapping[str, Any]) -> None:
-        private_folder(self._state)
-        write_private(self._file(token), json.dumps(dict(body)))
-
     def _place(self, token: str) -> Place:
         owner = self._read(token).get("namespace")
-        return Place(platform=self.profile.id, instance_id=token, run_root=self.profile.run_root, user=owner)
-
-    def _reserved(self, token: str) -> Instance:
-        return Instance(
-            id=token,
-            token=token,
-            state=InstanceState.RUNNING,
-            place=self._place(token),
-            meter=False,
-            price_usd_per_hour=self._read(token).get("usd"),
-            created_at=self._read(token).get("at"),
-            why="reserved; nothing runs yet",
-        )
+        return super()._place(token).model_copy(update={"user": owner})
 
     def _instance(self, name: str, job: Mapping[str, Any], usd: float | None, *, token: str) -> Instance:
         started = jobs.moment(job.get("startedAt"))

@@ -22,6 +22,7 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote,
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
 from gpuwarden.providers._http import (
@@ -164,6 +165,7 @@ class LambdaCloud(Rented):
     """A `Provider` over one Lambda account."""
 
     name = "lambda_cloud"
+    wishes = frozenset({"region"})
     api = Api(
         platform="Lambda",
         url="https://cloud.lambda.ai",
@@ -313,11 +315,13 @@ class LambdaCloud(Rented):
             for region in k.regions_with_capacity_available
             if k.instance_type.specs.gpus == resources.gpu_count
             and home.value in {None, region.name}
+            and self.wished(resources, "region") in {"", region.name}
             and (cap is None or (_price(k.instance_type) or cap + 1) <= cap)
         ]
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             where = f" in {home.value}, where the filesystem is" if home.value else ""
+            where += f" in {line(wish, 40)}" if (wish := self.wished(resources, "region")) else ""
             raise NoCapacity(f"Lambda has no {resources.gpu_count} x {asked}{limit} free{where}", "Try later.")
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
 

@@ -146,6 +146,7 @@ class Paperspace(Rented):
     """A `Provider` over one Paperspace team."""
 
     name = "paperspace"
+    wishes = frozenset({"region"})
     api = Api(
         platform="Paperspace",
         url="https://api.paperspace.com/v1",
@@ -169,7 +170,7 @@ class Paperspace(Rented):
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
         """Return the price of the team's machines of this type; None where it has none. Raises NoCapacity."""
-        kind, region = self._machine_type(resources), self.env.get("PAPERSPACE_REGION")
+        kind, region = self._machine_type(resources), self.wished(resources, "region", "PAPERSPACE_REGION")
         if region:
             where = {"machineType": kind, "region": region}
             answer = await self.client.ask("GET", "/machine-availability", _Availability, params=where)
@@ -333,7 +334,7 @@ class Paperspace(Rented):
                 "Paperspace has no price list in its API, so a price cap can't be enforced",
                 "Leave the price cap out; the job's own cost cap still bounds it.",
             )
-        if not (region := self.env.get("PAPERSPACE_REGION")):
+        if not (region := self.wished(resources, "region", "PAPERSPACE_REGION")):
             raise BadRequest("PAPERSPACE_REGION must be set to rent from Paperspace", do(Action.DOCTOR))
         disk_gb = resources.disk_gb or DISKS_GB[1]
         sizes = [size for size in DISKS_GB if size >= disk_gb]

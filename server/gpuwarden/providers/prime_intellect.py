@@ -24,6 +24,7 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
 from gpuwarden.providers._http import (
@@ -145,6 +146,7 @@ class PrimeIntellect(Rented):
     """A `Provider` over one user's account at Prime Intellect."""
 
     name = "prime_intellect"
+    wishes = frozenset({"image", "region"})
     api = Api(
         platform="Prime Intellect",
         url="https://api.primeintellect.ai/api/v1",
@@ -204,7 +206,7 @@ class PrimeIntellect(Rented):
         if isinstance(key, Unknown):
             return key
         offer, team = chosen.value.offer, self.env.get("PRIME_TEAM_ID")
-        image = self.env.get("PRIME_IMAGE") or DEFAULT_IMAGE
+        image = self.wished(resources, "image", "PRIME_IMAGE") or DEFAULT_IMAGE
         if offer.images and image not in offer.images:
             image = offer.images[0]
         pod: dict[str, object] = {
@@ -293,12 +295,15 @@ class PrimeIntellect(Rented):
         answer = await self._offers(resources.gpu_count)
         if isinstance(answer, Unknown):
             return answer
+        image, region = self.wished(resources, "image"), self.wished(resources, "region")
         fitting = [
             c
             for o in answer.value
             if gpu_matches(asked, (o.gpuType.replace("_", " "),))
             and o.gpuCount == resources.gpu_count
             and o.provider
+            and (not image or not o.images or image in o.images)
+            and region.casefold() in {"", (o.dataCenter or "").casefold(), (o.country or "").casefold()}
             and o.stockStatus.casefold() not in {"unavailable", "none", ""}
             and not o.prepaidTime
             and bool(o.isSpot) == resources.interruptible
@@ -308,6 +313,7 @@ class PrimeIntellect(Rented):
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             size = f" with {resources.disk_gb} GB of disk" if resources.disk_gb else ""
+            size += "".join(f", {name} {line(wish, 60)}" for name, wish in resources.options.items())
             raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{size}{limit}", "Try later.")
 
         def cost(chosen: Chosen) -> tuple[bool, float, str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
@@ -15,7 +15,9 @@ from gpuwarden.core.rules import Finding
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import salted
 from gpuwarden.providers._rented import agreed_gone
-from gpuwarden.rehearsal.cloud import Cloud
+
+if TYPE_CHECKING:
+    from gpuwarden.rehearsal.cloud import Cloud
 
 ACCOUNT_KEYS: Final = ()  # simulated money needs none
 SHELL_GUARD: Final = ShellGuard()  # its machines are processes here, and no command line ends them
@@ -25,6 +27,8 @@ class RehearsalProvider:
     """A `Provider` over a `Cloud`; the token is the instance's label."""
 
     name = "rehearsal"
+    wishes = frozenset({"image", "region"})
+    """A simulated machine has neither; a job with them can be rehearsed all the same."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
@@ -87,4 +91,6 @@ class RehearsalProvider:
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
     """Return the provider for one profile; the cloud's files in `state/<profile id>` are kept."""
     # A supervisor process uses this machine's time; with any other clock changes happen on the next look.
+    from gpuwarden.rehearsal.cloud import Cloud  # every look at the providers' keys loads this file
+
     return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, cast
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, NotSupported, WardenError, nothing_sent
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -233,6 +234,7 @@ class RunPod(Rented):
     """A `Provider` over one RunPod account."""
 
     name = "runpod"
+    wishes = frozenset({"image", "region"})
     api = Api(
         platform="RunPod",
         url="https://api.runpod.io/v2",
@@ -290,8 +292,14 @@ class RunPod(Rented):
             if isinstance(offer, Unknown):
                 return offer
             volume = await self._volume() if resources.durable_storage else Known(None)
-        if isinstance(volume, Unknown):
-            return volume
+            if isinstance(volume, Unknown):
+                return volume
+            region = self.wished(resources, "region")
+            if volume.value is not None and region not in {"", volume.value.dataCenter}:
+                raise BadRequest(
+                    f"the network volume is in {volume.value.dataCenter}, and {line(region, 40)} was asked for",
+                    do(Action.LEAVE_OUT_ARGUMENT, name="options"),
+                )
         order = self._order(label, resources, offer.value, volume.value)
         if resources.deadline_s is not None:
             dated = await self._create_dated(order, self.clock.now() + resources.deadline_s)
@@ -395,6 +403,8 @@ class RunPod(Rented):
         cloud = (self.env.get("RUNPOD_CLOUD") or "SECURE").upper()
         if cloud not in {"SECURE", "COMMUNITY"}:
             raise BadRequest(f"RUNPOD_CLOUD is {cloud!r}", "Set it to SECURE or COMMUNITY.")
+        if cloud == "COMMUNITY" and self.wished(resources, "region"):
+            raise NotSupported("RunPod's data centers can be chosen in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
         if cloud == "COMMUNITY" and resources.durable_storage:
             raise NotSupported("RunPod's network volumes exist in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
         return cast("Cloud", cloud)
@@ -453,7 +463,7 @@ class RunPod(Rented):
         tier = self.durable_tier()
         order: dict[str, object] = {
             "name": label,
-            "image": self.env.get("RUNPOD_IMAGE") or DEFAULT_IMAGE,
+            "image": self.wished(resources, "image", "RUNPOD_IMAGE") or DEFAULT_IMAGE,
             "cloud": self._cloud(resources),
             "gpu": {"id": kind.id, "count": resources.gpu_count},
             "disk": CONTAINER_DISK_GB,
@@ -466,6 +476,7 @@ class RunPod(Rented):
             order["mounts"] = {"network": [{"volumeId": volume.id, "path": tier.path}]}
             order["dataCenterIds"] = [volume.dataCenter]
         else:
+            order |= {"dataCenterIds": [region]} if (region := self.wished(resources, "region")) else {}
             size = max(10, resources.disk_gb or VOLUME_DISK_GB)
             order["mounts"] = {"persistent": {"size": size, "path": "/workspace"}}
         return order

@@ -163,7 +163,8 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
         after = float(threshold[1]) if threshold else None
         return RateLimited(f"Vast.ai was asked too often ({said})", "Wait, then call again.", after)
     if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
-        return NoCapacity(f"that offer of Vast.ai is gone ({said})", "Ask again: there are others.")
+        hint = "Submit the job again for the offers of that time, or ask for another GPU or platform."
+        return NoCapacity(f"that offer of Vast.ai is gone ({said})", hint)
     if reply.status == 404 and code in {"not_found", "no_such_instance"}:
         return NotFound(f"Vast.ai does not have it: {said}")
     return None
@@ -173,6 +174,7 @@ class Vast(Rented):
     """A `Provider` over one Vast.ai account."""
 
     name = "vastai"
+    wishes = frozenset({"image", "region"})
     api = Api(
         platform="Vast.ai",
         url="https://console.vast.ai",
@@ -230,18 +232,23 @@ class Vast(Rented):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent the cheapest offer that is still there."""
+        """Rent the cheapest of the first `TRIES` offers that is still there; each is ordered at most once."""
         with nothing_sent():
             label = self.label(token)
             offers = await self._offers(resources)
         if isinstance(offers, Unknown):
             return offers
-        for offer in offers.value[: TRIES - 1]:
+        *others, last = offers.value[:TRIES]
+        for offer in others:
             try:
                 return await self._rent(offer, resources, label, token)
             except NoCapacity:
-                continue
-        return await self._rent(offers.value[:TRIES][-1], resources, label, token)
+                there = await self.find(token)  # a request that was refused may have been carried out
+            if isinstance(there, Unknown):
+                return there
+            if there.value:
+                return Known(there.value[0])
+        return await self._rent(last, resources, label, token)
 
     def is_id(self, ident: str) -> bool:
         """Return whether an id is a number: Vast.ai counts its instances."""
@@ -351,6 +358,8 @@ class Vast(Rented):
             "order": [["dph_total", "asc"]],
             "limit": OFFERS,
         }
+        if region := self.wished(resources, "region"):
+            query["geolocation"] = {"in": [region.upper()]}
         if names:
             query["gpu_name"] = {"in": list(names)}
         answer = await self.client.ask("POST", "/api/v0/bundles/", _Offers, body=query, safe=True)
@@ -388,7 +397,7 @@ class Vast(Rented):
         disk, tier = resources.disk_gb or DISK_GB, self.durable_tier()
         order: dict[str, object] = {
             "client_id": "me",
-            "image": self.env.get("VAST_IMAGE") or DEFAULT_IMAGE,
+            "image": self.wished(resources, "image", "VAST_IMAGE") or DEFAULT_IMAGE,
             "label": label,
             "disk": disk,
             "runtype": "ssh_direct",

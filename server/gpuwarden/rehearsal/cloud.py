@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from gpuwarden.core.clock import Clock
+from gpuwarden.core.clock import Clock, ShiftedClock
 from gpuwarden.core.errors import (
     BadReply,
     BadRequest,
@@ -29,6 +29,7 @@ from gpuwarden.core.errors import (
     NoCapacity,
     NotFound,
     NotSupported,
+    RateLimited,
     Unreachable,
     nothing_sent,
 )
@@ -150,7 +151,7 @@ class Cloud:
 
     def find(self, token: str) -> Answer[tuple[Instance, ...]]:
         """Return every listed instance with that label."""
-        return self._call("find", lambda s: tuple(i for i in self._listed(s) if i.token == token))
+        return self._call("find", lambda s: tuple(self._listed(s, token)))
 
     def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every instance that is not gone."""
@@ -306,6 +307,9 @@ class Cloud:
         try:
             with self._session() as s:
                 kinds = self._strikes(s, verb)
+                if 0 < s.config.settings.calls_per_minute < s.state.in_minute:
+                    with nothing_sent():
+                        raise RateLimited(f"{self._platform} takes no more calls yet", after_s=60 - s.now % 60)
                 if "lost_request" in kinds:
                     return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
                 if "no_capacity" in kinds:
@@ -349,6 +353,8 @@ class Cloud:
     def _strikes(self, s: Session, verb: Call) -> set[str]:
         nth = s.state.calls.get(verb, 0) + 1
         s.state.calls[verb] = nth
+        minute = int(s.now // 60)
+        s.state.minute, s.state.in_minute = minute, 1 + (s.state.in_minute if s.state.minute == minute else 0)
         faults = s.config.faults.on_call(verb, nth)
         s.stale_s = max((f.seconds for f in faults if f.kind == "stale"), default=0.0)
         return {f.kind for f in faults}
@@ -470,9 +476,13 @@ class Cloud:
     def _lags(self, s: Session, record: Record) -> bool:
         return record.state == _S.GONE and not record.vanished and s.now < record.since + s.stale_s
 
-    def _listed(self, s: Session) -> Iterator[Instance]:
+    def _listed(self, s: Session, token: str | None = None) -> Iterator[Instance]:
         for record in s.state.records.values():
-            if self._unseen(s, record) or (record.state == _S.GONE and not self._lags(s, record)):
+            if (
+                token not in {None, record.token}
+                or self._unseen(s, record)
+                or (record.state == _S.GONE and not self._lags(s, record))
+            ):
                 continue
             yield self._view(s, record)
 
@@ -481,6 +491,7 @@ class Cloud:
         if self._lags(s, record):
             record = record.but(state=_S.TERMINATING, why="terminate was asked for")
         files = self._disk(record)
+        shifted = (str(self.clock.file.absolute()),) if isinstance(self.clock, ShiftedClock) else ()
         place = Place(
             platform=self._platform,
             instance_id=record.id,
@@ -488,7 +499,7 @@ class Cloud:
             mounts=files.mounts,
             run_root=files.run_root,
             env={MARKER: record.id},
-            self_stop=(sys.executable, "-m", "gpuwarden.rehearsal.self_stop", str(self.root), record.id),
+            self_stop=(sys.executable, "-m", "gpuwarden.rehearsal.self_stop", str(self.root), record.id, *shifted),
         )
         settings = s.config.settings
         residue = meter.leaves_residue(self.profile, record)

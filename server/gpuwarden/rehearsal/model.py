@@ -23,7 +23,8 @@ class Settings(Frozen):
 
     Durations are seconds of the cloud's clock. `time_scale` speeds up money alone: one second of the clock is that
     many seconds on the meter, while boots, graces and resumes keep their length, so that processes get their time.
-    `sometimes` decides whether `sometimes` storage is present. `settle_s` is the minimum time between two looks that
+    `sometimes` decides whether `sometimes` storage is present. More than `calls_per_minute` of the clock are refused as
+    too many; 0 allows any number. `settle_s` is the minimum time between two looks that
     count as a confirmation.
     """
 
@@ -39,6 +40,7 @@ class Settings(Frozen):
     capacity: int = Field(default=64, ge=0)
     settle_s: float = Field(default=0.5, ge=0)
     host_life_s: float = Field(default=3600.0, gt=0)
+    calls_per_minute: int = Field(default=0, ge=0)
 
 
 Call = Literal["quote", "create", "find", "get", "list", "start", "stop", "terminate", "submit", "self_stop"]
@@ -159,6 +161,9 @@ class State(BaseModel):
     nonce: str
     now: float = 0.0
     calls: dict[str, int] = Field(default_factory=dict)
+    minute: int = 0
+    in_minute: int = 0
+    """How many calls came in that minute of the clock."""
     records: dict[str, Record] = Field(default_factory=dict)
 
 

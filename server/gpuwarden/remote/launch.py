@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from gpuwarden.checkpoints import archive
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import (
@@ -32,6 +32,7 @@ from gpuwarden.core.reasons import Code, Reason, because, known_code
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job
 from gpuwarden.core.store_address import StoreAddress
+from gpuwarden.remote import cell_queue as queue_program
 from gpuwarden.remote.runner_bundle import one_file
 
 INPUTS_HERE: Final = "inputs.whole"
@@ -45,6 +46,8 @@ HEARTBEAT_S: Final = 10.0
 LOG_MAX_BYTES: Final = 64 << 20
 STALL_S: Final = 1800.0
 """Seconds without a new step, or a new line for a job that reports no steps, after which the runner reports a stall."""
+MARKER: Final = "GPUWARDEN_REHEARSAL_INSTANCE"
+"""A variable that a rehearsal sets for every process of an instance."""
 _SIGKILL: Final = 9  # the `signal` module of a Windows client has no such name
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
@@ -58,6 +61,8 @@ def runner_source() -> bytes:
 @cache
 def checker() -> tuple[str, bytes]:
     """Return name and content of the archive that examines and seals checkpoints in place."""
+    from gpuwarden.checkpoints import archive  # which brings every reader of checkpoints
+
     content = archive.build()
     return archive.name(content), content
 
@@ -94,6 +99,10 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
         script = content_name("script", content)
         files[script] = content
         argv = [*interpreter, f"{run_dir}/{script}", *spec.args]
+    if spec.cells:
+        queue, order = cell_queue(spec)
+        files |= {content_name("cells", queue): queue, (listed := content_name("order", order)): order}
+        argv = [*interpreter, f"{run_dir}/{content_name('cells', queue)}", f"{run_dir}/{listed}", *argv]
     timeout = spec.timeout_s
     # A script is stored outside of the working folder, so Python would not find the modules among its inputs.
     modules = {"PYTHONPATH": f"{run_dir}/work"} if spec.inputs and spec.script is not None else {}
@@ -114,9 +123,22 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             **place.mapping,
             **({"park": place.park.order} if place.park else {}),
             "archive": pyz,
-            **({"keep": vars(StoreAddress.parse(spec.keep))} if spec.keep else {}),
+            **({"keep": vars(StoreAddress.parse(spec.keep)), **marked(place)} if spec.keep else {}),
         },
     )
+
+
+def cell_queue(spec: JobSpec) -> tuple[bytes, bytes]:
+    """Return the program that runs the cells of a fan-out in turn, and the list that it reads."""
+    cells = [{**cell.model_dump(), "args": list(cell.args), "folder": cell.folder} for cell in spec.cells]
+    order = {"cells": cells, "slots": spec.gpu_count, "cell_timeout_s": spec.cell_timeout_s}
+    return Path(queue_program.__file__).read_bytes(), json.dumps(order).encode()
+
+
+def marked(place: Place) -> dict[str, str]:
+    """Return what marks the processes of a rehearsal's machine among those of this one; nothing on a real machine."""
+    value = place.env.get(MARKER)
+    return {"marker": f"{MARKER}={value}"} if value else {}
 
 
 # ---------------------------------------------------------------------------------------------------- the way back
@@ -191,7 +213,12 @@ _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preem
 
 
 def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
-    """Return the identity that the runner's `start` reported; None from a runner that reports none."""
+    """Return the identity that the runner's `start` reported; None from a runner that reports none.
+
+    Raises BadReply for a reply that is not about a launch: nobody knows then whether there was one.
+    """
+    if not isinstance(reply.get("attempt"), int):
+        raise BadReply("the runner's start answered without an attempt", do(Action.CHECK, "before trying again"))
     try:
         return Supervisor(**{k: reply.get(k) for k in ("pid", "start_ticks", "boot_id", "machine")})  # type: ignore[arg-type]
     except ValidationError:

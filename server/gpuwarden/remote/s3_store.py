@@ -1,4 +1,4 @@
-"""Read a kept store in S3 from here: the manifest, and sizes and checksums of objects by HEAD requests.
+"""Read a kept store in S3 from here: the manifest, sizes and checksums of objects by HEAD requests, and objects.
 
 It needs boto3 (the extra `s3`), and a key that may list and read; the uploader on the machine has another one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from gpuwarden.core.store_address import MAX_MANIFEST, StoreAddress, StoredFile
 
 _THREADS = 8  # a request is mostly waiting
 _PIECE = 1 << 16
+_STREAM = 1 << 20
 _ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
 _DENIED = frozenset({"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
 _CREDENTIALS = {
@@ -77,8 +78,8 @@ class S3Reader:
             raise BadReply(f"the manifest of {self.address} is longer than {MAX_MANIFEST:,} bytes")
         return content
 
-    async def files(self, keys: Sequence[str]) -> dict[str, StoredFile]:
-        """Ask for the headers of each object."""
+    async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
+        """Ask for the headers of each object. Nothing is downloaded."""
 
         def head(key: str) -> tuple[str, StoredFile | None]:
             named = {"Bucket": self.address.root, "Key": key, "ChecksumMode": "ENABLED"}
@@ -89,6 +90,20 @@ class S3Reader:
                 return {key: found for key, found in pool.map(head, keys) if found}
 
         return await self._in_thread(heads)
+
+    async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one object from `offset`, which is below its size."""
+        named = {"Bucket": self.address.root, "Key": key, "Range": f"bytes={offset}-"}
+        # Who gives up on a stream may open another one, so nothing is given up for good here.
+        reply = await to_thread.run_sync(self._ask, lambda: self._client.get_object(**named), abandon_on_cancel=True)
+        if reply is None:
+            raise NotFound(f"{self.address} has no object {line(key, 200)}", "Look at what is kept there.")
+        body = reply["Body"]
+        try:
+            while piece := await to_thread.run_sync(self._ask, lambda: body.read(_STREAM), abandon_on_cancel=True):
+                yield piece
+        finally:
+            body.close()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         """Do the work in a thread. A caller that gives up does not wait for it, and no more requests are sent."""

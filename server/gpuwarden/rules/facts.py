@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from gpuwarden.core.engine import EngineLimits
 from gpuwarden.core.hardware import Gpu, gpu_of
 from gpuwarden.core.models import (
     Answer,
@@ -22,9 +24,13 @@ from gpuwarden.core.models import (
 )
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
+from gpuwarden.core.readiness import Readiness
 from gpuwarden.core.rules import Finding, Found, Severity
 from gpuwarden.core.states import Job
 from gpuwarden.hub.facts import HubFacts
+from gpuwarden.scripts.env_and_shell import installed
+from gpuwarden.scripts.group_launch import GroupLaunch, read_launch
+from gpuwarden.scripts.package_checks import Libraries
 from gpuwarden.scripts.script import ScriptFacts
 from gpuwarden.scripts.script_usage import Uses
 
@@ -41,6 +47,19 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class Rehearsed:
+    """What came of rehearsing exactly this script with these arguments on this machine: `passed`, `fault`, `stopped`.
+
+    `certain`: the error does not depend on any substitute. `line` is 0 where the script itself has no place for it.
+    """
+
+    outcome: str
+    certain: bool = False
+    message: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
 class SubmitFacts:
     """All that is known before a job is accepted. `profile` is None for an unknown platform.
 
@@ -53,13 +72,18 @@ class SubmitFacts:
     from. `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does
     not, and `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the
     command. `keep` says what is wrong with the kept store, None where none is asked for; `unset_keep` are the variables
-    of its credentials that have no value here.
+    of its credentials that have no value here. `engine` is what the engine that runs the job allows, None where none
+    does. `local_modules` are the modules, with their paths, that the program imports from files which do not go along.
+    `readiness` is what an existing place lacks, None where nothing was looked for. `files_here` are the files that the
+    command or the arguments name, which exist in the working directory and do not go along; None where no file can.
+    `rehearsed` is the last rehearsal of this script with these arguments, None where there was none.
     """
 
     spec: JobSpec
     policy: Policy
     profile: Profile | None
     platforms: tuple[str, ...]
+    """Every platform that can be named, where the profile is None."""
     script: ScriptFacts | None = None
     quote: Answer[Quote] | None = None
     unusable: str = ""
@@ -78,11 +102,45 @@ class SubmitFacts:
     attempts: int = 1
     keep: Answer[str] | None = None
     unset_keep: tuple[str, ...] = ()
+    engine: Answer[EngineLimits] | None = None
+    rehearsed: Rehearsed | None = None
+    local_modules: tuple[tuple[str, str], ...] = ()
+    readiness: Answer[Readiness] | None = None
+    files_here: tuple[str, ...] | None = ()
+
+    @property
+    def undeclared(self) -> tuple[str, ...]:
+        """Return the third-party modules that the script imports: without those that are files beside it."""
+        local = dict(self.local_modules)
+        return tuple(m for m in self.script.third_party if m not in local) if self.script is not None else ()
+
+    @property
+    def limits(self) -> EngineLimits | None:
+        """Return what the engine allows; None where no engine runs the job, or where it is unknown."""
+        return self.engine.value if isinstance(self.engine, Known) else None
+
+    @property
+    def launch(self) -> GroupLaunch:
+        """Return what the command says of a launch on several nodes."""
+        return read_launch((*self.spec.command, *self.spec.args), self.spec.env, self.script)
+
+    @property
+    def nodes(self) -> int:
+        """Return on how many nodes the job runs: as its engine is asked, or as its command says."""
+        return max(self.limits.asked.nodes if self.limits else 1, self.launch.nodes or 1)
 
     @property
     def uses(self) -> Uses:
         """Return what the script or the command asks for; empty when it can't be parsed."""
-        return self.script.uses if self.script is not None and not self.script.error else Uses()
+        return self.script.uses if self.script is not None else Uses()
+
+    @cached_property
+    def libraries(self) -> Libraries:
+        """Return the training libraries in the releases that the job will get."""
+        header = self.script.header if self.script is not None else None
+        pip = tuple(sorted(installed(self.uses.shells, "pip")))
+        given = (*header.dependencies, *pip) if header else pip or None
+        return Libraries(given, self.uses.package_use, self.uses.imports)
 
     @property
     def gpu(self) -> tuple[Gpu, int] | None:

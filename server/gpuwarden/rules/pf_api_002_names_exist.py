@@ -2,7 +2,6 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.ecosystem_tables import GONE_NAMES, read_requirement
 
 
 @rule(
@@ -12,9 +11,11 @@ from gpuwarden.scripts.ecosystem_tables import GONE_NAMES, read_requirement
     fix="Use what replaced it.",
 )
 def names_exist(facts: SubmitFacts) -> Iterator[Found]:
-    """Names that the script imports exist in the versions that the header asks for.
+    """Names that the script imports exist in the releases that the header asks for.
 
-    Why: PPO and others left trl; the import fails in the first second, after the rental.
+    Why: the import fails in the first second, after the rental. The names come from the released wheels; a module
+    that makes names at run time is not judged. Without a header nothing says which release runs: a name that some
+    release has is then a warning.
 
     Example:
         # dependencies = ["trl>=1.16"]
@@ -25,10 +26,5 @@ def names_exist(facts: SubmitFacts) -> Iterator[Found]:
         from trl import GRPOTrainer
 
     """
-    header = facts.script.header if facts.script and not facts.script.error else None
-    wanted = [r for d in (header.dependencies if header else ()) if (r := read_requirement(d))]
-    used = dict(reversed(facts.uses.imports)) | {c.name: c.line for c in facts.uses.calls if c.name in GONE_NAMES}
-    for name, line in sorted(used.items(), key=lambda x: x[1]):
-        gone = GONE_NAMES.get(name)
-        if gone and not any(r.name == gone.package and r.surely_below(gone.since) for r in wanted):
-            yield Found(f"line {line}: {name} is gone since {gone.package} {gone.since}", fix=f"Use {gone.instead}.")
+    for misfit in facts.libraries.imports(facts.uses.imports, facts.uses.calls):
+        yield Found(misfit.message, fix=misfit.fix, severity=None if misfit.sure else Severity.WARNING)

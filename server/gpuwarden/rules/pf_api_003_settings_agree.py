@@ -41,6 +41,8 @@ def settings_agree(facts: SubmitFacts) -> Iterator[Found]:
 def _groups(facts: SubmitFacts) -> Iterator[Found]:
     """Report a batch of GRPO or RLOO that does not divide into whole groups of completions."""
     uses = facts.uses
+    if any(name.partition(".")[0] == "unsloth" for name, _ in uses.imports):
+        return  # it changes the batch itself
     if not uses.methods & {"grpo", "rloo"} or "generation_batch_size" in uses.settings:
         return
     group = uses.setting("num_generations", 8 if "grpo" in uses.methods else 2)

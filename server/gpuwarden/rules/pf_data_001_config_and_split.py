@@ -29,19 +29,26 @@ def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
         structure = fact.repo.structure
         if structure is None or not structure.known or structure.partial or fact.use.revision or fact.use.file:
             continue
+        if fact.use.unknown & {"revision", "file"}:
+            continue
+        severity = Severity.WARNING if fact.use.maybe else None
         names = [c.name for c in structure.configs]
+        given = fact.use.config or "config" in fact.use.unknown
         if structure.more_configs or structure.failed:
             continue
         if fact.use.config and fact.use.config not in names:
-            yield Found(f"{fact.where} has no config {fact.use.config!r}", fix=f"It has {_listed(names)}.")
-        elif not fact.use.config and len(names) > 1 and "default" not in names:
-            yield Found(f"{fact.where} has {len(names)} configs and none is named", fix=f"Name one: {_listed(names)}.")
+            fix = f"It has {_listed(names)}."
+            yield Found(f"{fact.where} has no config {fact.use.config!r}", fix=fix, severity=severity)
+        elif not given and len(names) > 1 and not {"default", fact.repo.default_config} & {*names}:
+            fix = f"Name one: {_listed(names)}."
+            yield Found(f"{fact.where} has {len(names)} configs and none is named", fix=fix, severity=severity)
         elif fact.config is not None and fact.use.split:
             have = [s.name for s in fact.config.splits]
             wanted = [re.sub(r"\[.*\]$", "", part).strip() for part in fact.use.split.split("+")]
             for name in wanted:
                 if have and name != "all" and name not in have:
-                    yield Found(f"{fact.where} has no split {name!r}", fix=f"It has {_listed(have)}.")
+                    fix = f"It has {_listed(have)}."
+                    yield Found(f"{fact.where} has no split {name!r}", fix=fix, severity=severity)
 
 
 def _listed(names: list[str]) -> str:

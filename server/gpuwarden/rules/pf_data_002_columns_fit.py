@@ -1,9 +1,23 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.scripts.ecosystem_tables import COLUMNS, SYNONYMS
+from gpuwarden.scripts.row_layouts import reads
+
+_NEEDS = {
+    "messages": "a list of messages with role and content",
+    "conversations": "a list of messages",
+    "objects": "bbox and category, each a list",
+    "label": "labels",
+    "labels": "labels",
+    "score": "numbers",
+    "input_ids": "lists of numbers",
+    **dict.fromkeys(("image", "img", "mask", "annotation"), "pictures"),
+    **dict.fromkeys(("prompt", "completion", "chosen", "rejected"), "text or a list of messages"),
+}
+"""The values that a method reads as a column; text where a column is not listed."""
 
 
 @rule(
@@ -13,10 +27,11 @@ from gpuwarden.scripts.ecosystem_tables import COLUMNS, SYNONYMS
     fix="Map the columns before training, or choose a dataset made for this method.",
 )
 def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
-    """The dataset's columns are those that the training method reads.
+    """The dataset's columns are those that the training method reads, and of types that it reads.
 
     Why: the format of the data is the most common reason for a job that fails at once, above all for preference
-    data. What a script's own `map` makes of the rows is not followed; then only the columns that it reads are
+    data. A column of the right name may contain something else: addresses instead of pictures, one text instead of
+    messages. What a script's own `map` makes of the rows is not followed; then only the columns that it reads are
     checked, by PF-DATA-003.
 
     Example:
@@ -29,10 +44,10 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     hub = facts.hub
-    formats = any(t.kwargs.get("formatting_func") is not None for t in facts.uses.trainers)
+    formats = any(t.get("formatting_func") is not None for t in facts.uses.trainers)
     # A shipped trainer says itself which columns it reads and converts.
     follows = facts.uses.typed is None or not facts.uses.typed.columns
-    if hub is None or formats or not facts.uses.methods or (facts.uses.reshaped and follows):
+    if hub is None or formats or not _methods(facts) or (facts.uses.reshaped and follows):
         return
     trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
     judged = [(fact, _judge(facts, fact)) for fact in trained]
@@ -40,6 +55,12 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
         return  # one that fits is what is trained on; the others serve something else
     for _, problems in judged:
         yield from problems
+
+
+def _methods(facts: SubmitFacts) -> list[str]:
+    """Return the training methods; a shipped trainer that declares its columns may have none that has a name here."""
+    declares = facts.uses.typed is not None and facts.uses.typed.columns
+    return sorted(facts.uses.methods) or (["this trainer"] if declares else [])
 
 
 def _wanted(facts: SubmitFacts, method: str) -> tuple[frozenset[str], ...]:
@@ -64,14 +85,40 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
     renames, makes = (typed.renames, frozenset[str]()) if typed else (facts.uses.renames, facts.uses.makes)
     seen = {renames.get(c, c) for c in columns} | makes
     found = []
-    for method in sorted(facts.uses.methods):
-        if not any(wanted <= seen for wanted in _wanted(facts, method)):
+    for method in _methods(facts):
+        there = [wanted for wanted in _wanted(facts, method) if wanted <= seen]
+        if not there:
             sets = " or ".join("+".join(sorted(wanted)) for wanted in _wanted(facts, method)[:4])
             has = ", ".join(sorted(columns)[:12])
             found.append(
                 Found(f"{fact.where} has the columns {has}; {method} needs {sets}", fix=_mapping(facts, method, seen))
             )
+            continue
+        kinds = {renames.get(c.name, c.name): c.type for c in fact.config.columns} if fact.config else {}
+        found += _mistyped(facts, fact, method, there, {n: k for n, k in kinds.items() if n not in makes})
     return found
+
+
+def _mistyped(
+    facts: SubmitFacts, fact: RepoFact, method: str, there: list[frozenset[str]], kinds: Mapping[str, str]
+) -> list[Found]:
+    """Return a finding where each set of columns that is there has one of the wrong type, or of an unknown one."""
+    if facts.uses.typed is None and facts.uses.called("cast_column", "cast"):
+        return []  # the script gives columns other types
+    # The text column has the name that the script gives it; a mask is often called label.
+    serves = {str(facts.uses.setting("dataset_text_field")): "text"}
+    if method == "segmentation":
+        serves["label"] = "mask"
+    judged = [{n: reads(serves.get(n, n), kinds[n], wanted) for n in sorted(wanted & kinds.keys())} for wanted in there]
+    if any(all(judgement.values()) for judgement in judged):
+        return []
+    untold = next((j for j in judged if False not in j.values()), None)
+    name = next(n for n, right in (untold or judged[0]).items() if not right)
+    column = f"{fact.where}: the column {name} is of the type {kinds[name] or 'unknown'}"
+    if untold is not None:
+        message = f"{column}; whether {method} can read it could not be checked"
+        return [Found(message, "Look at a few rows.", Severity.WARNING)]
+    return [Found(f"{column}; {method} reads {_NEEDS.get(serves.get(name, name), 'text')} there")]
 
 
 def _mapping(facts: SubmitFacts, method: str, seen: set[str]) -> str:

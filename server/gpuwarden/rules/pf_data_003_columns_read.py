@@ -20,7 +20,8 @@ _MADE = frozenset(
 def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     """The columns that the script's own row functions read exist.
 
-    Why: a `map` over the rows raises KeyError at the first row, after the download.
+    Why: a `map` over the rows raises KeyError at the first row, after the download. A column that only some rows are
+    read for, by what they contain, is a warning.
 
     Example:
         data = load_dataset("openai/gsm8k", "main", split="train")  # question, answer
@@ -44,10 +45,10 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     )
     severity = Severity.WARNING if other or facts.uses.row_functions > 1 else None
     has = _MADE | fact.config.column_names | set(facts.uses.renames.values()) | facts.uses.makes
-    for name, line in sorted(set(facts.uses.reads)):
+    listed = ", ".join(sorted(fact.config.column_names)[:12])
+    some = [(name, line) for name, line, tested in facts.uses.some_reads if tested <= has]
+    reads = dict.fromkeys(some, Severity.WARNING) | dict.fromkeys(facts.uses.reads, severity)
+    for (name, line), severe in sorted(reads.items(), key=lambda one: one[0]):
         if name not in has:
-            listed = ", ".join(sorted(fact.config.column_names)[:12])
-            yield Found(
-                f"line {line} reads the column {name!r}, which {fact.use.id} does not have; it has {listed}",
-                severity=severity,
-            )
+            message = f"line {line} reads the column {name!r}, which {fact.use.id} does not have; it has {listed}"
+            yield Found(message, severity=severe)

@@ -33,7 +33,7 @@ def chat_template(facts: SubmitFacts) -> Iterator[Found]:
         or uses.setting("chat_template_path") is not None
         or "chat_template" in uses.settings
         or "chat_template" in uses.assigned
-        or any(t.kwargs.get("formatting_func") is not None for t in uses.trainers)
+        or any(t.get("formatting_func") is not None for t in uses.trainers)
     )
     if uses.typed is not None:
         set_by_script = bool(uses.typed.text("chat_template_from"))

@@ -2,7 +2,6 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.static_eval import UNKNOWN
 
 
 @rule(
@@ -26,9 +25,9 @@ def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     asked = facts.uses.setting("eval_strategy", facts.uses.setting("evaluation_strategy"))
-    if asked in {None, "no"} or asked is UNKNOWN:
+    if not isinstance(asked, str) or asked == "no":
         return
     trainers = facts.uses.trainers
-    if trainers and all(t.get("eval_dataset") is None for t in trainers):
+    if trainers and all(t.get("eval_dataset") is None and t.get("evaluator") is None for t in trainers):
         line = facts.uses.line_of("eval_strategy")
         yield Found(f"line {line} sets eval_strategy={asked!r}, and no trainer gets an eval_dataset")

@@ -25,7 +25,7 @@ def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     uses = facts.uses
-    streamed = any(c.kwargs.get("streaming") is True for c in uses.calls if c.last == "load_dataset")
+    streamed = any(c.kwargs.get("streaming") is True for c in uses.calls if c.last == "load_dataset" and not c.maybe)
     given = "max_steps" in uses.settings or "**" in uses.settings
     if streamed and uses.trainers and not given and not uses.called("from_generator", "from_list", "take"):
         yield Found("the dataset is streamed and max_steps is not set")

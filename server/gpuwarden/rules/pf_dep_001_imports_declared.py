@@ -43,7 +43,7 @@ def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
     there = closure(direct)
     strange = {name for name in direct if "[" not in name} - KNOWN  # what these bring along is not known here
     severity = Severity.WARNING if strange else None
-    for module in script.third_party:
+    for module in facts.undeclared:
         packages = distributions(module)
         if direct & set(packages):
             continue

@@ -6,6 +6,9 @@ from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.scripts.ecosystem_tables import closure, listed
 from gpuwarden.scripts.env_and_shell import installed
 from gpuwarden.scripts.script_usage import Uses
+from gpuwarden.scripts.static_eval import UNKNOWN
+from gpuwarden.scripts.three_valued import truth
+from gpuwarden.scripts.writes import LIGHTNING
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,26 @@ def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
 def _needs(uses: Uses, imports: set[str]) -> Iterator[_Need]:
     modules = {i.partition(".")[0] for i in imports}
     last = {i.rpartition(".")[2] for i in imports}
-    if modules & {"transformers", "trl"} and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in uses.trainers):
+    plain = (t for t in uses.trainers if t.last in {"Trainer", "Seq2SeqTrainer"})
+    if modules & {"transformers", "trl"} and any(not t.name.startswith(LIGHTNING) for t in plain):
         yield _Need(("accelerate",), "the Trainer of transformers")
-    if uses.called("from_pretrained") and any("device_map" in c.kwargs for c in uses.calls):
-        yield _Need(("accelerate",), "device_map")
+    loads = [c for c in uses.calls if c.last == "from_pretrained"]
+    if mapped := [c for c in loads if c.kwargs.get("device_map") is not None]:
+        certain = any(not c.maybe and c.kwargs["device_map"] is not UNKNOWN for c in mapped)
+        yield _Need(("accelerate",), "device_map", certain=certain)
     yield from _settings_need(uses)
-    if any(c.kwargs.get(f"load_in_{n}bit") is True for c in uses.calls for n in (4, 8)):
-        yield _Need(("bitsandbytes", "unsloth"), "loading in 4 or 8 bit")
-    if any(str(c.kwargs.get("attn_implementation")) == "flash_attention_2" for c in uses.calls):
-        yield _Need(("flash-attn", "kernels"), 'attn_implementation="flash_attention_2"')
-    if any(str(c.kwargs.get("attn_implementation", "")).startswith("kernels-community") for c in uses.calls):
+    if small := [c for c in uses.calls if any(c.kwargs.get(f"load_in_{n}bit") is True for n in (4, 8))]:
+        certain = any(not c.maybe for c in small)
+        yield _Need(("bitsandbytes", "unsloth"), "loading in 4 or 8 bit", certain=certain)
+    attention = {
+        c.kwargs["attn_implementation"]: not c.maybe
+        for c in loads
+        if isinstance(c.kwargs.get("attn_implementation"), str)
+    }
+    if "flash_attention_2" in attention:
+        certain = attention["flash_attention_2"]
+        yield _Need(("flash-attn", "kernels"), 'attn_implementation="flash_attention_2"', certain=certain)
+    if any(name.startswith("kernels-community") for name in attention):
         yield _Need(("kernels",), "a kernel from the Hub")
     yield from _text_needs(uses, modules)
     yield from _vision_needs(uses, last)
@@ -74,7 +87,7 @@ def _needs(uses: Uses, imports: set[str]) -> Iterator[_Need]:
 def _settings_need(uses: Uses) -> Iterator[_Need]:
     reports = uses.setting("report_to")
     for name in reports if isinstance(reports, list) else [reports]:
-        if name in {"wandb", "trackio", "tensorboard", "mlflow", "comet_ml", "swanlab"}:
+        if isinstance(name, str) and name in {"wandb", "trackio", "tensorboard", "mlflow", "comet_ml", "swanlab"}:
             names = ("tensorboard", "tensorboardx") if name == "tensorboard" else (str(name).replace("_", "-"),)
             yield _Need(names, f'report_to="{name}"')
     optimizer = uses.setting("optim")
@@ -85,8 +98,8 @@ def _settings_need(uses: Uses) -> Iterator[_Need]:
             yield _Need(("galore-torch", "apollo-torch"), f'optim="{optimizer}"')
     if uses.setting("use_vllm") is True:
         yield _Need(("vllm",), "use_vllm=True")
-    if uses.setting("deepspeed") not in {None, ""} and "deepspeed" in uses.settings:
-        yield _Need(("deepspeed",), "deepspeed=")
+    if (used := truth(uses.setting("deepspeed"))) is not False:
+        yield _Need(("deepspeed",), "deepspeed=", certain=used is True)
 
 
 def _text_needs(uses: Uses, modules: set[str]) -> Iterator[_Need]:

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.ecosystem_tables import GIVEN_VARIABLES, RUNNER_VARIABLES
+from gpuwarden.scripts.ecosystem_tables import GIVEN_VARIABLES, REPORT_VARIABLES, RUNNER_VARIABLES
 
 
 @rule(
@@ -23,9 +23,14 @@ def variables_set(facts: SubmitFacts) -> Iterator[Found]:
         rank = os.environ.get("LORA_RANK", "16")
 
     """
-    given = {*facts.spec.env, *facts.spec.secrets, *GIVEN_VARIABLES}
-    if facts.profile is None or facts.profile.kind != "serverless":
+    own = {*facts.spec.env, *facts.spec.secrets}
+    given = own | GIVEN_VARIABLES
+    run_by_us = facts.profile is None or facts.profile.runner
+    if run_by_us:
         given |= RUNNER_VARIABLES
+    here = facts.spec.platform.partition("/")[0] in {"local", "rehearsal"}
+    if facts.policy.local.network if here else run_by_us:  # without a network, nothing can be reported
+        given |= {name for address, key in REPORT_VARIABLES.items() if address not in own for name in (address, key)}
     named: dict[str, int] = {}
     for read in facts.uses.env:
         if read.required and read.name not in given:

@@ -11,10 +11,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Accept the terms on the repo's page with the account whose token the job uses, or choose an open repo.",
 )
 def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
-    """Gated and private repos can be read by the job.
+    """Gated and private repos can be read by the job, and the Hub has disabled none.
 
     Why: the page of a gated repo is public, so it looks usable; its files answer 403 until somebody accepted the
-    terms. And a job has no token unless one is passed to it.
+    terms. And a job has no token unless one is passed to it. A repo that the Hub disabled gives its files to nobody.
 
     Example:
         submit_job(script='AutoModel.from_pretrained("meta-llama/Llama-3.2-1B")', secrets=[])  # gated
@@ -26,12 +26,16 @@ def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
     hub = facts.hub
     for fact in hub.repos if hub else ():
         repo = fact.repo
+        severity = Severity.WARNING if fact.use.maybe else None
+        if repo.status == "disabled":
+            yield Found(f"{fact.where}: {repo.why}", fix="Choose another repo, or a copy of it.", severity=severity)
         if not repo.exists:
             continue
         if repo.access is False:
-            yield Found(f"{fact.where}: {repo.why}")
+            yield Found(f"{fact.where}: {repo.why}", severity=severity)
         elif repo.access is None:
             yield Found(f"{fact.where}: {repo.why}", fix="Try again.", severity=facts.could_not)
         elif (repo.private or repo.gated) and hub and not hub.job_token:
             kind = "private" if repo.private else "gated"
-            yield Found(f"{fact.where} is {kind}, and the job gets no token", fix="Name HF_TOKEN in secrets.")
+            message = f"{fact.where} is {kind}, and the job gets no token"
+            yield Found(message, fix="Name HF_TOKEN in secrets.", severity=severity)

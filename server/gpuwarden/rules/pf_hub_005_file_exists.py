@@ -28,8 +28,14 @@ def file_exists(facts: SubmitFacts) -> Iterator[Found]:
         wanted = fact.use.file
         if not wanted or wanted.startswith(("http", "hf:")) or fact.use.revision or not fact.repo.exists:
             continue
+        if "revision" in fact.use.unknown:
+            continue
         names = [f.path for f in fact.repo.files]
         if len(names) == fact.repo.file_count and not any(fnmatchcase(n, wanted) for n in names):
             suffix = "." + wanted.rpartition(".")[2]
             near = ", ".join(named(n) for n in [n for n in names if n.endswith(suffix)][:4])
-            yield Found(f"{fact.where} has no file {wanted}", fix=f"It has {near}." if near else "")
+            yield Found(
+                f"{fact.where} has no file {wanted}",
+                fix=f"It has {near}." if near else "",
+                severity=Severity.WARNING if fact.use.maybe else None,
+            )

@@ -25,12 +25,19 @@ def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     for fact in facts.hub.repos if facts.hub else ():
-        names = {f.path for f in fact.repo.files}
-        if not fact.repo.exists or not names:
+        if (
+            not fact.repo.exists
+            or not fact.repo.files
+            or fact.use.revision
+            or fact.use.unknown & {"revision", "inside"}
+        ):
             continue
+        folder = f"{fact.use.inside.strip('/')}/" if fact.use.inside else ""
+        names = {f.path.removeprefix(folder) for f in fact.repo.files if f.path.startswith(folder)}
+        severity = Severity.WARNING if fact.use.maybe else None
         adapter = "adapter_config.json" in names
         if fact.use.role == "adapter" and not adapter:
-            yield Found(f"{fact.where} is loaded as an adapter, and has no adapter_config.json")
+            yield Found(f"{fact.where} is loaded as an adapter, and has no adapter_config.json", severity=severity)
         elif fact.use.role == "model" and adapter and "config.json" not in names:
             base = f"; its base is {fact.repo.base_model[0]}" if fact.repo.base_model else ""
             yield Found(

@@ -32,13 +32,16 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"whether the token may write could not be checked: {account.why}", severity=facts.could_not)
         return
     who = account.value
+    severity = None if any(not p.maybe for p in facts.uses.pushes) else Severity.WARNING
     if not who.name:
-        yield Found("the Hub refuses the token in use: it is wrong or expired")
+        yield Found("the Hub refuses the token in use: it is wrong or expired", severity=severity)
         return
     if who.role == "read":
-        yield Found(f"the token of {who.name} can only read, and the job pushes to the Hub")
+        yield Found(f"the token of {who.name} can only read, and the job pushes to the Hub", severity=severity)
         return
-    for owner in sorted({p.target.partition("/")[0] for p in facts.uses.pushes if p.target and "/" in p.target}):
+    certain = {p.target.partition("/")[0]: not p.maybe for p in facts.uses.pushes if p.target and "/" in p.target}
+    for owner, surely in sorted(certain.items()):
         if who.may_write(owner) is False:
             has = ", ".join(map(named, (who.name, *who.orgs)))
-            yield Found(f"the job pushes to {owner}, where {who.name} can't write", fix=f"Push to one of: {has}.")
+            message = f"the job pushes to {owner}, where {who.name} can't write"
+            yield Found(message, fix=f"Push to one of: {has}.", severity=None if surely else Severity.WARNING)

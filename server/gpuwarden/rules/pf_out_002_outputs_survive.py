@@ -9,14 +9,15 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-OUT-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Write to a path that outlives it, or pull before it.",
+    fix="Write to a path that outlives it, name a kept store in keep, or pull before it.",
 )
 def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
     """Outputs are written to paths that survive what will happen to the machine.
 
     Why: each platform wipes other paths at other moments. A path that dies although the same machine has one that
     lives is a mistake. Where every path dies with the teardown, pulling first is the only way, which the teardown
-    gate will insist on.
+    gate will insist on. Where the platform itself ends the machine with the job, such as a managed job's, only a kept
+    store is left: `keep`.
 
     Example:
         submit_job(platform="runpod", outputs=["/opt/out"], teardown="stop")  # a stop wipes /opt
@@ -34,10 +35,14 @@ def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
 def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]:
     spec, asked = facts.spec, facts.spec.durable_storage
     path = profile.place_of(output)
-    if not profile.survives(path, "job_end", requested=asked):
+    ends = not profile.survives(path, "job_end", requested=asked)
+    if ends and not spec.keep:
         yield Found(f"{output} is deleted when the job ends, before anybody can pull it")
     if spec.interruptible and not profile.survives(path, "preemption", requested=asked):
-        yield Found(f"{output} is deleted when the platform takes the machine back")
+        held = Severity.WARNING if ends and spec.keep else None  # it is uploaded as it is saved
+        yield Found(f"{output} is deleted when the platform takes the machine back", severity=held)
+    if ends and spec.keep:
+        return
     if not facts.metered or profile.survives(path, spec.teardown, requested=asked):
         return
     better = sorted(

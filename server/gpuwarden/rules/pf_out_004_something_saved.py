@@ -1,14 +1,19 @@
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 _NAMES = """
-save save_pretrained save_model save_file save_state save_checkpoint save_weights save_adapter save_lora_weights savez
-save_pretrained_merged save_pretrained_gguf save_to_disk push_to_hub upload_folder upload_file to_parquet to_json
+save _save save_pretrained save_model save_file save_state save_checkpoint save_weights save_adapter save_lora_weights
+savez save_pretrained_merged save_pretrained_gguf save_to_disk push_to_hub upload_folder upload_file to_parquet to_json
 dump write write_text write_bytes copytree copy move merge_and_unload export
 """
 _SAVES = frozenset(_NAMES.split())
+_REPORTS = frozenset({"dump", "write", "write_text", "to_json", "to_parquet", "copy", "copytree", "move"})
+"""Calls by which a script with a Trainer writes metrics, settings and copies, but not the model."""
+_TEXTS = frozenset({".txt", ".log", ".csv", ".tsv", ".md"})
+_PICKLES = frozenset({"pickle.dump", "joblib.dump"})
 
 
 @rule(
@@ -21,7 +26,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     """A script that trains also saves.
 
     Why: a loop without a save ends well and leaves nothing. The trainers of transformers and trl save by
-    themselves, unless save_strategy="no" turns that off.
+    themselves, unless save_strategy="no" turns that off; a file of metrics does not replace that.
 
     Example:
         for batch in batches:
@@ -36,8 +41,15 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     uses = facts.uses
     saves = any(c.last in _SAVES for c in uses.calls)
     if uses.trainers:
-        if uses.setting("save_strategy") == "no" and not saves:
+        kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls)
+        if uses.setting("save_strategy") == "no" and not kept:
             yield Found(f"line {uses.line_of('save_strategy')} turns saving off, and nothing else saves")
         return
-    if any(c.last == "backward" for c in uses.calls) and not saves:
+    if not any(c.last == "backward" for c in uses.calls):
+        return
+    if not saves:
         yield Found("the script trains and never saves anything")
+    elif not any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls):
+        written = [PurePosixPath(w.path) if w.path else None for w in uses.writes]
+        if written and all(path is not None and path.suffix in _TEXTS for path in written):
+            yield Found(f"the script trains, and all that it saves is text: {written[0]}")

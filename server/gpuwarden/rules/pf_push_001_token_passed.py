@@ -25,7 +25,7 @@ def token_passed(facts: SubmitFacts) -> Iterator[Found]:
     names = {*facts.spec.secrets, *facts.spec.env}
     own = {r.name for r in facts.uses.env if "TOKEN" in r.name.upper() and r.name in names}
     if facts.uses.pushes and "HF_TOKEN" not in names and not own:
-        push = facts.uses.pushes[0]
+        push = min(facts.uses.pushes, key=lambda p: p.maybe)
         where = f"line {push.line}" if push.line else "the command line"
-        severity = None if facts.metered else Severity.WARNING
+        severity = None if facts.metered and not push.maybe else Severity.WARNING
         yield Found(f"{where} pushes to the Hub ({push.via}), and HF_TOKEN is not among the secrets", severity=severity)

@@ -8,7 +8,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PUSH-003",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Push to the Hub (push_to_hub, hub_model_id and HF_TOKEN in secrets), or write to a mounted bucket.",
+    fix="Push to the Hub (push_to_hub, hub_model_id and HF_TOKEN in secrets), write to a mounted bucket, or set keep.",
 )
 def something_durable(facts: SubmitFacts) -> Iterator[Found]:
     """A job on a platform that wipes the machine at its end stores its results elsewhere itself.
@@ -24,10 +24,13 @@ def something_durable(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     profile, spec = facts.profile, facts.spec
-    if profile is None or profile.kind != "serverless" or facts.uses.pushes:
+    pushes = facts.uses.pushes
+    if profile is None or profile.kind != "serverless" or spec.keep or any(not p.maybe for p in pushes):
         return
     lives = [
         o for o in spec.outputs if profile.survives(profile.place_of(o), "job_end", requested=spec.durable_storage)
     ]
     if not lives:
-        yield Found(f"{spec.platform} deletes the job's files when it ends, and nothing is pushed anywhere")
+        message = f"{spec.platform} deletes the job's files when it ends, and nothing is surely pushed anywhere"
+        question = pushes or facts.uses.savers
+        yield Found(message, severity=Severity.WARNING if question else None)

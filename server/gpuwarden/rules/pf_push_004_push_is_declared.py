@@ -25,7 +25,7 @@ def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(platform="hf-jobs", script='model.push_to_hub("me/model")', outputs=["/hub/models/me/model"])
 
     """
-    if facts.profile is None or facts.profile.kind != "serverless":
+    if facts.profile is None or facts.profile.runner:
         return
     for target in sorted({p.target for p in facts.uses.pushes if p.target and "/" in p.target}):
         if not any(o.rstrip("/").endswith(f"/{target}") for o in facts.spec.outputs):

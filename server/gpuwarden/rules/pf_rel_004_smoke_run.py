@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -23,7 +24,8 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     """A new script has run once on inputs that are known to work.
 
     Why: when a proven script fails, it is the inputs; when a new one fails, it may be anything. The trainers that
-    gpuwarden ships, unchanged, count as proven: its tests run each of them to the end.
+    gpuwarden ships, unchanged, count as proven: its tests run each of them to the end. So does a script whose first
+    step was rehearsed on this machine with the same arguments.
 
     Example:
         submit_job(gpu="h100", script=new_script, timeout_s=36_000)
@@ -35,8 +37,16 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     spec = facts.spec
     if spec.script is None or facts.proven_script or not facts.metered or not facts.uses.trainers:
         return
+    if facts.rehearsed is not None and facts.rehearsed.outcome == "passed":
+        return
     if (spec.timeout_s or 0) <= 1800 and isinstance(facts.uses.setting("max_steps"), int):
         return  # this is the smoke run
     model, data = _KNOWN_GOOD.get(min(facts.uses.methods, default="sft"), _KNOWN_GOOD["sft"])
-    fix = f"First submit it with model {model}, data {data}, max_steps=20, a timeout of 1200 s and the same outputs."
+    rent = (
+        f"Or first submit it with model {model}, data {data}, max_steps=20, a timeout of 1200 s and the same outputs."
+    )
+    tried = facts.rehearsed is not None
+    fix = (
+        (rent.removeprefix("Or ").capitalize(),) if tried else (do(Action.REHEARSE, "to run its first step here"), rent)
+    )
     yield Found("this script has not succeeded here before", fix=fix)

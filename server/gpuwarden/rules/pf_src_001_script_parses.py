@@ -1,7 +1,10 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.models import Known
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.newer_grammar import described
+from gpuwarden.scripts.script import with_grammar
 
 
 @rule(
@@ -15,7 +18,10 @@ def script_parses(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: a typing error costs nothing here and a rental there. The script is parsed, never executed, and its PEP 723
     header is read as TOML. A script that can't be parsed also hides everything else: its imports, its repos and its
-    outputs are unknown, so the other rules about scripts have nothing to check.
+    outputs are unknown, so the other rules about scripts have nothing to check. The grammar is that of the Pythons
+    that the header allows, whichever gpuwarden runs on: a script that none of them can parse is refused, and one that
+    only the later of them can parse is a warning, unless the place has such a Python. Where the header requires a
+    Python that gpuwarden does not know, its syntax is a warning.
 
     Example:
         submit_job(script="def train(:")
@@ -26,5 +32,16 @@ def script_parses(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(script="for i in range(3): print(i)")
 
     """
-    if facts.script is not None and facts.script.error:
-        yield Found(facts.script.error)
+    if facts.script is None:
+        return
+    header, grammar = facts.script.header, facts.script.grammar
+    if facts.script.error:
+        cure = "Rewrite it for the Python that the header asks for, or ask for a later one." if grammar else ""
+        yield Found(facts.script.error, cure, Severity.WARNING if facts.script.newer else None)
+        return
+    chosen = isinstance(facts.readiness, Known) and facts.readiness.value.python and facts.spec.script is not None
+    if grammar is not None and with_grammar(header, grammar) != header and not chosen:
+        asked = header.requires_python if header else None
+        why = f"requires-python {asked!r} allows earlier ones" if asked else "nothing requires that one"
+        fix = 'Write requires-python = ">={}.{}" in the header.'.format(*grammar.version)
+        yield Found(f"{described(grammar)}, and {why}", fix, Severity.WARNING)

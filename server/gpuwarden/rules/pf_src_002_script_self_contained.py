@@ -27,9 +27,10 @@ def script_self_contained(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     script = facts.script
-    if script is None or script.error or not script.third_party:
+    imported = ", ".join(facts.undeclared)
+    if script is None or script.error or not imported:
         return
     if script.header is None:
-        yield Found(f"the script imports {', '.join(script.third_party)} and has no header that declares them")
+        yield Found(f"the script imports {imported} and has no header that declares them")
     elif not script.header.dependencies:
-        yield Found(f"the script imports {', '.join(script.third_party)}, but its header declares no dependencies")
+        yield Found(f"the script imports {imported}, but its header declares no dependencies")

@@ -1,22 +1,38 @@
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.estimate import duration, run_of
+from gpuwarden.scripts.estimate.setup import run_of
+from gpuwarden.scripts.estimate.time import START_S, duration, shortest
+
+SHORT_S: Final = 180
+"""Seconds below which a rented machine often does not get past the start."""
+WHOLE_S: Final = 90
+"""Seconds that a rented machine surely needs to start, import, load a model, train on a whole dataset and save."""
+# Settings, flags and methods that make a run shorter than its data.
+_LIMITS: Final = frozenset(
+    """max_steps max_train_steps num_train_steps total_steps max_iters max_iterations max_updates fast_dev_run max_time
+    limit_train_batches max_samples max_train_samples num_samples num_train_samples subset_size debug""".split()  # noqa: SIM905
+)
+_PARTS: Final = ("select", "take", "head", "islice", "sample", "Subset", "from_dict", "from_list", "from_generator")
 
 
 @rule(
     "PF-TIME-003",
     gate="submit",
-    severity=Severity.WARNING,
+    severity=Severity.ERROR,
     fix=(do(Action.SET_ARGUMENT, "higher", name="timeout_s"), "Or shorten the job."),
 )
 def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
     """The timeout is not below what the job will surely take.
 
-    Why: a job that can't finish in time is money spent on nothing. The estimate is a wide interval, and only its
-    lower end is used here.
+    Why: a job that can't finish in time is money spent on nothing. The estimate is a wide interval. A timeout is
+    refused that is below half of its lower end, or below the least that so many steps take with any model; one below
+    the lower end itself is a warning, and so is one that a slow start alone can use up. Where the number of steps is
+    not known, less than a minute and a half is refused if nothing in the script makes the run shorter than its data.
 
     Example:
         submit_job(gpu="t4-small", script=three_epochs_of_an_8b_model, timeout_s=600)
@@ -25,15 +41,48 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(gpu="a100-large", script=three_epochs_of_an_8b_model, timeout_s=86_400)
 
     """
-    spec, gpu = facts.spec, facts.gpu
-    model = facts.hub.model if facts.hub else None
-    if spec.timeout_s is None or gpu is None or model is None or not model.repo.params:
+    timeout, gpu, hub, uses = facts.spec.timeout_s, facts.gpu, facts.hub, facts.uses
+    if timeout is None or gpu is None:
         return
-    rows = None  # known for a single dataset that the script does not change
-    data = facts.hub.data if facts.hub else ()
-    if len(data) == 1 and data[0].config and not facts.uses.called("select", "take", "shuffle", "filter"):
-        wanted = data[0].use.split or "train"
-        rows = next((s.rows for s in data[0].config.splits if s.name == wanted), None)
-    time = duration(run_of(facts.uses, model.repo.params, rows, gpu[1]), gpu[0])
-    if time is not None and time.low > spec.timeout_s:
-        yield Found(f"the timeout is {spec.timeout_s} s; even at its fastest the job takes {time} ({time.how})")
+    model = hub.model if hub else None
+    params = model.parameters if model else None
+    run = run_of(uses, params or 1, _rows(facts), gpu[1], model.shape if model else None)
+    time = duration(run, gpu[0]) if params else None
+    least = shortest(run, gpu[0], sized=bool(params)) if uses.trainers else None
+    if time is not None and time.low > timeout:
+        sure = least is not None and least > timeout
+        message = f"the timeout is {timeout} s; even at its fastest the job takes {time} ({time.how})"
+        yield Found(message, severity=None if sure else Severity.WARNING)
+    elif least is not None and least > timeout:
+        yield Found(f"the timeout is {timeout} s; the start and the steps of any model take {least:.0f} s at least")
+    elif uses.trainers and facts.metered and timeout < SHORT_S:
+        named = {name for call in uses.calls for name, value in call.kwargs.items() if value not in (-1, None)}
+        splits = [call.get("split", default="train") for call in uses.calls if call.last == "load_dataset"]
+        whole = all(isinstance(s, str | None) and (s or "train").replace("+", "").isidentifier() for s in splits)
+        shorter = (named | uses.flags.keys()) & _LIMITS or "**" in uses.settings or uses.called(*_PARTS)
+        start = f"image, packages and weights alone take {START_S[0]:.0f} to {START_S[1]:.0f} s"
+        if least is None and timeout < WHOLE_S and whole and not shorter:
+            yield Found(f"the timeout is {timeout} s; {start}, and nothing limits the steps of this run")
+        else:
+            yield Found(f"the timeout is {timeout} s; {start}", severity=Severity.WARNING)
+
+
+def _rows(facts: SubmitFacts) -> int | None:
+    """Return the rows of the only dataset, None where there are several or the script chooses among them."""
+    if facts.hub is None or facts.uses.called("select", "take", "filter"):
+        return None
+    splits = {
+        (fact.use.id, split.name): sliced(fact.use.split or "train", split.rows)
+        for fact in facts.hub.data
+        for split in (fact.config.splits if fact.config else ())
+        if split.name == (fact.use.split or "train").partition("[")[0]
+    }
+    return next(iter(splits.values())) if len(splits) == 1 else None
+
+
+def sliced(split: str, rows: int | None) -> int | None:
+    """Return the rows of a split with a slice such as `train[:1000]`; None for one in another form."""
+    found = re.fullmatch(r"\w+(?:\[:(\d+)(%?)\])?", split)
+    if found is None or rows is None or found[1] is None:
+        return rows if found else None
+    return rows * int(found[1]) // 100 if found[2] else min(rows, int(found[1]))

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.states import TERMINAL_JOBS
+from gpuwarden.core.states import AT_REST
 from gpuwarden.rules.facts import TeardownFacts
 
 
@@ -13,9 +13,10 @@ from gpuwarden.rules.facts import TeardownFacts
     fix=(do(Action.CHECK, "until the job has ended"), do(Action.CANCEL, "to end it", alternative=True)),
 )
 def job_ended(facts: TeardownFacts) -> Iterator[Found]:
-    """The job has ended.
+    """The job has ended, or is paused.
 
-    Why: a running job may still be writing, and a preempted one may come back for its files. A job in an unknown
+    Why: a running job may still be writing, and a preempted one may come back for its files. A paused one has no
+    process; after a stop it resumes on its machine, after a termination from a copy. A job in an unknown
     state counts as running: its machine did not answer, which is not evidence that the job has ended.
 
     Example:
@@ -30,5 +31,5 @@ def job_ended(facts: TeardownFacts) -> Iterator[Found]:
         teardown_request(job_id="j2", verb="stop")
 
     """
-    if facts.job_state not in TERMINAL_JOBS and not facts.gone:
+    if facts.job_state not in AT_REST and not facts.gone:
         yield Found(f"job {facts.job_id} {facts.job_state.told}")

@@ -20,6 +20,7 @@ TRAINERS: dict[str, str] = {
     "CPOTrainer": "cpo",
     "KTOTrainer": "kto",
     "GRPOTrainer": "grpo",
+    "AsyncGRPOTrainer": "async_grpo",
     "RLOOTrainer": "rloo",
     "OnlineDPOTrainer": "rloo",
     "RewardTrainer": "reward",
@@ -43,6 +44,7 @@ COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
     "reward": (frozenset({"chosen", "rejected"}),),
     "kto": (frozenset({"prompt", "completion", "label"}), frozenset({"chosen", "rejected"})),
     "grpo": (frozenset({"prompt"}),),
+    "async_grpo": (frozenset({"prompt"}),),
     "rloo": (frozenset({"prompt"}),),
     "detection": (frozenset({"image", "objects"}),),
     "classification": (frozenset({"image", "label"}), frozenset({"image", "labels"}), frozenset({"img", "label"})),
@@ -77,75 +79,6 @@ HEADS: dict[str, str] = {
     "ForSemanticSegmentation": "segmentation",
     "ForInstanceSegmentation": "segmentation",
     "ForUniversalSegmentation": "segmentation",
-}
-
-# --------------------------------------------------------------------------------------------------- what is gone
-
-
-@dataclass(frozen=True)
-class Gone:
-    """A name that a library dropped: since which version, and what to write instead."""
-
-    package: str
-    since: str
-    instead: str
-
-
-# Arguments of config classes. Unsloth still takes max_seq_length in FastLanguageModel, which is not a config class.
-GONE_ARGUMENTS: dict[str, Gone] = {
-    "evaluation_strategy": Gone("transformers", "4.46", "eval_strategy"),
-    "max_seq_length": Gone("trl", "0.20", "max_length"),
-    "max_prompt_length": Gone("trl", "1.0", "nothing: prompts are no longer cut; filter long ones before"),
-    "dataset_batch_size": Gone("trl", "0.12", "nothing"),
-    "overwrite_output_dir": Gone("transformers", "5.0", "nothing"),
-    "warmup_ratio": Gone("transformers", "5.0", "warmup_steps with a fraction below 1"),
-    "group_by_length": Gone("transformers", "5.0", 'train_sampling_strategy="group_by_length"'),
-    "logging_dir": Gone("transformers", "5.0", "the environment variable TENSORBOARD_LOGGING_DIR"),
-    "save_safetensors": Gone("transformers", "5.0", "nothing: safetensors is the only format"),
-    "push_to_hub_model_id": Gone("transformers", "5.0", "hub_model_id"),
-    "push_to_hub_organization": Gone("transformers", "5.0", "hub_model_id with the owner in it"),
-    "push_to_hub_token": Gone("transformers", "5.0", "hub_token"),
-    "no_cuda": Gone("transformers", "5.0", "use_cpu"),
-    "per_gpu_train_batch_size": Gone("transformers", "5.0", "per_device_train_batch_size"),
-    "use_mps_device": Gone("transformers", "5.0", "nothing"),
-    "fp16_backend": Gone("transformers", "5.0", "nothing"),
-}
-# Arguments of trainers.
-GONE_TRAINER_ARGUMENTS: dict[str, Gone] = {
-    "tokenizer": Gone("trl", "0.16", "processing_class"),
-    "max_seq_length": Gone("trl", "0.20", "max_length in the config"),
-    "dataset_text_field": Gone("trl", "0.16", "dataset_text_field in the config"),
-    "packing": Gone("trl", "0.16", "packing in the config"),
-}
-GONE_NAMES: dict[str, Gone] = {
-    "trl.PPOTrainer": Gone("trl", "1.0", "GRPOTrainer or RLOOTrainer"),
-    "trl.PPOConfig": Gone("trl", "1.0", "GRPOConfig or RLOOConfig"),
-    "trl.PPOv2Trainer": Gone("trl", "0.14", "GRPOTrainer or RLOOTrainer"),
-    "trl.ORPOTrainer": Gone("trl", "1.0", "trl.experimental.orpo"),
-    "trl.ORPOConfig": Gone("trl", "1.0", "trl.experimental.orpo"),
-    "trl.CPOTrainer": Gone("trl", "1.0", "trl.experimental.cpo"),
-    "trl.CPOConfig": Gone("trl", "1.0", "trl.experimental.cpo"),
-    "trl.BCOTrainer": Gone("trl", "1.0", "KTOTrainer"),
-    "trl.XPOTrainer": Gone("trl", "1.0", "trl.experimental.online_dpo"),
-    "trl.NashMDTrainer": Gone("trl", "1.0", "trl.experimental.online_dpo"),
-    "trl.PRMTrainer": Gone("trl", "1.0", "RewardTrainer"),
-    "trl.OnlineDPOTrainer": Gone("trl", "1.0", "trl.experimental.online_dpo"),
-    "trl.GKDTrainer": Gone("trl", "1.0", "trl.experimental.gkd"),
-    "trl.DataCollatorForCompletionOnlyLM": Gone("trl", "0.20", "completion_only_loss or assistant_only_loss"),
-    "trl.setup_chat_format": Gone("trl", "0.24", "clone_chat_template or chat_template_path"),
-    "trl.AutoModelForCausalLMWithValueHead": Gone("trl", "1.0", "GRPOTrainer, which needs no value head"),
-    "transformers.AdamW": Gone("transformers", "4.50", "torch.optim.AdamW"),
-    "transformers.AutoModelWithLMHead": Gone("transformers", "5.0", "AutoModelForCausalLM"),
-    "datasets.load_metric": Gone("datasets", "3.0", "evaluate.load"),
-    "transformers.TFTrainer": Gone("transformers", "4.40", "Trainer"),
-    "transformers.deepspeed": Gone("transformers", "5.0", "transformers.integrations.deepspeed"),
-}
-# Arguments of from_pretrained.
-GONE_LOAD_ARGUMENTS: dict[str, Gone] = {
-    "load_in_4bit": Gone("transformers", "5.0", "quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
-    "load_in_8bit": Gone("transformers", "5.0", "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
-    "use_auth_token": Gone("transformers", "5.0", "token"),
-    "use_flash_attention_2": Gone("transformers", "5.0", 'attn_implementation="flash_attention_2"'),
 }
 
 # -------------------------------------------------------------------------------------------------- dependencies
@@ -202,7 +135,12 @@ BRINGS: dict[str, frozenset[str]] = {
         "torchvision": "torch numpy pillow",
         "torchaudio": "torch",
         "timm": "torch torchvision huggingface-hub safetensors pyyaml",
-        "unsloth": "torch transformers trl peft datasets accelerate bitsandbytes sentencepiece protobuf",
+        "unsloth": "unsloth-zoo torch torchvision numpy tqdm psutil tyro protobuf xformers bitsandbytes triton "
+        "datasets sentencepiece accelerate peft huggingface-hub hf-transfer diffusers transformers trl typer rich "
+        "pydantic pyyaml",
+        "unsloth-zoo": "torch torchao triton tyro accelerate trl peft cut-cross-entropy einops packaging transformers "
+        "datasets sentencepiece tqdm psutil numpy protobuf huggingface-hub hf-transfer pillow regex msgspec filelock "
+        "typing-extensions requests",
         "sentence-transformers": "torch transformers scikit-learn scipy huggingface-hub tqdm",
         "torchmetrics": "torch numpy packaging",
         "lightning": "torch torchmetrics pyyaml tqdm packaging fsspec",
@@ -250,11 +188,50 @@ BRINGS: dict[str, frozenset[str]] = {
         "datasets[vision]": "pillow",
         "torchmetrics[detection]": "torchvision pycocotools",
         "accelerate[deepspeed]": "deepspeed",
+        "causal-conv1d": "torch packaging ninja",
+        "cut-cross-entropy": "torch triton",
+        "decord": "numpy",
+        "gymnasium": "numpy cloudpickle",
+        "h5py": "numpy",
+        "hydra-core": "omegaconf packaging",
+        "imageio": "numpy pillow",
+        "jinja2": "markupsafe",
+        "jiwer": "click rapidfuzz",
+        "kernels": "huggingface-hub packaging pyyaml",
+        "kagglehub": "requests tqdm packaging pyyaml",
+        "latex2sympy2-extended": "sympy",
+        "liger-kernel": "torch triton",
+        "lion-pytorch": "torch",
+        "marimo": "click jedi markdown pygments pyyaml psutil starlette uvicorn websockets packaging msgspec narwhals",
+        "math-verify": "latex2sympy2-extended",
+        "nltk": "click joblib regex tqdm",
+        "numba": "numpy",
+        "omegaconf": "pyyaml",
+        "openai": "httpx pydantic tqdm anyio",
+        "prodigyopt": "torch",
+        "qwen-vl-utils": "av packaging pillow requests",
+        "rouge-score": "nltk numpy six",
+        "sacrebleu": "numpy regex tabulate lxml",
+        "seqeval": "numpy scikit-learn",
+        "soundfile": "numpy cffi",
+        "sympy": "mpmath",
+        "tensorboardx": "numpy protobuf packaging",
+        "tiktoken": "regex requests",
+        "torch-fidelity": "torch torchvision numpy pillow scipy tqdm",
+        "torchdata": "torch requests",
+        "wordcloud": "numpy pillow matplotlib",
         "fastai": "torch torchvision pandas numpy matplotlib scikit-learn scipy pyyaml pillow",
     }.items()
 }
 
-KNOWN: frozenset[str] = frozenset(BRINGS) | frozenset().union(*BRINGS.values())
+_PLAIN = """
+addict av cffi click cloudpickle dill easydict editdistance emoji filelock fire ftfy hf-transfer hf-xet jieba joblib
+jsonlines loguru lxml msgspec ninja num2words nvidia-ml-py orjson packaging prettytable pydantic pynvml pytest
+python-dotenv python-levenshtein pyyaml rapidfuzz rich ruff schedulefree setuptools simplejson six snac tabulate
+termcolor toml torchao torchcodec torchinfo torchsummary triton typer tyro ujson uv wget wheel xxhash zstandard
+"""
+"""Packages that bring no library that training scripts import."""
+KNOWN: frozenset[str] = frozenset(BRINGS) | frozenset().union(*BRINGS.values()) | frozenset(_PLAIN.split())
 """Packages whose dependencies are listed here."""
 
 
@@ -364,4 +341,9 @@ GPUWARDEN_JOB GPUWARDEN_ATTEMPT
 GIVEN_VARIABLES = frozenset(_GIVEN.split())
 
 # Variables that the runner sets in addition, wherever it runs: not on a serverless platform.
-RUNNER_VARIABLES = frozenset({"GPUWARDEN_RUN_DIR", "GPUWARDEN_OUTPUT_DIR", "GPUWARDEN_METRICS", "GPUWARDEN_RESTARTS"})
+RUNNER_VARIABLES = frozenset(
+    {"GPUWARDEN_RUN_DIR", "GPUWARDEN_OUTPUT_DIR", "GPUWARDEN_METRICS", "GPUWARDEN_RESTARTS", "USER_ID"}
+)
+
+# The address to report to, and the job's key for it. The runner sets both unless the job brings the address.
+REPORT_VARIABLES: Mapping[str, str] = {"METRICS_API_URL": "JOB_TOKEN", "ALERT_API_URL": "INTERNAL_API_KEY"}

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, get_args
 
 from gpuwarden.core.repos import REPO_ID, RepoType
-from gpuwarden.scripts.static_eval import Call, Program
+from gpuwarden.scripts.static_eval import UNKNOWN, Call, Program
 
 # First arguments of load_dataset that name a file format, not a repo.
 BUILDERS = frozenset(
     ["json", "csv", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder", "webdataset", "pandas"]
+)
+# Libraries whose `from_pretrained` takes the id of a repo; that of any other class may mean something else.
+_LIBRARIES: Final = frozenset(
+    """transformers diffusers peft trl unsloth sentence_transformers datasets huggingface_hub setfit optimum open_clip
+    adapters auto_gptq awq gliner span_marker tokenizers speechbrain pyannote""".split()  # noqa: SIM905
 )
 _TIMM_HUB = re.compile(r"hf[-_]hub:(.+)")
 _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
@@ -21,7 +26,11 @@ _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 
 @dataclass(frozen=True)
 class RepoUse:
-    """One repo that the program reads. `role` is data, model, adapter, or file."""
+    """One repo that the program reads. `role` is data, model, adapter, or file.
+
+    `unknown` are the fields that the program gives a value which is not known here; `maybe`: a condition that is not
+    known decides whether it is read. `inside` is the folder of the repo that is loaded.
+    """
 
     id: str
     type: RepoType
@@ -33,11 +42,14 @@ class RepoUse:
     file: str | None = None
     streaming: bool = False
     trains: bool = False
+    unknown: frozenset[str] = frozenset()
+    maybe: bool = False
+    inside: str | None = None
 
 
 def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
     """Yield every use of a repo in a program; `local` are the folders that it writes itself."""
-    uses = [*_loaded(program)]
+    uses = [*loaded_repos(program)]
     for call in trainers:
         uses += _model(call.get("model", 0), call, trains=True)
         uses += _model(call.get("ref_model"), call)
@@ -47,9 +59,13 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
     for call in program.calls:
         for value in (*call.args, *call.kwargs.values()):
             if isinstance(value, str) and (found := _HF_URL.match(value)):
-                uses.append(RepoUse(found[2], "dataset" if found[1] == "datasets" else "model", call.line, "file"))
+                uses.append(
+                    RepoUse(
+                        found[2], "dataset" if found[1] == "datasets" else "model", call.line, "file", maybe=call.maybe
+                    )
+                )
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
-        uses += flagged_repos(program.flags)
+        uses += flagged_repos(program.flags, program.option)
     yield from (use for use in uses if is_repo_id(use.id, local))
 
 
@@ -62,7 +78,7 @@ def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
     return not text.endswith((".json", ".jsonl", ".csv", ".parquet", ".txt", ".pt", ".bin", ".safetensors", ".yaml"))
 
 
-def _split_keys(program: Program) -> dict[int, list[str]]:
+def split_keys(program: Program) -> dict[int, list[str]]:
     """Return the splits that are taken from the result of a call: `load_dataset(x)["test"]`, or through a variable."""
     held: dict[str, ast.Call | None] = {}
     for node, _ in program.nodes:
@@ -79,7 +95,7 @@ def _split_keys(program: Program) -> dict[int, list[str]]:
             case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn(), *_]):
                 own.add(key)
     found: dict[int, list[str]] = {}
-    for node, _ in program.nodes:
+    for node in (n for n, _ in program.nodes if id(n) not in program.maybe):
         match node:
             case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
                 found.setdefault(id(call), []).append(key)
@@ -89,33 +105,42 @@ def _split_keys(program: Program) -> dict[int, list[str]]:
     return found
 
 
-def _loaded(program: Program) -> Iterator[RepoUse]:
-    keys = _split_keys(program)
+def loaded_repos(program: Program) -> Iterator[RepoUse]:
+    """Yield the repos that the calls of a program load."""
+    keys = split_keys(program)
     for call in program.calls:
         if call.last in {"load_dataset", "load_dataset_builder", "get_dataset_config_names"}:
-            yield from _dataset(call, keys.get(id(call.node), ()))
+            yield from dataset_uses(call, keys.get(id(call.node), ()))
         elif call.last == "from_pretrained":
-            yield from _pretrained(call)
+            yield from pretrained_uses(call, program)
         elif call.last in {"snapshot_download", "hf_hub_download"}:
-            kind: Any = call.get("repo_type") or "model"
+            kind: Any = call.get("repo_type", default="model") or "model"
             name = call.get("repo_id", 0)
             if isinstance(name, str) and kind in get_args(RepoType):
                 revision = text_or_none(call.get("revision"))
                 file = text_or_none(call.get("filename", 1)) if call.last == "hf_hub_download" else None
-                yield RepoUse(name, kind, call.line, "file", revision=revision, file=file)
+                hidden = _unknown(call, revision="revision", file="filename")
+                yield RepoUse(
+                    name, kind, call.line, "file", revision=revision, file=file, unknown=hidden, maybe=call.maybe
+                )
         elif call.last in {"pipeline", "LLM", "SentenceTransformer", "CrossEncoder"} and not call.name.startswith("."):
-            model = call.get("model", 1 if call.last == "pipeline" else 0) or call.get("model_name_or_path")
+            model = call.get("model", 1 if call.last == "pipeline" else 0)
+            model = call.get("model_name_or_path") if model is None else model
             short = call.last == "SentenceTransformer" and isinstance(model, str) and "/" not in model
             yield from _model(f"sentence-transformers/{model}" if short else model, call)
         elif call.last == "create_model" and (found := _TIMM_HUB.fullmatch(str(call.get("model_name", 0)))):
             yield from _model(found[1], call)
 
 
-def _dataset(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
+def dataset_uses(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
+    """Yield the repos that a `load_dataset` reads."""
     path = call.get("path", 0)
     if not isinstance(path, str) or path in BUILDERS or path.startswith((".", "/", "~")):
         return
     split = text_or_none(call.get("split"))
+    hidden = _unknown(call, revision="revision", config=("name", 1), split="split", file="data_files")
+    if any(call.get(name) is not None for name in ("data_dir", "trust_remote_code")):
+        hidden |= {"config", "split"}  # another way to the files of the repo
     for name in (split,) if split or "split" in call.kwargs else tuple(dict.fromkeys(keys)) or (None,):
         yield RepoUse(
             path,
@@ -127,11 +152,22 @@ def _dataset(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
             split=name,
             file=text_or_none(call.get("data_files")),
             streaming=call.get("streaming") is True,
+            unknown=hidden,
+            maybe=call.maybe,
         )
 
 
-def _pretrained(call: Call) -> Iterator[RepoUse]:
+def _unknown(call: Call, **names: str | tuple[str, int]) -> frozenset[str]:
+    """Return the fields whose argument is given with a value that is not known, or may be given."""
+    found = {f: call.get(*(n if isinstance(n, tuple) else (n,))) for f, n in names.items()}
+    return frozenset(f for f, value in found.items() if value is UNKNOWN)
+
+
+def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
+    """Yield the repos that a `from_pretrained` reads."""
     revision = text_or_none(call.get("revision"))
+    if defines(program.classes, call.base, "from_pretrained"):
+        return  # the script says itself what the name means
     if call.name.startswith("peft.PeftModel"):
         base, adapter = call.get("model", 0), call.get("model_id", 1)
         yield from _model(base, call, revision=None)
@@ -144,16 +180,38 @@ def _pretrained(call: Call) -> Iterator[RepoUse]:
     ):
         role = "tokenizer"  # an adapter's repo has one too
     name = call.get("pretrained_model_name_or_path", 0)
-    yield from _model(call.kwargs.get("model_name", name), call, role=role, revision=revision)
+    foreign = call.name.partition(".")[0] not in _LIBRARIES
+    for use in _model(call.kwargs.get("model_name", name), call, role=role, revision=revision):
+        yield replace(use, maybe=use.maybe or foreign)
 
 
-def flagged_repos(flags: Mapping[str, Any]) -> Iterator[RepoUse]:
-    """Yield the repos that `--model_name_or_path` and `--dataset_name` name, flags of trl and transformers scripts."""
+def defines(classes: Mapping[str, ast.ClassDef], title: str, method: str) -> bool:
+    """Return true if a class of the program, or one that it inherits from here, defines a method."""
+    node = classes.get(title)
+    for _ in range(len(classes)):
+        if node is None:
+            return False
+        if any(isinstance(part, ast.FunctionDef) and part.name == method for part in node.body):
+            return True
+        parents = (classes[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in classes)
+        node = next(parents, None)
+    return False
+
+
+def flagged_repos(flags: Mapping[str, Any], option: Callable[[str], Any] | None = None) -> Iterator[RepoUse]:
+    """Yield the repos that `--model_name_or_path` and `--dataset_name` name, flags of trl and transformers scripts.
+
+    `option` returns what the script itself declares for a flag that is not given.
+    """
+    option = option or flags.get
     if isinstance(model := flags.get("model_name_or_path"), str):
         yield RepoUse(model, "model", 0, revision=text_or_none(flags.get("model_revision")), trains=True)
     if isinstance(data := flags.get("dataset_name"), str):
-        split = text_or_none(flags.get("dataset_train_split"))
-        yield RepoUse(data, "dataset", 0, "data", config=text_or_none(flags.get("dataset_config")), split=split)
+        config, split = option("dataset_config"), option("dataset_train_split")
+        hidden = frozenset(name for name, value in (("config", config), ("split", split)) if value is UNKNOWN)
+        yield RepoUse(
+            data, "dataset", 0, "data", config=text_or_none(config), split=text_or_none(split), unknown=hidden
+        )
 
 
 def _model(
@@ -163,7 +221,17 @@ def _model(
         heads = re.search(
             r"(For[A-Z]|FastLanguageModel|FastModel|FastVisionModel|SentenceTransformer|AutoModel)", call.name
         )
-        yield RepoUse(name, "model", call.line, role, revision=revision, trains=trains or bool(heads))
+        yield RepoUse(
+            name,
+            "model",
+            call.line,
+            role,
+            revision=revision,
+            trains=trains or bool(heads),
+            unknown=_unknown(call, revision="revision", inside="subfolder"),
+            maybe=call.maybe,
+            inside=text_or_none(call.get("subfolder")),
+        )
 
 
 def text_or_none(value: Any) -> str | None:

@@ -7,7 +7,7 @@ The shipped trainers rename columns (`--columns old=new`) and convert ShareGPT, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,11 +19,16 @@ Columns = tuple[str, ...]
 _ROLES: Final = re.compile(r"list<\{(.*, )?role: ")
 _TURNS: Final = re.compile(r"(list<)?\{(.*, )?from: ")
 _NUMBER: Final = re.compile(r"u?int\d+|float\d+|double|decimal.*")
+_WHOLE: Final = re.compile(r"u?int\d+|class<2>")
+_NUMBERS: Final = re.compile(r"list<u?int\d+>")
 _OBJECTS: Final = re.compile(
     r"\{.*\bbbox: list<list<.*\bcategor(y|ies): list<.*|\{.*\bcategor(y|ies): list<.*\bbbox: list<list<.*"
 )
 _TEXTS: Final = frozenset({"text", "anchor", "positive", "negative", "sentence1", "sentence2", "instruction", "output"})
 _PARTS: Final = frozenset({"prompt", "completion", "chosen", "rejected"})
+_PICTURES: Final = frozenset({"image", "img", "mask", "annotation"})
+_UNTOLD: Final = re.compile(r"|null|unknown.*|json.*|.*(\.\.\.|\n).*", re.DOTALL)
+"""Types that say nothing of the values: none, no value at all, several kinds of values, or one that was cut."""
 _ANSWERS: Final = ("output", "response", "completion", "answer")
 _CONTEXTS: Final = ("input", "context")
 _INFORMATIVE: Final = frozenset({"prompt"})
@@ -56,7 +61,8 @@ def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
     found = next((way for way in ways if way is not None), None)
     if found is not None:
         return found
-    lacking = [tuple(n for n in names if not _serves(columns, n)) for names in wanted]
+    served = {n for n, kind in columns.items() if usable(n, kind)}
+    lacking = [tuple(n for n in names if n not in served and not _renames(columns, (n,))) for names in wanted]
     return Fit(missing=min(lacking, key=len, default=()))
 
 
@@ -78,6 +84,23 @@ def usable(name: str, kind: str) -> bool:
     if name == "label":
         return plain or kind == "bool" or kind.startswith("class<") or bool(_NUMBER.fullmatch(kind))
     return name != "score" or bool(_NUMBER.fullmatch(kind))
+
+
+def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
+    """Return whether a method reads a Hub dataset's column of this type as `name`, among the columns `beside` it.
+
+    None where the type is not known. A text is never a picture there: only a local file's paths lead to pictures.
+    """
+    labels_answers = name in {"label", "labels"} and "completion" in beside
+    if name in _PICTURES:
+        right = kind == "image"
+    elif name == "input_ids":
+        right = bool(_NUMBERS.fullmatch(kind))
+    elif labels_answers:
+        right = kind == "bool" or bool(_WHOLE.fullmatch(kind))
+    else:
+        right = bool(kind) and kind != "null" and usable("label" if name == "labels" else name, kind)
+    return True if right else None if _UNTOLD.fullmatch(kind) else False
 
 
 def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
@@ -141,7 +164,3 @@ def _renames(columns: Mapping[str, str], names: Columns) -> dict[str, str]:
             return {}
         found[old] = name
     return found
-
-
-def _serves(columns: Mapping[str, str], name: str) -> bool:
-    return bool(_renames(columns, (name,))) or (name in columns and usable(name, columns[name]))

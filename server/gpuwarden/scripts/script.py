@@ -9,38 +9,51 @@ import ast
 import io
 import re
 import sys
+import threading
 import tokenize
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.scripts.ecosystem_tables import COLUMNS
+from gpuwarden.scripts.grammar_rewriting import Construct
 from gpuwarden.scripts.hub_references import flagged_repos, is_repo_id, text_or_none
+from gpuwarden.scripts.newer_grammar import NEWEST, described, newer_constructs, newest, parse_newer
 from gpuwarden.scripts.script_usage import Push, Setting, Uses, analyse
 from gpuwarden.scripts.static_eval import Program, flags
 
-# The reference expression of PEP 723.
-_BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+MAX_HEADER, MAX_HEADER_LINE = 32_000, 2_000
+"""Characters of a header, and of a line of it: tomllib takes memory by the square of a dotted key's length."""
+_RELEASES = tuple((3, minor) for minor in range(6, 31))
+_PATCHES = range(40)
+_START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
 
 
 @dataclass(frozen=True)
 class Header:
-    """A script's inline metadata."""
+    """A script's inline metadata. `configured`: it has settings for uv too, such as where packages come from."""
 
     dependencies: tuple[str, ...] = ()
     requires_python: str | None = None
+    configured: bool = False
 
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """The facts that rules read. `error` says why the text can't be parsed as Python; the rest is then empty."""
+    """The facts that rules read. `error` says why the text can't be parsed as Python; the rest is then empty.
+
+    `grammar` is the construct of the latest Python that the script uses, where that is later than 3.11. `newer`: the
+    header requires a Python whose grammar is not known here.
+    """
 
     header: Header | None = None
     third_party: tuple[str, ...] = ()
     error: str | None = None
+    newer: bool = False
+    grammar: Construct | None = None
     uses: Uses = field(default_factory=Uses)
 
 
@@ -51,17 +64,27 @@ def read_script(
 
     Never raises for any content.
     """
+    header = None
     try:
         header = read_header(text)
-        tree = parse(text)
+        tree, constructs = parse(text)
+        grammar = newest(constructs)
+        if header is not None and (misfit := _misfit(text, header, grammar)):
+            return ScriptFacts(header, error=misfit, grammar=grammar)
         uses = analyse(Program(tree, env, args), files)
     except BadRequest as broken:
+        if header is not None and versions_allowed(header)[:1] > [NEWEST]:
+            message = (
+                f"{broken.message}; the header requires Python {header.requires_python}, whose grammar may allow it"
+            )
+            return ScriptFacts(header, error=message, newer=True, uses=Uses(unseen=("a script that is not read here",)))
         return ScriptFacts(error=broken.message)
     except RecursionError:
         return ScriptFacts(error="the script can't be analysed: it nests too deeply")
     names = {name.partition(".")[0] for name, _ in uses.imports}
     own = {file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py")}
-    return ScriptFacts(header, tuple(sorted(names - sys.stdlib_module_names - own)), uses=uses)
+    own |= {path.removeprefix("./").partition("/")[0] for path in uses.local}  # a package that the script downloads
+    return ScriptFacts(header, tuple(sorted(names - sys.stdlib_module_names - own)), grammar=grammar, uses=uses)
 
 
 def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:
@@ -95,9 +118,9 @@ def decode(raw: bytes) -> str:
 def read_header(text: str) -> Header | None:
     """Return the PEP 723 header, None without one. Raises BadRequest for a broken one."""
     text = text.replace("\r\n", "\n")
-    blocks = [m for m in _BLOCK.finditer(text + "\n") if m["type"] == "script"]
+    blocks = [content for kind, content in header_blocks(text.split("\n")) if kind == "script"]
     if not blocks:
-        if re.search(r"(?m)^#\s*///\s*script\s*$", text):
+        if re.search(r"(?m)^#[ \t]*///[ \t]*script[ \t]*$", text):
             raise BadRequest(
                 "the script's `# /// script` header is not closed, or one of its lines does not start with '# '",
                 "Close it with a line `# ///` and start every line of it with '# '.",
@@ -105,8 +128,13 @@ def read_header(text: str) -> Header | None:
         return None
     if len(blocks) > 1:
         raise BadRequest("the script has more than one `# /// script` header", "Keep one.")
-    lines = blocks[0]["content"].splitlines()
-    content = "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    lines = [line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]]
+    content = "\n".join(lines)
+    if len(content) > MAX_HEADER or max(map(len, lines)) > MAX_HEADER_LINE:
+        raise BadRequest(
+            f"the script's header is longer than {MAX_HEADER:,} characters, or a line of it than {MAX_HEADER_LINE:,}",
+            "Put each requirement on a line of its own.",
+        )
     try:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
@@ -116,19 +144,76 @@ def read_header(text: str) -> Header | None:
         raise BadRequest("the header's `dependencies` is not a list of strings", 'Write dependencies = ["torch"].')
     if python is not None and not isinstance(python, str):
         raise BadRequest("the header's `requires-python` is not a string", 'Write requires-python = ">=3.11".')
-    return Header(tuple(listed), python)
+    tools = table.get("tool")
+    return Header(tuple(listed), python, isinstance(tools, dict) and bool(tools.get("uv")))
 
 
-def parse(text: str) -> ast.Module:
-    """Return the syntax tree. Raises BadRequest for anything that Python can't parse, however deep it nests."""
+def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield type and lines of the blocks of PEP 723, as its reference expression finds them, in linear time."""
+    at = 0
+    while at < len(lines):
+        begin, at = at, at + 1
+        if start := _START.fullmatch(lines[begin]):
+            end = begin + 1
+            while end < len(lines) and (lines[end] == "#" or lines[end].startswith("# ")):
+                end += 1
+            closed = next((n for n in range(end - 1, begin + 1, -1) if lines[n] == "# ///"), None)
+            at = end if closed is None else closed + 1
+            if closed is not None:
+                yield start[1], lines[begin + 1 : closed]
+
+
+def with_grammar(header: Header | None, grammar: Construct | None) -> Header | None:
+    """Return a header that asks for a Python that can parse the script, too."""
+    if grammar is None or versions_allowed(header or Header())[:1] >= [grammar.version]:
+        return header
+    asked = [header.requires_python] if header and header.requires_python else []
+    return replace(header or Header(), requires_python=",".join([*asked, ">={}.{}".format(*grammar.version)]))
+
+
+def start_header(text: str) -> Header | None:
+    """Return what a script's start needs: its header, and the Python of its grammar. Raises BadRequest as that does."""
+    header = read_header(text)
     try:
-        with warnings.catch_warnings():
+        return with_grammar(header, newest(parse(text)[1]))
+    except BadRequest:
+        return header
+
+
+def versions_allowed(header: Header) -> list[tuple[int, int]]:
+    """Return the releases of Python 3 that a header allows, oldest first; none where it can't be understood."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    if not header.requires_python:
+        return list(_RELEASES)
+    try:
+        wanted = SpecifierSet(header.requires_python)
+    except InvalidSpecifier:
+        return []
+    return [v for v in _RELEASES if any(wanted.contains(f"{v[0]}.{v[1]}.{patch}") for patch in _PATCHES)]
+
+
+_ONE_AT_A_TIME = threading.RLock()
+"""In Python 3.11 two threads that make syntax trees at once can fail: they count their depth together."""
+
+
+def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
+    """Return the syntax tree, by the grammar of any known release, and the constructs that this release lacks.
+
+    Raises BadRequest for anything that Python can't parse, however deep it nests.
+    """
+    text = text.removeprefix("\ufeff")  # Python ignores it in a file
+    try:
+        with _ONE_AT_A_TIME, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about invalid escapes are not our concern
-            return ast.parse(text)
+            try:
+                tree = ast.parse(text)
+            except SyntaxError:
+                return parse_newer(text)
+            return tree, newer_constructs(text) if sys.version_info >= (3, 12) else ()
     except SyntaxError as error:
         raise BadRequest(
-            f"the script is not valid Python {sys.version_info.major}.{sys.version_info.minor}: "
-            f"{error.msg} (line {error.lineno})",
+            f"the script is not valid Python: {error.msg} (line {error.lineno})",
             "Fix the syntax error in that line.",
         ) from error
     except (RecursionError, MemoryError, ValueError) as error:
@@ -136,3 +221,22 @@ def parse(text: str) -> ast.Module:
             "the script can't be parsed: it nests too deeply or contains characters that Python does not allow",
             "Simplify it; a training script needs no such depth.",
         ) from error
+
+
+def _misfit(text: str, header: Header, grammar: Construct | None) -> str | None:
+    """Return why no Python that a header allows can parse a script."""
+    allowed = versions_allowed(header)
+    if not allowed:
+        return None
+    last = allowed[-1]
+    if grammar is not None and last < grammar.version:
+        return f"{described(grammar)}, and the header's requires-python is {header.requires_python!r}"
+    if grammar is None and last < sys.version_info[:2]:
+        try:
+            ast.parse(text.removeprefix("\ufeff"), feature_version=last)
+        except SyntaxError as error:
+            return (
+                f"the script is not valid Python {last[0]}.{last[1]}, the latest that its requires-python "
+                f"{header.requires_python!r} allows: {error.msg} (line {error.lineno})"
+            )
+    return None

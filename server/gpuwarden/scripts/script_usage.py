@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuwarden.scripts.column_references import ROW_FUNCTIONS, column_reads, columns_of
+from gpuwarden.scripts.column_references import column_reads, columns_of, reads_of_some_rows, row_functions
+from gpuwarden.scripts.command_line import CommandLine, command_line
+from gpuwarden.scripts.declared_options import names_a_file
 from gpuwarden.scripts.ecosystem_tables import CONFIGS, HEADS, TRAINERS
 from gpuwarden.scripts.env_and_shell import EnvRead, Shell, env_reads, shells_of
 from gpuwarden.scripts.hub_references import RepoUse, is_repo_id, repos_of, text_or_none
+from gpuwarden.scripts.package_usage import PackageUse, package_use
 from gpuwarden.scripts.static_eval import UNKNOWN, Call, Program
+from gpuwarden.scripts.survey import idle_lines
+from gpuwarden.scripts.three_valued import same
 from gpuwarden.scripts.typed_settings import TypedSettings, settings_repos, typed_settings
+from gpuwarden.scripts.writes import LIGHTNING, Write, opened_folders, trains, unseen_savers, unseen_writers, writes_of
 
-_ARGUMENTS = re.compile(r"(Seq2Seq)?TrainingArguments|\w+Config")
+_ARGUMENTS = re.compile(r"\w*TrainingArguments|\w+Config")
 _NOT_ARGUMENTS = frozenset(
     {"LoraConfig", "BitsAndBytesConfig", "PeftConfig", "AutoConfig", "GenerationConfig", "ModelConfig"}
 )
@@ -32,11 +38,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Push:
-    """A place where the program writes to the Hub; `target` None when it does not name a repo."""
+    """A place where the program writes to the Hub; `target` None when it does not name a repo, `?` when it is unknown.
+
+    `maybe`: a condition or a setting that is not known decides whether it happens.
+    """
 
     line: int
     via: str
     target: str | None = None
+    maybe: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,12 +65,28 @@ class Uses:
     shells: tuple[Shell, ...] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[tuple[str, int], ...] = ()
+    some_reads: tuple[tuple[str, int, frozenset[str]], ...] = ()
+    """The columns that are read by what a row contains, and the columns that are looked up to decide that."""
     row_functions: int = 0
+    """Number of different functions that rows go through; the first has the dataset's columns."""
     makes: frozenset[str] = frozenset()
     reshaped: bool = False
     assigned: frozenset[str] = frozenset()
     local: frozenset[str] = frozenset()
     typed: TypedSettings | None = None
+    package_use: PackageUse = field(default_factory=PackageUse)
+    command_line: CommandLine | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    trains: bool = False
+    empty: bool = False
+    """The program makes no call and imports nothing: it does nothing."""
+    writes: tuple[Write, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """Code that is not read and may write anything."""
+    savers: tuple[str, ...] = ()
+    """Code that is not read and may save the model."""
+    opened: tuple[Call, ...] = ()
+    """Calls that load a model or a dataset from a relative folder that the program does not make."""
 
     def setting(self, name: str, default: Any = None) -> Any:
         """Return the value of a setting; `default` when it is not given."""
@@ -79,12 +105,18 @@ class Uses:
 
 def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
     """Read a program. `here` are the relative paths that will be in its working folder."""
-    here, settings = frozenset(here), dict(settings_of(program))
+    here = frozenset(here)
     targets = [t for node, _ in program.nodes if isinstance(node, ast.Assign) for t in node.targets]
-    trainers = tuple(c for c in program.calls if c.last.endswith("Trainer") and not c.name.startswith("."))
+    own = {n.name for n in program.classes.values() if any(program.dotted(b).endswith("Trainer") for b in n.bases)}
+    trainers = tuple(
+        c for c in program.calls if (c.last.endswith("Trainer") and not c.name.startswith(".")) or c.name in own
+    )
+    settings = dict(settings_of(program, trainers))
     local = frozenset((*_local_names(program, settings), *here))
     renames, makes, reshaped = columns_of(program)
     typed = typed_settings(program)
+    shells = tuple(shells_of(program))
+    idle = idle_lines(program.tree)
     repos = [*repos_of(program, trainers, local)]
     if typed is not None:
         settings |= _named_settings(typed)
@@ -98,17 +130,34 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
         methods=methods_of(program, trainers),
         settings=settings,
         trainers=trainers,
-        pushes=tuple(p for p in pushes_of(program, settings) if p.line not in _unasked_pushes(program, typed)),
+        pushes=tuple(
+            replace(p, maybe=p.maybe or p.line in idle)
+            for p in pushes_of(program, settings, trainers)
+            if p.line not in _unasked_pushes(program, typed)
+        ),
         env=tuple(env_reads(program)),
-        shells=tuple(shells_of(program)),
+        shells=shells,
         renames=renames,
         reads=tuple(column_reads(program)),
-        row_functions=sum(c.last in ROW_FUNCTIONS and c.name.startswith(".") for c in program.calls),
+        some_reads=tuple(reads_of_some_rows(program)),
+        row_functions=len({f.id if isinstance(f, ast.Name) else id(c) for c, f in row_functions(program)}),
         makes=frozenset(makes),
         reshaped=reshaped,
         assigned=frozenset(t.attr for t in targets if isinstance(t, ast.Attribute)),
         local=local,
         typed=typed,
+        package_use=package_use(program),
+        command_line=command_line(program) if program.flags else None,
+        flags=program.flags,
+        trains=trains(program, trainers),
+        empty=not program.calls and not any(isinstance(n, ast.Import | ast.ImportFrom) for n, _ in program.nodes),
+        writes=tuple(
+            replace(write, maybe=write.maybe or write.line in idle)
+            for write in writes_of(program, trainers, {name: found.value for name, found in settings.items()})
+        ),
+        unseen=tuple(dict.fromkeys(unseen_writers(program, shells, local))),
+        savers=tuple(dict.fromkeys(unseen_savers(program, shells, trainers, local))),
+        opened=tuple(opened_folders(program, local)),
     )
 
 
@@ -118,7 +167,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
 def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
     """Yield dotted names that are imported, with lines."""
     for node, _ in program.nodes:
-        if (id(node) in program.optional) is required:
+        if (id(node) in program.optional or id(node) in program.maybe) is required:
             continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -129,22 +178,54 @@ def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
 # ------------------------------------------------------------------------------------------------------ settings
 
 
-def settings_of(program: Program) -> Iterator[tuple[str, Setting]]:
-    """Yield the settings that a program gives in configurations, sets later, or takes from the command line."""
+def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[str, Setting]]:
+    """Yield the settings that a program gives in configurations, sets later, or takes from the command line.
+
+    Those of a trainer whose configuration is a parameter, or of a class that isn't known, are unknown.
+    """
     holders = set(_assigned_from(program, _ARGUMENTS.pattern))
-    for call in program.calls:
-        named = _ARGUMENTS.fullmatch(call.last) and call.last not in _NOT_ARGUMENTS
-        if named and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl.")):
-            yield from ((name, Setting(value, call.line, call.last)) for name, value in call.kwargs.items())
-            if call.open:
-                yield "**", Setting(UNKNOWN, call.line, call.last)
+    configs = [c for c in program.calls if is_configuration(c)]
+    parsed = any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls)
+    for call in () if configs or parsed else trainers:
+        if not call.name.startswith(LIGHTNING) and call.get("args", 1) is not None:
+            for name in ("**", "push_to_hub", "hub_model_id"):
+                yield name, Setting(UNKNOWN, call.line, call.last)
+    yield from _configured(configs)
     for node, scope in program.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             target = node.targets[0]
             if isinstance(target.value, ast.Name) and target.value.id in holders | {"training_args"}:
-                yield target.attr, Setting(program.value(node.value, scope), node.lineno, target.value.id)
-    if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
+                value = UNKNOWN if id(node) in program.maybe else program.value(node.value, scope)
+                yield target.attr, Setting(value, node.lineno, target.value.id)
+    if parsed:
         yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
+        if names_a_file(program.argv):
+            yield "**", Setting(UNKNOWN, 0, "a file of settings")
+
+
+def _configured(configs: Sequence[Call]) -> Iterator[tuple[str, Setting]]:
+    """Yield the settings of configurations, in time in proportion to them."""
+    given: dict[str, list[Call]] = {}
+    for call in configs:
+        for name in call.kwargs:
+            given.setdefault(name, []).append(call)
+    opened, values = sum(c.open for c in configs), dict[str, Any]()
+    for name, calls in given.items():
+        # What one of several configurations says is not known to be what the run in question takes.
+        hidden = opened > sum(c.open for c in calls)
+        others = [UNKNOWN if hidden else None] if len(calls) < len(configs) else []
+        values[name] = same([c.kwargs[name] for c in calls] + others)
+    for call in configs:
+        for name in call.kwargs:
+            yield name, Setting(values[name], call.line, call.last)
+        if call.open:
+            yield "**", Setting(UNKNOWN, call.line, call.last)
+
+
+def is_configuration(call: Call) -> bool:
+    """Return true for a call that makes a training configuration."""
+    named = _ARGUMENTS.fullmatch(call.last) and call.last not in _NOT_ARGUMENTS
+    return bool(named) and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl."))
 
 
 # What a trainer's own setting is called in a training configuration.
@@ -153,7 +234,10 @@ _SAME = {"out": "output_dir", "steps": "max_steps", "micro_batch": "per_device_t
 
 def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
     """Return the given settings of a shipped trainer under the names of a training configuration."""
-    values = {"out": typed.declared["out"].default if "out" in typed.declared else None, **typed.given}
+    # Rows that nobody asked for are the trainer's choice, which takes half of them where memory runs out: 0 says so.
+    values = {"out": typed.declared["out"].default} if "out" in typed.declared else {}
+    values |= {"micro_batch": 0} if "micro_batch" in typed.declared else {}
+    values |= typed.given
     given = {_SAME[name]: value for name, value in values.items() if name in _SAME and value is not None}
     return {name: Setting(value, 0, "the command line") for name, value in given.items()}
 
@@ -193,34 +277,30 @@ def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[
 _UPLOADS = frozenset({"upload_folder", "upload_file", "upload_large_folder", "create_commit", "sync_bucket"})
 
 
-def pushes_of(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]:
+def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Iterable[Call]) -> Iterator[Push]:
     """Yield the places where a program writes to the Hub."""
     asked = settings.get("push_to_hub")
     named = settings.get("hub_model_id")
     target = text_or_none(named.value) if named else None
     unknown = named is not None and named.value is UNKNOWN
-    if asked is not None and asked.value is True:
-        yield Push(asked.line, "push_to_hub=True", target or ("?" if unknown else None))
-    trainers = set(_assigned_from(program, r"\w*Trainer"))
-    # Calls below `if args.push_to_hub:` don't happen while nobody sets that.
-    skipped: set[int] = set()
-    for node, _ in program.nodes if asked is None or asked.value is not True else ():
-        match node:
-            case ast.If(test=ast.Attribute(attr="push_to_hub"), body=body):
-                skipped.update(id(inner) for statement in body for inner in ast.walk(statement))
+    if asked is not None and asked.value in (True, UNKNOWN):
+        yield Push(asked.line, "push_to_hub=True", target or ("?" if unknown else None), asked.value is UNKNOWN)
+    made = {id(call.node) for call in trainers}
+    trained = (n.targets for n, _ in program.nodes if isinstance(n, ast.Assign) and id(n.value) in made)
+    holders = {t.id for targets in trained for t in targets if isinstance(t, ast.Name)}
     for call in program.calls:
-        if id(call.node) in skipped:
-            continue
         if call.last.startswith("push_to_hub"):
-            own = call.base in trainers or call.base.endswith("trainer")
-            repo = call.get("repo_id", 0) or call.get("hub_model_id")
+            own = call.base in holders or call.base.endswith("trainer")
+            repo = call.get("repo_id", 0)
+            repo = call.get("hub_model_id") if repo is None else repo
             yield Push(
                 call.line,
                 f"{call.base or 'a'}.{call.last}()",
                 (target or ("?" if unknown else None)) if own else text_or_none(repo) or "?",
+                call.maybe,
             )
         elif call.last in _UPLOADS:
-            yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?")
+            yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?", call.maybe)
 
 
 def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:

@@ -95,7 +95,9 @@ def _read(name: str) -> Trainer:
     ]
     typed = typed_settings(Program(ast.Module(parts, [])))
     assert typed is not None, name
-    wanted = [ast.literal_eval(n.value) for n in parts if isinstance(n, ast.Assign) and _is_wanted(n)]
+    wanted = [
+        ast.literal_eval(n.value) for n in parts if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "WANTED"
+    ]
     return Trainer(
         name=name,
         text=text,
@@ -104,7 +106,3 @@ def _read(name: str) -> Trainer:
         options=typed.declared,
         required=tuple(n for n in typed.declared if n in typed.required),
     )
-
-
-def _is_wanted(node: ast.Assign) -> bool:
-    return isinstance(node.targets[0], ast.Name) and node.targets[0].id == "WANTED"

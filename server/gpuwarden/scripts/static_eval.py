@@ -1,42 +1,53 @@
 """Evaluate a Python program statically: its calls, and the constants that reach them.
 
 Names are followed through assignments, parameters with one caller, argparse and dataclass defaults, the environment
-and the arguments of the job. An undetermined value is `UNKNOWN`, which equals nothing. The tree is walked with a list,
-never by recursion, so that no depth of nesting overflows anything.
+and the arguments of the job. An undetermined value is `UNKNOWN`. Branches whose condition is false are left out; what
+an undetermined condition guards is marked in `maybe`.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
-Scope: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | None"
+from gpuwarden.scripts.declared_options import Option, flags, given_value, names_a_file
+from gpuwarden.scripts.survey import Scope, Survey
+from gpuwarden.scripts.three_valued import (
+    UNKNOWN,
+    arithmetic,
+    bounded,
+    compared,
+    decided,
+    either,
+    known,
+    same,
+    text_method,
+    truth,
+    unary,
+)
+
+__all__ = ["UNKNOWN", "Call", "Program", "flags"]
+
 _DEPTH = 25
 _STEPS = 200_000  # evaluations in one program; a chain of doublings must not take forever
-_LONG = 4_000
-_ARGS = frozenset(
-    {"args", "opt", "opts", "flags", "FLAGS", "script_args", "training_args", "model_args", "cfg", "config"}
-)
-_FIELD = frozenset({"field", "Field"})  # dataclasses and pydantic: the default is an argument
-
-
-class Unknowable(Enum):
-    """The unknown value."""
-
-    UNKNOWN = "unknown"
-
-
-UNKNOWN = Unknowable.UNKNOWN
+_ROUNDS = 4  # a branch that is left out can decide the condition of another
+_SETTINGS = ("args", "opt", "opts", "flags", "FLAGS", "cfg", "conf", "config", "hparams")
+_PARSES = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "cli"})
+_CONFIGURED = frozenset({"parse_args_and_config", "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file"})
+_LIBRARY_DEFAULTS = {"push_to_hub": False, "use_peft": False, "do_predict": False}
+# Set by launchers, images and platforms, so that their absence from the job's variables says nothing.
+_AROUND = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "NODE_", "CUDA_", "SLURM_", "HF_", "HOME", "USER", "PATH", "TMP")
 
 
 @dataclass(frozen=True)
 class Call:
     """One call. `name` is the dotted name with imports resolved; a method of a variable is `.method` on `base`.
 
-    `open` says that further arguments may come from a `*` or `**` whose content is unknown.
+    `open` says that further arguments may come from a `*` or `**` whose content is unknown; `maybe`, that a condition
+    that is not known decides whether the call happens.
     """
 
     name: str
@@ -47,6 +58,7 @@ class Call:
     open: bool = False
     node: ast.Call | None = field(default=None, repr=False, compare=False)
     scope: Scope = field(default=None, repr=False, compare=False)
+    maybe: bool = field(default=False, compare=False)
 
     @property
     def last(self) -> str:
@@ -63,118 +75,96 @@ class Call:
 
 
 class Program:
-    """A parsed program with its environment and arguments."""
+    """A parsed program with its environment and arguments.
+
+    `nodes` are the parts that can run, with their scopes. `optional` are those that may fail or be skipped without
+    harm, `maybe` those below a condition that is not known.
+    """
 
     def __init__(self, tree: ast.Module, env: Mapping[str, str] | None = None, argv: Sequence[str] = ()) -> None:
         self.tree = tree
         self.env = env or {}
+        self.argv = tuple(argv)
         self.flags = flags(argv)
-        self.nodes: list[tuple[ast.AST, Scope]] = []
-        self.optional: set[int] = set()
-        self.aliases: dict[str, str] = {}
-        self._parents: dict[int, Scope] = {}
-        self._assigned: dict[tuple[int, str], list[ast.expr | None]] = {}
-        self._fields: dict[str, list[ast.expr | None]] = {}
-        self._by_name: dict[str, list[ast.Call]] = {}
-        self._functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
-        self._around: dict[int, Scope] = {}
-        self._busy: set[int] = set()
         self._steps = 0
-        stack: list[tuple[ast.AST, Scope, bool]] = [(tree, None, False)]
-        while stack:
-            node, scope, guarded = stack.pop()
-            self.nodes.append((node, scope))
-            if guarded:
-                self.optional.add(id(node))
-            inner = scope
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-                self._parents[id(node)] = scope
-                inner = node
-            soft = _guarded(node)
-            stack += [(n, inner, guarded or id(n) in soft) for n in reversed([*ast.iter_child_nodes(node)])]
-        self._collect()
+        branches: dict[int, bool] = {}
+        for _ in range(_ROUNDS):
+            self._look(Survey(tree, branches))
+            found = branches | dict(self._decisions())
+            if found == branches:
+                break
+            branches = found
+        else:
+            self._look(Survey(tree, branches))
         self.calls = tuple(
             self._call(name, node, scope)
             for node, scope in self.nodes
             if isinstance(node, ast.Call) and (name := self.dotted(node.func))
         )
 
-    def _collect(self) -> None:
-        """Note imports, assignments, functions and calls."""
+    def _look(self, survey: Survey) -> None:
+        """Take a survey, and forget the values that an earlier one gave."""
+        self._survey = survey
+        self.nodes, self.optional, self.maybe = survey.nodes, survey.optional, survey.maybe
+        self.aliases, self.classes = survey.aliases, survey.classes
+        self._busy: set[int] = set()
+        self._memo: dict[tuple[int, int], Any] = {}
+        self._names: dict[tuple[int, str], Any] = {}
+        self._cuts = 0
+        called = ((n.func, n) for n, _ in self.nodes if isinstance(n, ast.Call))
+        self._methods = {func.attr: n for func, n in called if isinstance(func, ast.Attribute)}
+
+    def _decisions(self) -> Iterator[tuple[int, bool]]:
+        """Yield the conditions whose truth is known."""
         for node, scope in self.nodes:
-            match node:
-                case ast.Import():
-                    for alias in node.names:
-                        root = alias.name.partition(".")[0]  # `import a.b` binds `a`
-                        self.aliases[alias.asname or root] = alias.name if alias.asname else root
-                case ast.ImportFrom() if node.module and not node.level:
-                    self.aliases.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
-                case ast.Assign():
-                    for target in node.targets:
-                        self._assign(target, node.value, scope)
-                case ast.AnnAssign() | ast.NamedExpr() if node.value is not None:
-                    self._assign(node.target, node.value, scope)
-                case ast.AugAssign() | ast.For() | ast.AsyncFor() | ast.comprehension():
-                    self._assign(node.target, None, scope)
-                case ast.withitem() if node.optional_vars is not None:
-                    self._assign(node.optional_vars, None, scope)
-                case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    self._functions[node.name] = node
-                case ast.Call():
-                    self._around[id(node)] = scope
-                    self._note_call(node)
+            if isinstance(node, ast.If | ast.IfExp | ast.While):
+                true = self.holds(node.test, scope)
+                if true is not None and not (true and isinstance(node, ast.While)):
+                    yield id(node), true
 
-    def _assign(self, target: ast.AST, value: ast.expr | None, scope: Scope) -> None:
-        if isinstance(target, ast.Name):
-            self._assigned.setdefault((id(scope) if scope else 0, target.id), []).append(value)
-            if isinstance(scope, ast.ClassDef):
-                default = value
-                if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _FIELD:
-                    default = next((k.value for k in value.keywords if k.arg == "default"), None)
-                self._fields.setdefault(target.id, []).append(default)
-        elif isinstance(target, ast.Tuple | ast.List):
-            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
-            for n, inner in enumerate(target.elts):
-                self._assign(inner, value.elts[n] if same and isinstance(value, ast.Tuple | ast.List) else None, scope)
+    # ---------------------------------------------------------------------------------------------------- values
 
-    def _note_call(self, node: ast.Call) -> None:
-        """Note a call by name, and the default of an option that `add_argument` declares."""
-        if isinstance(node.func, ast.Name):
-            self._by_name.setdefault(node.func.id, []).append(node)
-        elif isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            dest = next(
-                (k.value.value for k in node.keywords if k.arg == "dest" and isinstance(k.value, ast.Constant)), None
-            )
-            long = next((n for n in names if n.startswith("--")), names[0] if names else "")
-            default = next((k.value for k in node.keywords if k.arg == "default"), None)
-            self._fields.setdefault(str(dest or long.lstrip("-").replace("-", "_")), []).append(default)
-
-    # --------------------------------------------------------------------------------------------------- values
+    def holds(self, node: ast.expr, scope: Scope) -> bool | None:
+        """Return whether a condition is true; None where that is not known."""
+        match node:
+            case ast.BoolOp():
+                return decided([self.holds(v, scope) for v in node.values], stops=isinstance(node.op, ast.Or))
+            case ast.UnaryOp(op=ast.Not()):
+                true = self.holds(node.operand, scope)
+                return None if true is None else not true
+            case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
+                return True
+            case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+                return False
+        return truth(self.value(node, scope))
 
     def value(self, node: ast.AST | None, scope: Scope = None, depth: int = 0) -> Any:
         """Return the constant that an expression has, or UNKNOWN."""
-        self._steps += 1
-        if node is None or depth > _DEPTH or self._steps > _STEPS or id(node) in self._busy:
+        if node is None:
             return UNKNOWN
+        self._steps += 1
+        key = (id(node), id(scope))
+        if key in self._memo:
+            return self._memo[key]
+        if depth > _DEPTH or self._steps > _STEPS or id(node) in self._busy:
+            self._cuts += 1
+            return UNKNOWN
+        cuts = self._cuts
         self._busy.add(id(node))
         try:
-            value = self._value(node, scope, depth + 1)
+            value = bounded(self._value(node, scope, depth + 1))
         finally:
             self._busy.discard(id(node))
-        return UNKNOWN if isinstance(value, str) and len(value) > _LONG else value
+        if cuts == self._cuts:  # nothing was cut short on the way
+            self._memo[key] = value
+        return value
 
     def _value(self, node: ast.AST, scope: Scope, depth: int) -> Any:
         match node:
             case ast.Constant():
-                return node.value
-            case ast.List() | ast.Tuple() | ast.Set():
-                return [self.value(e, scope, depth) for e in node.elts]
+                return UNKNOWN if node.value is Ellipsis else node.value
             case ast.Dict():
-                keys = [self.value(k, scope, depth) for k in node.keys]
-                return {
-                    k: self.value(v, scope, depth) for k, v in zip(keys, node.values, strict=True) if isinstance(k, str)
-                }
+                return self._dict(node, scope, depth)
             case ast.Name():
                 return self._name(node.id, scope, depth)
             case ast.Attribute():
@@ -182,85 +172,220 @@ class Program:
             case ast.Subscript():
                 return self._subscript(node, scope, depth)
             case ast.JoinedStr():
-                parts = [
-                    self.value(v.value if isinstance(v, ast.FormattedValue) else v, scope, depth) for v in node.values
-                ]
-                return UNKNOWN if UNKNOWN in parts else "".join(map(str, parts))
-            case ast.BinOp():
-                return _arithmetic(node.op, self.value(node.left, scope, depth), self.value(node.right, scope, depth))
-            case ast.UnaryOp():
-                return _unary(node.op, self.value(node.operand, scope, depth))
-            case ast.BoolOp(op=ast.Or()):
-                values = [self.value(v, scope, depth) for v in node.values]
-                return next(filter(None, values), values[-1])  # UNKNOWN is true
+                return self._joined(node, scope, depth)
             case ast.Call():
                 return self._called(node, scope, depth)
+        return self._operated(node, scope, depth)
+
+    def _operated(self, node: ast.AST, scope: Scope, depth: int) -> Any:
+        """Return the value of an expression that combines others."""
+
+        def of(inner: ast.AST) -> Any:
+            return self.value(inner, scope, depth)
+
+        match node:
+            case ast.List() | ast.Tuple() | ast.Set():
+                return UNKNOWN if any(isinstance(e, ast.Starred) for e in node.elts) else [of(e) for e in node.elts]
+            case ast.NamedExpr():
+                return of(node.value)
+            case ast.BinOp():
+                return arithmetic(node.op, of(node.left), of(node.right))
+            case ast.UnaryOp():
+                return unary(node.op, of(node.operand))
+            case ast.BoolOp():
+                return either([of(v) for v in node.values], stops=isinstance(node.op, ast.Or))
+            case ast.Compare(ops=[op], comparators=[right]):
+                return compared(op, of(node.left), of(right))
+            case ast.IfExp():
+                true = self.holds(node.test, scope)
+                return (
+                    same([of(node.body), of(node.orelse)]) if true is None else of(node.body if true else node.orelse)
+                )
         return UNKNOWN
 
+    def _dict(self, node: ast.Dict, scope: Scope, depth: int) -> Any:
+        found: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            name, inner = (self.value(n, scope, depth) for n in (key, value))
+            if key is None and isinstance(inner, dict):
+                found |= inner
+            elif isinstance(name, str | int | float | bool | None) and key is not None:
+                found[name] = inner
+            else:
+                return UNKNOWN
+        return found
+
+    def _joined(self, node: ast.JoinedStr, scope: Scope, depth: int) -> Any:
+        parts = []
+        for part in node.values:
+            shown = isinstance(part, ast.FormattedValue)
+            if isinstance(part, ast.FormattedValue) and (part.format_spec is not None or part.conversion != -1):
+                return UNKNOWN
+            value = self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope, depth)
+            if not known(value) or (shown and not isinstance(value, str | int | float | None)):
+                return UNKNOWN
+            parts.append(str(value))
+        return "".join(parts)
+
     def _name(self, name: str, scope: Scope, depth: int) -> Any:
+        key = (id(scope), name)
+        if key not in self._names:
+            cuts = self._cuts
+            value = self._looked_up(name, scope, depth)
+            if cuts != self._cuts:
+                return value
+            self._names[key] = value
+        return self._names[key]
+
+    def _looked_up(self, name: str, scope: Scope, depth: int) -> Any:
         while True:
-            found = self._assigned.get((id(scope) if scope else 0, name))
-            if found is not None and not isinstance(scope, ast.ClassDef):
-                return _same([self.value(v, scope, depth) for v in found])
+            found = self._survey.assigned.get((id(scope) if scope else 0, name))
+            given = [self._parameter(name, scope, depth)] if scope is not None and name in _parameters(scope) else []
+            if (found is not None or given) and not isinstance(scope, ast.ClassDef):
+                if scope is None and self._survey.executes:
+                    return UNKNOWN  # code from elsewhere may have changed it
+                value = same([*given, *(self.value(v, scope, depth) for v in found or ())])
+                return UNKNOWN if isinstance(value, list | dict) and name in self._survey.mutated else value
             if scope is None:
                 return UNKNOWN
-            if name in _parameters(scope):
-                return self._parameter(name, scope, depth)
-            scope = self._parents.get(id(scope))
+            scope = self._survey.parents.get(id(scope))
 
     def _parameter(self, name: str, scope: Scope, depth: int) -> Any:
         """Return a parameter's value: what every caller passes, or its default where nobody calls by name."""
-        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or name not in _parameters(scope):
             return UNKNOWN
         names = _parameters(scope)
         positional = [a.arg for a in (*scope.args.posonlyargs, *scope.args.args)]
         late = dict(zip(reversed(positional), reversed(scope.args.defaults), strict=False))
         by_keyword = {a.arg: d for a, d in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True)}
         default = late.get(name) or by_keyword.get(name)
-        if name.replace("-", "_") in self.flags and not self._by_name.get(scope.name):
+        if name in self.flags and not self._survey.by_name.get(scope.name):
             return self.flags[name]
         values = []
-        for call in self._by_name.get(scope.name, ()):
+        for call in self._survey.by_name.get(scope.name, ()):
+            if any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
+                return UNKNOWN
             keyword = next((k.value for k in call.keywords if k.arg == name), None)
             at = names.index(name)
-            given = keyword or (call.args[at] if at < len(call.args) else default)
-            values.append(self.value(given, None, depth))
-        return _same(values) if values else self.value(default, None, depth)
+            given = keyword or (call.args[at] if name in positional and at < len(call.args) else None)
+            where = self._survey.around.get(id(call)) if given is not None else self._survey.parents.get(id(scope))
+            values.append(self.value(given or default, where, depth))
+        return same(values) if values else self.value(default, None, depth)
 
     def _attribute(self, node: ast.Attribute, scope: Scope, depth: int) -> Any:
+        """Return the value of a declared option: `args.lr`, `Config.lr`."""
         base = node.value
-        if isinstance(base, ast.Name) and node.attr in self._fields and self.aliases.get(base.id) is None:
-            if node.attr in self.flags:
-                return self.flags[node.attr]
-            return _same([self.value(v, None, depth) for v in self._fields[node.attr]])
-        if isinstance(base, ast.Name) and base.id in _ARGS and node.attr in self.flags:
-            return self.flags[node.attr]
-        return UNKNOWN
+        if not isinstance(base, ast.Name) or base.id in self.aliases or not self._holds_settings(base.id, scope):
+            return UNKNOWN
+        options = self._survey.options.get(node.attr, [])
+        values = [self._option(o, node.attr, depth) for o in options]
+        if not options:
+            values = [self.flags[node.attr]] if node.attr in self.flags else [*self._library_option(node.attr, depth)]
+        values += [self.value(v, where, depth) for v, where in self._survey.stores.get(node.attr, ())]
+        return same([*values, *self._overrides(node.attr, depth)])
+
+    def option(self, name: str) -> Any:
+        """Return an option as it is given, else as the program declares its default; None where it declares none."""
+        if name in self.flags:
+            return self.flags[name]
+        options = self._survey.options.get(name, ())
+        return same([self._option(o, name, 0) for o in options]) if options else None
+
+    def _library_option(self, name: str, depth: int) -> Iterator[Any]:
+        """Yield the values of an option that a library declares, from its configurations or by its default."""
+        if name not in _LIBRARY_DEFAULTS or names_a_file(self.argv):
+            yield UNKNOWN
+            return
+        calls = [
+            (n, scope)
+            for n, scope in self.nodes
+            if isinstance(n, ast.Call) and self.dotted(n.func).endswith(("TrainingArguments", "Config"))
+        ]
+        given = [(k.value, scope) for n, scope in calls for k in n.keywords if k.arg == name]
+        if any(k.arg is None for n, _ in calls for k in n.keywords):
+            yield UNKNOWN
+        yield from (self.value(value, scope, depth) for value, scope in given)
+        if not given:
+            yield _LIBRARY_DEFAULTS[name]
+
+    def _holds_settings(self, name: str, scope: Scope) -> bool:
+        """Return true for a variable that takes parsed arguments or an instance of a class of settings."""
+        if name.endswith(_SETTINGS) or name in self.classes:
+            return True
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in _parameters(scope):
+            return name != "self"
+        found = [v for (_, bound), values in self._survey.assigned.items() if bound == name for v in values]
+        called = [self.dotted(v.func).rpartition(".")[2] for v in found if isinstance(v, ast.Call)]
+        return bool(called) and all(c in _PARSES or c in self.classes for c in called)
+
+    def _option(self, option: Option, name: str, depth: int) -> Any:
+        given = given_value(option, name, self.argv, self.flags)
+        if given is not None:
+            return given
+        calls = self._methods
+        if _CONFIGURED & calls.keys() and names_a_file(self.argv):
+            return UNKNOWN
+        parse = calls.get("parse_args")
+        if parse is not None and parse.args and self.dotted(parse.args[0]) != "sys.argv":
+            return UNKNOWN  # it parses words of the script's own in place of the command line
+        return option.fixed if option.default is None else self.value(option.default, None, depth)
+
+    def _overrides(self, name: str, depth: int) -> Iterator[Any]:
+        """Yield the values that instances of the program's own classes get for a field."""
+        for title, node in self.classes.items():
+            if not any(
+                isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name) and s.target.id == name
+                for s in node.body
+            ):
+                continue
+            for call in self._survey.by_name.get(title, ()):
+                if call.args or any(k.arg is None for k in call.keywords):
+                    yield UNKNOWN
+                yield from (self.value(k.value, None, depth) for k in call.keywords if k.arg == name)
 
     def _subscript(self, node: ast.Subscript, scope: Scope, depth: int) -> Any:
         key = self.value(node.slice, scope, depth)
         if self.dotted(node.value) == "os.environ" and isinstance(key, str):
-            return self.env.get(key, UNKNOWN)
-        held = self.value(node.value, scope, depth)
-        if isinstance(held, dict) and isinstance(key, str):
-            return held.get(key, UNKNOWN)
-        if isinstance(held, list | str) and isinstance(key, int) and -len(held) <= key < len(held):
-            return held[key]
+            return self._variable(key, UNKNOWN)
+        container = self.value(node.value, scope, depth)
+        if isinstance(container, dict) and isinstance(key, str):
+            return container.get(key, UNKNOWN)
+        if isinstance(container, list | str) and isinstance(key, int) and -len(container) <= key < len(container):
+            return container[key]
         return UNKNOWN
 
+    def _variable(self, name: str, default: Any) -> Any:
+        """Return a variable of the environment; UNKNOWN where the program or the platform may set it."""
+        if {name, "*"} & self._survey.written:
+            return UNKNOWN
+        return self.env.get(name, UNKNOWN if name.startswith(_AROUND) else default)
+
     def _called(self, node: ast.Call, scope: Scope, depth: int) -> Any:
+        """Return the value of a call of a function that computes only."""
         name = self.dotted(node.func)
+        if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
+            return UNKNOWN
         args = [self.value(a, scope, depth) for a in node.args]
         if name in {"os.environ.get", "os.getenv"} and args and isinstance(args[0], str):
             default = next((self.value(k.value, scope, depth) for k in node.keywords if k.arg == "default"), None)
-            return self.env.get(args[0], args[1] if len(args) > 1 else default)
-        if name in {"str", "int", "float", "dict", "pathlib.Path"} and len(args) <= 1:
-            if name == "dict":
-                return {k.arg: self.value(k.value, scope, depth) for k in node.keywords if k.arg}
+            return self._variable(args[0], args[1] if len(args) > 1 else default)
+        if name == "trl.get_peft_config":
+            return UNKNOWN if self.flags.get("use_peft") or names_a_file(self.argv) else None
+        if name == "dict" and not args:
+            return {k.arg: self.value(k.value, scope, depth) for k in node.keywords if k.arg}
+        if node.keywords or name in self._survey.functions:
+            return UNKNOWN
+        if name in {"os.path.join", "pathlib.Path"} and args and all(isinstance(a, str) for a in args):
+            return posixpath.join(*args)
+        if name in _PLAIN and len(args) == 1 and known(args[0]):
             try:
-                return {"str": str, "int": int, "float": float, "pathlib.Path": str}[name](args[0])
-            except (IndexError, ValueError, TypeError, OverflowError):
+                return _PLAIN[name](args[0])
+            except (ValueError, TypeError, OverflowError):
                 return UNKNOWN
+        if isinstance(node.func, ast.Attribute):
+            text = self.value(node.func.value, scope, depth)
+            if isinstance(text, str):
+                return text_method(text, node.func.attr, args)
         return UNKNOWN
 
     def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
@@ -271,28 +396,18 @@ class Program:
             return []
         at = _parameters(scope).index(node.id)
         found = []
-        for call in self._by_name.get(scope.name, ()):
+        for call in self._survey.by_name.get(scope.name, ()):
             given = next(
                 (k.value for k in call.keywords if k.arg == node.id), call.args[at] if at < len(call.args) else None
             )
-            found.append((self.value(given, self._around.get(id(call))), call.lineno))
+            found.append((self.value(given, self._survey.around.get(id(call))), call.lineno))
         return found
 
     # ---------------------------------------------------------------------------------------------------- calls
 
     def dotted(self, node: ast.AST) -> str:
         """Return the dotted name of an expression, imports resolved; `.method` on a variable; else empty."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        rest = "".join("." + p for p in reversed(parts))
-        if isinstance(node, ast.Name):
-            known = self.aliases.get(node.id)
-            if known is not None:
-                return known + rest
-            return rest or node.id
-        return rest
+        return self._survey.dotted(node)
 
     def _call(self, name: str, node: ast.Call, scope: Scope) -> Call:
         kwargs = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg}
@@ -301,51 +416,15 @@ class Program:
             if keyword.arg is None:
                 more = self.value(keyword.value, scope)
                 hidden = hidden or not isinstance(more, dict)
-                kwargs = (more if isinstance(more, dict) else {}) | kwargs
+                kwargs = (
+                    {k: v for k, v in more.items() if isinstance(k, str)} if isinstance(more, dict) else {}
+                ) | kwargs
         args = tuple(self.value(a, scope) for a in node.args if not isinstance(a, ast.Starred))
         base = node.func
         while isinstance(base, ast.Attribute):
             base = base.value
-        return Call(name, node.lineno, args, kwargs, base.id if isinstance(base, ast.Name) else "", hidden, node, scope)
-
-
-def flags(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a command line (`--name value`, `--name=value`, `--name`), with dashes as underscores."""
-    found: dict[str, Any] = {}
-    for n, word in enumerate(argv):
-        if word.startswith("--") and len(word) > 2:
-            name, given, value = word[2:].partition("=")
-            following = argv[n + 1] if n + 1 < len(argv) and not argv[n + 1].startswith("--") else None
-            found[name.replace("-", "_")] = (
-                _literal(value) if given else True if following is None else _literal(following)
-            )
-    return found
-
-
-def _literal(text: str) -> Any:
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    for cast in (int, float):
-        try:
-            return cast(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _guarded(node: ast.AST) -> set[int]:
-    """Return the children of a node that may fail or be skipped without harm: `try: import x`, `if TYPE_CHECKING:`."""
-    if isinstance(node, ast.Try):
-        types = [n for h in node.handlers if h.type is not None for n in ast.walk(h.type)]
-        caught = {n.id for n in types if isinstance(n, ast.Name)}
-        bare = any(h.type is None for h in node.handlers)
-        if bare or caught & {"ImportError", "ModuleNotFoundError", "Exception"}:
-            return {id(n) for n in (*node.body, *node.handlers)}
-    if isinstance(node, ast.If):
-        test = node.test
-        name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
-        return {id(n) for n in node.body} if name == "TYPE_CHECKING" else set()
-    return set()
+        root = base.id if isinstance(base, ast.Name) else ""
+        return Call(name, node.lineno, args, kwargs, root, hidden, node, scope, id(node) in self.maybe)
 
 
 def _parameters(scope: Scope) -> list[str]:
@@ -354,38 +433,12 @@ def _parameters(scope: Scope) -> list[str]:
     return [a.arg for a in (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)]
 
 
-def _same(values: list[Any]) -> Any:
-    """Return the one value that all have, or UNKNOWN."""
-    if not values or any(v is UNKNOWN for v in values):
-        return UNKNOWN
-    return values[0] if all(v == values[0] for v in values) else UNKNOWN
-
-
-def _arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
-    if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Add):
-        return left + right
-    if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Div):
-        return f"{left}/{right}"  # a path
-    if not (isinstance(left, int | float) and isinstance(right, int | float)):
-        return UNKNOWN
-    try:
-        match op:
-            case ast.Add():
-                return left + right
-            case ast.Sub():
-                return left - right
-            case ast.Mult():
-                return left * right
-            case ast.Div():
-                return left / right
-            case ast.FloorDiv():
-                return left // right
-    except (ArithmeticError, ValueError):
-        return UNKNOWN
-    return UNKNOWN
-
-
-def _unary(op: ast.unaryop, value: Any) -> Any:
-    if isinstance(op, ast.Not) and value is not UNKNOWN:
-        return not value
-    return -value if isinstance(op, ast.USub) and isinstance(value, int | float) else UNKNOWN
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "len": len,
+    "list": list,
+    "tuple": list,
+}

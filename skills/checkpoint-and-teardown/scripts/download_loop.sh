@@ -33,13 +33,15 @@ if ! command -v timeout >/dev/null 2>&1; then
         job=$!
         (
             sleep "$seconds"
+            trap '' TERM # so that what it did can be asked below, however late it ends
             kill "$job"
         ) >/dev/null 2>&1 & # its sleep outlives it and must not hold our output open
         watcher=$!
         wait "$job"
         status=$?
-        if kill "$watcher" 2>/dev/null; then return "$status"; fi
-        return 124
+        kill "$watcher" 2>/dev/null
+        if wait "$watcher"; then return 124; fi
+        return "$status"
     }
 fi
 

@@ -4,6 +4,8 @@
 # ///
 """A character model in numpy that trains on real text, saves whole checkpoints, and resumes from the newest.
 
+    uv run train_char_model.py [STEPS] [SAVE_EVERY]
+
 A checkpoint is a folder that appears under its name only when everything in it is on disk. So whatever kills the
 process, every `checkpoint-N` that exists is whole, and the same command goes on from there.
 """
@@ -18,9 +20,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-TEXT = ""  # filled in by whoever submits this script
+TEXT = ""  # filled in by whoever submits this script; without one it learns its own source
 CONTEXT, EMBED, HIDDEN, BATCH = 8, 12, 96, 64
-STEPS, SAVE_EVERY, KEEP = int(sys.argv[1]), int(sys.argv[2]), 3
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+SAVE_EVERY = int(sys.argv[2]) if len(sys.argv) > 2 else 100
+KEEP = 3
 OUT = Path("out")
 
 
@@ -90,8 +94,9 @@ def report(step: int, loss: float) -> None:
 def main() -> None:
     """Train with Adam up to STEPS, from wherever the last checkpoint left off."""
     OUT.mkdir(exist_ok=True)
-    letters = sorted(set(TEXT))
-    ids = np.array([letters.index(c) for c in TEXT])
+    text = TEXT or Path(__file__).read_text("utf-8")
+    letters = sorted(set(text))
+    ids = np.array([letters.index(c) for c in text])
     resumed = load()
     start, w, m, v = resumed or (0, init(np.random.default_rng(0), len(letters)), {}, {})
     print(

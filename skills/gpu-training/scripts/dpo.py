@@ -40,17 +40,20 @@ import platform
 import queue
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 # ----------------------------------------------------------------------------------------------------
 # Exit codes, and the one way in which a run ends early.
@@ -112,6 +115,7 @@ def why_not_loaded(model: str, error: Exception) -> Stop:
 # Typed settings: defaults, one file, the environment, flags; the later wins.
 
 ENVIRONMENT = "TRAIN_"
+NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -198,6 +202,14 @@ class Settings(Checked):
 S = TypeVar("S", bound=Checked)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of every other setting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise Stop."""
+        raise Stop(Exit.CONFIG, message, "see --help")
+
+
 def values_given(kind: type, words: list[str]) -> dict[str, Any]:
     """Return the values from `--config FILE`, variables TRAIN_NAME, and flags, as they were written.
 
@@ -207,7 +219,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
     """
     fields = {f.name: f for f in dataclasses.fields(kind)}
     types = get_type_hints(kind)
-    parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
+    parser = Parser(description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default="", help="YAML or JSON file with settings")
     for name, field in fields.items():
         flag = f"--{name.replace('_', '-')}"
@@ -228,7 +240,17 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise Stop(Exit.CONFIG, f"{name} is not a setting", f"did you mean {near[0]}?" if near else "see --help")
+    mention_near_misses(fields)
     return values
+
+
+def mention_near_misses(fields: Mapping[str, Any]) -> None:
+    """Print variables that are almost a setting's; others that begin alike may belong to somebody else."""
+    for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
+        name = variable.removeprefix(ENVIRONMENT).lower()
+        near = difflib.get_close_matches(name, fields, 1, 0.8)
+        if near and name not in fields:
+            say(f"{variable} is not a setting and is not read; did you mean {ENVIRONMENT}{near[0].upper()}?")
 
 
 def read_settings(kind: type[S], words: list[str]) -> S:
@@ -247,11 +269,18 @@ def read_settings(kind: type[S], words: list[str]) -> S:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML or JSON file."""
+    """Return the settings of a YAML or JSON file, as flags and variables would give them.
+
+    A setting without a value is left at its default. A list is what commas separate, a mapping what `old=new` renames.
+    """
+    fix = "correct the file, one `name: value` for each setting; --help lists them"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}") from None
+        fix = "correct --config; paths start in the working folder"
+        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}", fix) from None
+    except UnicodeDecodeError:
+        raise Stop(Exit.CONFIG, f"config {path} is not UTF-8 text", fix) from None
     try:
         if path.suffix == ".json":
             values = json.loads(text)
@@ -260,10 +289,17 @@ def read_file(path: Path) -> dict[str, Any]:
 
             values = yaml.safe_load(text)
     except Exception as error:
-        raise Stop(Exit.CONFIG, f"config {path} is not valid: {error}".replace("\n", " ")) from None
+        raise Stop(Exit.CONFIG, f"config {path} is not valid: {' '.join(str(error).split())}", fix) from None
     if not isinstance(values, dict):
-        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings")
-    return values
+        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings", fix)
+    return {str(name): joined(value) for name, value in values.items() if value is not None}
+
+
+def joined(value: Any) -> Any:
+    """Return a list or a mapping of a file as the text that a flag takes."""
+    if isinstance(value, dict):
+        value = [f"{old}={new}" for old, new in value.items()]
+    return ",".join(str(part) for part in value) if isinstance(value, list) else value
 
 
 def convert(name: str, kind: type, value: Any) -> Any:
@@ -283,7 +319,7 @@ def convert(name: str, kind: type, value: Any) -> Any:
             raise ValueError
         return kind(value)
     except (TypeError, ValueError):
-        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}") from None
+        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}", f"pass {NEEDED[kind]}") from None
 
 
 def check_limits(name: str, value: Any, limits: Any) -> None:
@@ -298,9 +334,439 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
+# The machine: its GPU, arithmetic and batch.
+
+# Rows at a time by memory in GB: what fits with a model of the size that references/hardware.md names for the card.
+MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))
+OLDEST = (7, 0)
+AMPERE, HOPPER = (8, 0), (9, 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plan of training on this machine. `capability` is (0, 0) on a CPU."""
+
+    device: str
+    memory_gb: float
+    capability: tuple[int, int]
+    precision: str
+    micro: int
+    accumulate: int
+    world: int
+
+    @property
+    def cuda(self) -> bool:
+        """Return whether a GPU of CUDA or ROCm trains."""
+        return self.capability != (0, 0)
+
+
+def look(settings: Settings) -> Plan:
+    """Return the plan for this machine.
+
+    Raises:
+        Stop: it has no GPU, another than expected, or one that PyTorch or the precision doesn't support.
+
+    """
+    import torch
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    name, memory, capability = "cpu", 0.0, (0, 0)
+    if torch.cuda.is_available() and not settings.cpu:
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        name, memory = torch.cuda.get_device_name(local), torch.cuda.get_device_properties(local).total_memory / 1e9
+        capability = torch.cuda.get_device_capability(local)
+        if capability < OLDEST:
+            raise Stop(Exit.ENVIRONMENT, f"{name} has compute capability {capability}", "take a T4 or newer")
+        try:
+            torch.ones(8, 8, device="cuda").matmul(torch.ones(8, 8, device="cuda")).sum().item()
+        except RuntimeError as error:
+            message = f"PyTorch {torch.__version__} does not run on {name}: {str(error).splitlines()[0]}"
+            raise Stop(Exit.ENVIRONMENT, message, "take a PyTorch build for this GPU") from None
+    elif not settings.cpu:
+        raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without one")
+    if settings.expect_gpu.lower() not in name.lower():
+        raise Stop(Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent what --expect-gpu names")
+    precision = arithmetic(settings.precision, capability, name)
+    micro, accumulate = split_batch(settings, memory, world)
+    return Plan(name, memory, capability, precision, micro, accumulate, world)
+
+
+def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
+    """Return the precision: bf16 from Ampere on, fp16 before it, fp32 on a CPU."""
+    if asked == "auto":
+        return "fp32" if capability == (0, 0) else "bf16" if capability >= AMPERE else "fp16"
+    if asked == "fp16" and capability == (0, 0):
+        raise Stop(Exit.CONFIG, "precision fp16 needs a GPU", "leave it at auto")
+    if asked == "bf16" and (0, 0) < capability < AMPERE:
+        raise Stop(Exit.CONFIG, f"precision bf16 needs Ampere or newer, not {name}", "leave it at auto")
+    return asked
+
+
+def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int]:
+    """Return rows at a time and accumulation whose product over all processes is the effective batch."""
+    if settings.batch_size % world:
+        message = f"batch_size {settings.batch_size} is not a multiple of {world} processes"
+        raise Stop(Exit.CONFIG, message, "choose a multiple")
+    share = settings.batch_size // world
+    most = settings.micro_batch or next(rows for least, rows in MICRO if memory >= least)
+    micro = max(n for n in range(1, min(most, share) + 1) if share % n == 0)
+    return micro, share // micro
+
+
+# ----------------------------------------------------------------------------------------------------
+# Folders of pictures with COCO annotations.
+
+
+def from_coco(folder: Path, annotations: Path) -> Any:
+    """Return the pictures of a COCO folder with their boxes and the names of their categories.
+
+    Crowds are left out: one box around many objects is not an object to find.
+
+    Raises:
+        Stop: the annotations are not of COCO's form; the message names the entry.
+
+    """
+    from datasets import Dataset, Image
+
+    fix = "images need id and file_name; annotations image_id, category_id and bbox; categories id and name"
+    where = str(annotations)
+    try:
+        coco = json.loads(annotations.read_text(encoding="utf-8"))
+        where = f"{annotations}, categories"
+        names = {c["id"]: c["name"] for c in coco["categories"]}
+        where = f"{annotations}, images"
+        found: dict[int, dict[str, Any]] = {
+            i["id"]: {"image": str(picture_at(folder, i["file_name"])), "objects": {"bbox": [], "category": []}}
+            for i in coco["images"]
+        }
+        crowds = 0
+        for number, box in enumerate(coco["annotations"], 1):
+            where = f"{annotations}, annotation {number}"
+            if box.get("iscrowd"):
+                crowds += 1
+                continue
+            objects, (x, y, width, height) = found[box["image_id"]]["objects"], box["bbox"]
+            objects["category"].append(names[box["category_id"]])
+            objects["bbox"].append([float(x), float(y), float(width), float(height)])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        cause = f"{error} is missing or not known" if isinstance(error, KeyError) else str(error)
+        raise Stop(Exit.DATA, f"{where}: {cause}", fix) from None
+    if crowds:
+        say(f"{crowds} crowds are left out: their box is around many objects")
+    return Dataset.from_list(list(found.values())).cast_column("image", Image())
+
+
+def picture_at(folder: Path, name: str) -> Path:
+    """Return the path of a picture, which is beside the annotations or in their subfolder `images`."""
+    beside, below = folder / name, folder / "images" / name
+    return below if below.is_file() and not beside.is_file() else beside
+
+
+# ----------------------------------------------------------------------------------------------------
+# The data: loaded, converted from the forms that people have, and checked before any weight is loaded.
+
+BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tsv": "csv"}
+LOOK = 2000
+SHOW = 3
+ALL = "*"
+SHAREGPT = {
+    "human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
+    "bard": "assistant", "bot": "assistant", "model": "assistant", "observation": "tool",
+}  # fmt: skip
+# Chat templates pass over a speaker that they don't know, without a word.
+NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
+
+
+@dataclass
+class Data:
+    """Rows to train on and to evaluate on, and what identifies them."""
+
+    train: Any
+    held_out: Any | None
+    identity: dict[str, Any]
+
+
+Check = Callable[[Any, str, set[str]], None]
+
+
+def load(
+    settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = (), check: Check | None = None
+) -> Data:
+    """Return the data of a run with the columns that the method reads.
+
+    Raises:
+        Stop: it can't be read, is empty, or lacks columns or the split.
+
+    """
+    check = check or check_rows
+    train = prepared(settings, settings.dataset, settings.split, wanted, also, check)
+    identity = {"rows": len(train), "columns": sorted(train.column_names), "sha256": digest(settings.dataset)}
+    if settings.eval_dataset or settings.eval_split:
+        source, split = settings.eval_dataset or settings.dataset, settings.eval_split or settings.split
+        held_out = prepared(settings, source, split, wanted, also, check)
+    elif settings.eval_fraction and len(train) > 1:
+        size = min(max(1, round(len(train) * settings.eval_fraction)), settings.eval_rows, len(train) - 1)
+        parts = train.train_test_split(test_size=size, seed=settings.seed)
+        train, held_out = parts["train"], parts["test"]
+    else:
+        held_out = None
+    if held_out is not None and len(held_out) > settings.eval_rows:
+        held_out = held_out.select(range(settings.eval_rows))
+    say(f"data: {len(train)} rows to train on, {len(held_out) if held_out is not None else 0} to evaluate on")
+    return Data(train, held_out, identity)
+
+
+def digest(source: str) -> str:
+    """Return the digest of a local file, an empty string for anything else."""
+    path = Path(source)
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def prepared(
+    settings: Settings,
+    source: str,
+    split: str,
+    wanted: tuple[tuple[str, ...], ...],
+    also: tuple[str, ...],
+    check: Check,
+) -> Any:
+    """Return one split, renamed, converted and checked."""
+    rows = read(settings, source, split)
+    if not len(rows):
+        raise Stop(Exit.DATA, f"{source} (split {split}) has no rows", "choose other data or another --split")
+    renames = pairs(settings.columns)
+    for old, new in renames.items():
+        if old not in rows.column_names:
+            raise Stop(
+                Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
+            )
+        if (new in rows.column_names and new not in renames) or [*renames.values()].count(new) > 1:
+            raise Stop(Exit.DATA, f"{source} would have two columns {new}", "correct --columns; new=old moves one away")
+    rows = rows.rename_columns(renames) if renames else rows
+    before, (rows, what) = rows, converted(rows, wanted)
+    has = set(rows.column_names)
+    found = next((names for names in wanted if set(names) <= has), None)
+    if found is None:
+        needs = " or ".join(" + ".join(names) for names in wanted)
+        message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
+        fix = "rename with --columns old=new, or choose other data"
+        if Path(source).is_dir() and "label" in needs:
+            fix = "make one subfolder of pictures for each class, all at the same depth"
+        raise Stop(Exit.DATA, message, fix)
+    if what and rank() == 0:
+        some = range(min(SHOW, len(rows)))
+        print(f"rows converted from {what}; before:", *(f"  {shortened(before[i])}" for i in some), sep="\n")
+        print("after:", *(f"  {shortened(rows[i])}" for i in some), sep="\n", flush=True)
+    check(rows, source, {*found, *also} & has)
+    return rows if ALL in also else rows.select_columns(sorted({*found, "prompt", *also} & has))
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Return old=new,old=new as a mapping."""
+    found = dict(part.partition("=")[::2] for part in text.split(",") if part.strip())
+    if not all(found.values()):
+        raise Stop(Exit.CONFIG, f"columns is {text!r}", "write old=new,old=new")
+    return {old.strip(): new.strip() for old, new in found.items()}
+
+
+def read(settings: Settings, source: str, split: str) -> Any:
+    """Return one split of a file, a URL, a folder or a Hub dataset."""
+    from datasets import get_dataset_split_names, load_dataset
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return read_folder(path, split)
+        if Path(source.partition("?")[0]).suffix in BUILDERS:
+            return read_file_of_rows(settings, source, split)
+        if path.exists():
+            raise Stop(Exit.DATA, f"{source} is not {', '.join(BUILDERS)}", "convert it to one of these")
+        splits = get_dataset_split_names(source, settings.dataset_config or None)
+        if split.partition("[")[0] not in splits:
+            raise Stop(Exit.DATA, f"{source} has no split {split}; it has {', '.join(splits)}", "correct the split")
+        return load_dataset(source, settings.dataset_config or None, split=split)
+    except Stop:
+        raise
+    except Exception as error:
+        raise Stop(*why_not_read(source, error)) from error
+
+
+def read_folder(path: Path, split: str) -> Any:
+    """Return one split of a folder: saved by datasets, COCO, or one subfolder of pictures for each class."""
+    from datasets import load_dataset, load_from_disk
+
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        kept = load_from_disk(str(path))
+        if hasattr(kept, "keys") and split not in kept:
+            raise Stop(Exit.DATA, f"{path} has no split {split}; it has {', '.join(kept)}", "correct the split")
+        return kept[split] if hasattr(kept, "keys") else kept
+    if coco := sorted(path.glob("*annotations*.json")):
+        return from_coco(path, coco[0])
+    return load_dataset("imagefolder", data_dir=str(path), split=split)
+
+
+def read_file_of_rows(settings: Settings, source: str, split: str) -> Any:
+    """Return the rows of a file or URL."""
+    from datasets import load_dataset
+
+    path, suffix = Path(source), Path(source.partition("?")[0]).suffix
+    if "://" not in source and not path.is_file():
+        raise Stop(Exit.DATA, f"{source} does not exist", "correct --dataset; paths start in the working folder")
+    if "://" not in source and not path.stat().st_size:
+        raise Stop(Exit.DATA, f"{source} is empty", "choose other data")
+    if split != settings.split:
+        raise Stop(Exit.DATA, f"{source} is one file and has no split {split}", "pass --eval-dataset FILE")
+    more = {"delimiter": "\t"} if suffix == ".tsv" else {}
+    return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
+
+
+def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
+    """Return the exit, message and fix for data that can't be read."""
+    cause = error.__cause__ or error
+    text = " ".join(str(cause).split())[:300]
+    kind = type(error).__name__
+    if Path(source).is_dir() and (kind == "EmptyDatasetError" or "corresponds to no data" in text):
+        fix = "give one subfolder of pictures for each class, COCO annotations beside pictures, or a file of rows"
+        return Exit.DATA, f"the folder {source} has no rows that can be read", fix
+    if isinstance(cause, StopIteration):
+        return Exit.DATA, f"{source} has no rows", "choose other data or another --split"
+    if "Gated" in kind or "gated" in text:
+        return Exit.ENVIRONMENT, f"{source} is gated: {text}", "accept its terms on the Hub and pass HF_TOKEN"
+    if kind in {"ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout"}:
+        return Exit.ENVIRONMENT, f"{source} can't be reached: {text}", "check the network, HF_HUB_OFFLINE and the name"
+    return (
+        Exit.DATA,
+        f"{source} can't be read: {type(cause).__name__}: {text}",
+        "check the name, --dataset-config and the file's lines",
+    )
+
+
+def shortened(row: dict[str, Any]) -> str:
+    """Return a row as one line of at most 200 characters."""
+    text = json.dumps(row, ensure_ascii=False, default=str)
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]:
+    """Return rows in a form that the method reads, and the name of the form that they had."""
+    has, names = set(rows.column_names), {n for group in wanted for n in group}
+    pairs_too = {"prompt", "chosen", "rejected"} <= has & names
+    if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
+        return rows.map(from_whole_pair, remove_columns=rows.column_names), "pairs of whole conversations"
+    if any(set(group) <= has for group in wanted):
+        return rows, ""
+    if "messages" in names and "conversations" in has:
+        first = rows[0]["conversations"]
+        if first and "from" in (first if isinstance(first, dict) else first[0]):
+            return rows.map(from_sharegpt, remove_columns=rows.column_names), "ShareGPT"
+        return rows.rename_column("conversations", "messages"), "conversations"
+    if "completion" in names and {"instruction", "output"} <= has:
+        return rows.map(from_alpaca, remove_columns=rows.column_names), "Alpaca"
+    if names >= {"prompt"} and not names & {"chosen", "completion"} and "messages" in has:
+        return rows.map(to_prompt, remove_columns=["messages"]), "messages"
+    return rows, ""
+
+
+def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the turns of ShareGPT as messages."""
+    turns = row["conversations"] or []
+    if isinstance(turns, dict):  # a table: one list of speakers, one of texts
+        turns = [{"from": who, "value": text} for who, text in zip(turns["from"], turns["value"], strict=True)]
+    return {"messages": [{"role": SHAREGPT.get(t["from"], t["from"]), "content": t["value"]} for t in turns]}
+
+
+def from_whole_pair(row: dict[str, Any]) -> dict[str, Any]:
+    """Return two conversations as the turns that they have in common and the answers; `prompt` repeats these as text.
+
+    TRL joins the prompt and the answers as they are, and can't join a text and a conversation.
+    """
+    chosen, rejected = row["chosen"], row["rejected"]
+    same = 0
+    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
+        same += 1
+    prompt = chosen[:same] or [{"role": "user", "content": row["prompt"]}]
+    return {"prompt": prompt, "chosen": chosen[same:], "rejected": rejected[same:]}
+
+
+def from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
+    """Return an Alpaca row as one exchange."""
+    text = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
+    user, assistant = {"role": "user", "content": text}, {"role": "assistant", "content": row["output"]}
+    return {"prompt": [user], "completion": [assistant]}
+
+
+def to_prompt(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the turns up to the last of the assistant."""
+    turns = row["messages"]
+    return {"prompt": turns[:-1] if turns and turns[-1]["role"] == "assistant" else turns}
+
+
+def sample(rows: Any, most: int = LOOK) -> list[int]:
+    """Return the indices of rows spread evenly over the data."""
+    return list(range(0, len(rows), max(1, len(rows) // most)))
+
+
+def check_rows(rows: Any, source: str, names: set[str]) -> None:
+    """Raise Stop at the first row whose values can't be trained on."""
+    rows = rows.select_columns(sorted(names))
+    looked, ties = sample(rows), 0
+    for index in looked:
+        row = rows[index]
+        ties += "rejected" in names and row["chosen"] == row["rejected"]
+        for name, value in row.items():
+            if problem := why_bad(name, value):
+                message = f"{source}, row {index + 1}, column {name}: {problem}"
+                raise Stop(Exit.DATA, message, "correct or remove such rows; `gpuwarden template convert` knows many")
+    if ties == len(looked):
+        raise Stop(Exit.DATA, f"{source}: every pair has the same answer twice", "give pairs of different answers")
+    if ties:
+        say(f"{ties} of {len(looked)} pairs have the same answer twice, which teaches nothing")
+
+
+def why_bad(name: str, value: Any) -> str:
+    """Return what is wrong with one value, an empty string where nothing is."""
+    if name == "tools":
+        return "" if value is None or isinstance(value, list) else why_not_tools(value)
+    if value is None or value in ("", []):
+        return "empty"
+    if name == "label" and not isinstance(value, (bool, int)):
+        return f"{value!r} is not a label"
+    if name == "messages" and isinstance(value, str):
+        return "text instead of a list of messages"
+    if name not in {"messages", "completion", "chosen", "rejected", "prompt"} or isinstance(value, str):
+        return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
+    if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
+        return "neither text nor a list of messages with role and content"
+    if strange := next((turn["role"] for turn in value if turn["role"] in NOT_ROLES), ""):
+        return f"a message by {strange!r}, which chat templates leave out; roles are system, user, assistant and tool"
+    if any(turn["content"] is None and not turn.get("tool_calls") for turn in value):
+        return "a message without content"
+    if name != "prompt" and value[-1]["role"] != "assistant":
+        return "the last message is not the assistant's"
+    if name == "prompt" and value[-1]["role"] == "assistant":
+        return "the last message of a prompt is the assistant's"
+    return ""
+
+
+def why_not_tools(text: Any) -> str:
+    """Return why a text is not a list of tools, an empty string where it is one."""
+    try:
+        return "" if isinstance(json.loads(text), list) else "not a list of tools"
+    except (TypeError, ValueError):
+        return "neither a list of tools nor JSON of one"
+
+
+# ----------------------------------------------------------------------------------------------------
 # The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve.
 
 RUN = "run.json"
+BASELINE = "baseline.json"
+FINAL = "final"
 ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
 # These may differ when a run goes on; every other setting belongs to the run.
 FREE = {
@@ -391,27 +857,30 @@ def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
     """Make the output folder this run's.
 
     Raises:
-        Stop: it contains the checkpoints of another run.
+        Stop: it contains the checkpoints or the final model of another run.
 
     """
     out = Path(settings.out)
     mine = {n: v for n, v in asdict(settings).items() if n not in FREE} | {"method": method, "data": data}
     mine = json.loads(json.dumps(mine))
     fix = "choose another --out, or move that folder away; nothing in it was changed"
+    made = "checkpoints" if checkpoints(out) else FINAL if (out / FINAL).exists() else ""
     try:
         theirs = json.loads((out / RUN).read_text())
     except FileNotFoundError:
-        if checkpoints(out):
-            raise Stop(Exit.CONFIG, f"{out} contains checkpoints of an unknown run", fix) from None
-        theirs = mine
+        if made:
+            raise Stop(Exit.CONFIG, f"{out} contains {made} of an unknown run", fix) from None
+        theirs = {}
     except ValueError:
         raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
     changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
-    if changed and checkpoints(out):
+    if changed and made:
         shown = ", ".join(f"{n}: {theirs.get(n)!r} there, {mine.get(n)!r} here" for n in changed[:4])
         raise Stop(Exit.CONFIG, f"{out} belongs to a run with other settings ({shown})", fix)
     if rank() == 0:
         out.mkdir(parents=True, exist_ok=True)
+        if changed:
+            (out / BASELINE).unlink(missing_ok=True)
         write_json(out / RUN, mine)
 
 
@@ -449,463 +918,6 @@ def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
     if free < needed:
         message = f"{out} has {free / 1e9:.1f} GB free; {keep + 2} checkpoints need {needed / 1e9:.1f} GB"
         raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, or lower --keep, or train with LoRA")
-
-
-# ----------------------------------------------------------------------------------------------------
-# The machine: its GPU, arithmetic and batch, and the start of several processes.
-
-# Rows at a time by memory in GB: what fits with a model of the size that references/hardware.md names for the card.
-MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))
-OLDEST = (7, 0)
-AMPERE, HOPPER = (8, 0), (9, 0)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Plan of training on this machine. `capability` is (0, 0) on a CPU."""
-
-    device: str
-    memory_gb: float
-    capability: tuple[int, int]
-    precision: str
-    micro: int
-    accumulate: int
-    world: int
-
-    @property
-    def cuda(self) -> bool:
-        """Return whether a GPU of CUDA or ROCm trains."""
-        return self.capability != (0, 0)
-
-
-def look(settings: Settings) -> Plan:
-    """Return the plan for this machine.
-
-    Raises:
-        Stop: it has no GPU, another than expected, or one that PyTorch or the precision doesn't support.
-
-    """
-    import torch
-
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    name, memory, capability = "cpu", 0.0, (0, 0)
-    if torch.cuda.is_available() and not settings.cpu:
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        name, memory = torch.cuda.get_device_name(local), torch.cuda.get_device_properties(local).total_memory / 1e9
-        capability = torch.cuda.get_device_capability(local)
-        if capability < OLDEST:
-            raise Stop(Exit.ENVIRONMENT, f"{name} has compute capability {capability}", "take a T4 or newer")
-        try:
-            torch.ones(8, 8, device="cuda").matmul(torch.ones(8, 8, device="cuda")).sum().item()
-        except RuntimeError as error:
-            message = f"PyTorch {torch.__version__} does not run on {name}: {str(error).splitlines()[0]}"
-            raise Stop(Exit.ENVIRONMENT, message, "take a PyTorch build for this GPU") from None
-    elif not settings.cpu:
-        raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without one")
-    if settings.expect_gpu.lower() not in name.lower():
-        raise Stop(Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent what --expect-gpu names")
-    precision = arithmetic(settings.precision, capability, name)
-    micro, accumulate = split_batch(settings, memory, world)
-    return Plan(name, memory, capability, precision, micro, accumulate, world)
-
-
-def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
-    """Return the precision: bf16 from Ampere on, fp16 before it, fp32 on a CPU."""
-    if asked == "auto":
-        return "fp32" if capability == (0, 0) else "bf16" if capability >= AMPERE else "fp16"
-    if asked == "fp16" and capability == (0, 0):
-        raise Stop(Exit.CONFIG, "precision fp16 needs a GPU", "leave it at auto")
-    if asked == "bf16" and (0, 0) < capability < AMPERE:
-        raise Stop(Exit.CONFIG, f"precision bf16 needs Ampere or newer, not {name}", "leave it at auto")
-    return asked
-
-
-def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int]:
-    """Return rows at a time and accumulation whose product over all processes is the effective batch."""
-    if settings.batch_size % world:
-        message = f"batch_size {settings.batch_size} is not a multiple of {world} processes"
-        raise Stop(Exit.CONFIG, message, "choose a multiple")
-    share = settings.batch_size // world
-    most = settings.micro_batch or next(rows for least, rows in MICRO if memory >= least)
-    micro = max(n for n in range(1, min(most, share) + 1) if share % n == 0)
-    return micro, share // micro
-
-
-def start_processes(settings: Settings) -> None:
-    """Replace this process by one for each GPU where several are to be used and none was started."""
-    if "WORLD_SIZE" in os.environ:
-        return
-    import torch
-
-    number = settings.processes or (1 if settings.cpu else torch.cuda.device_count())
-    if number <= 1:
-        return
-    if os.environ.get("TRAIN_STARTED"):
-        message = f"{number} processes were started, and this one does not know of the others"
-        raise Stop(Exit.ENVIRONMENT, message, "start the script with torchrun")
-    os.environ["TRAIN_STARTED"] = str(number)
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    if settings.sharding != "none":
-        path = Path(settings.out) / "accelerate.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        bf16 = not settings.cpu and torch.cuda.get_device_capability(0) >= AMPERE
-        write_json(path, launch_config(number, settings.sharding, cpu=settings.cpu, bf16=bf16))
-        launch = ["accelerate.commands.launch", "--config_file", str(path)]
-    say(f"starting {number} processes: {' '.join(launch)}")
-    os.execv(sys.executable, [sys.executable, "-m", *launch, *sys.argv])  # noqa: S606
-
-
-def launch_config(number: int, sharding: str, *, cpu: bool, bf16: bool) -> dict[str, Any]:
-    """Return a configuration of `accelerate launch` for one machine."""
-    config: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "mixed_precision": "bf16" if bf16 else "no",
-        "num_machines": 1,
-        "num_processes": number,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": cpu,
-    }
-    if cpu:
-        raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave it at none")
-    if sharding == "fsdp2":
-        return config | {
-            "distributed_type": "FSDP",
-            "fsdp_config": {
-                "fsdp_version": 2,
-                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-                "fsdp_reshard_after_forward": True,
-                "fsdp_cpu_ram_efficient_loading": True,
-                "fsdp_state_dict_type": "FULL_STATE_DICT",
-                "fsdp_offload_params": False,
-            },
-        }
-    return config | {
-        "distributed_type": "DEEPSPEED",
-        "deepspeed_config": {"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": True,
-                             "offload_optimizer_device": "none", "offload_param_device": "none"},
-    }  # fmt: skip
-
-
-def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop where the processes don't train together, each writing the same folder."""
-    if actual != plan.world:
-        message = f"{plan.world} processes were started, and {actual} train together"
-        raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
-
-
-def free_memory_retry(settings: Settings, plan: Plan) -> None:
-    """Start this command again, once, with half the rows at a time and twice the accumulation; else raise Stop."""
-    fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
-    if plan.micro == 1 or plan.world > 1 or os.environ.get("TRAIN_RESTARTED"):
-        raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)
-    half = max(n for n in range(1, plan.micro // 2 + 1) if plan.micro % n == 0)
-    again = f"{half} rows and accumulation {plan.accumulate * plan.micro // half}"
-    say(f"OUT OF MEMORY with {plan.micro} rows at a time: starting again from the last checkpoint with {again}; "
-        f"the effective batch stays {settings.batch_size}")  # fmt: skip
-    words = without_flag(sys.argv, "--micro-batch")
-    os.environ["TRAIN_RESTARTED"] = "memory"
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *words, "--micro-batch", str(half)])  # noqa: S606
-
-
-def without_flag(words: list[str], flag: str) -> list[str]:
-    """Return a command line without one flag and its value."""
-    kept, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word == flag:
-            skip = True
-        elif not word.startswith(f"{flag}="):
-            kept.append(word)
-    return kept
-
-
-# ----------------------------------------------------------------------------------------------------
-# The data: loaded, converted from the forms that people have, and checked before any weight is loaded.
-
-BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tsv": "csv"}
-LOOK = 2000
-SHOW = 3
-ALL = "*"
-SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-
-
-@dataclass
-class Data:
-    """Rows to train on and to evaluate on, and what identifies them."""
-
-    train: Any
-    held_out: Any | None
-    identity: dict[str, Any]
-
-
-Check = Callable[[Any, str, set[str]], None]
-
-
-def load(
-    settings: Settings, wanted: tuple[tuple[str, ...], ...], also: tuple[str, ...] = (), check: Check | None = None
-) -> Data:
-    """Return the data of a run with the columns that the method reads.
-
-    Raises:
-        Stop: it can't be read, is empty, or lacks columns or the split.
-
-    """
-    check = check or check_rows
-    train = prepared(settings, settings.dataset, settings.split, wanted, also, check)
-    identity = {"rows": len(train), "columns": sorted(train.column_names), "sha256": digest(settings.dataset)}
-    if settings.eval_dataset or settings.eval_split:
-        source, split = settings.eval_dataset or settings.dataset, settings.eval_split or settings.split
-        held_out = prepared(settings, source, split, wanted, also, check)
-    elif settings.eval_fraction and len(train) > 1:
-        size = min(max(1, round(len(train) * settings.eval_fraction)), settings.eval_rows, len(train) - 1)
-        parts = train.train_test_split(test_size=size, seed=settings.seed)
-        train, held_out = parts["train"], parts["test"]
-    else:
-        held_out = None
-    if held_out is not None and len(held_out) > settings.eval_rows:
-        held_out = held_out.select(range(settings.eval_rows))
-    say(f"data: {len(train)} rows to train on, {len(held_out) if held_out is not None else 0} to evaluate on")
-    return Data(train, held_out, identity)
-
-
-def digest(source: str) -> str:
-    """Return the digest of a local file, an empty string for anything else."""
-    path = Path(source)
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def prepared(
-    settings: Settings,
-    source: str,
-    split: str,
-    wanted: tuple[tuple[str, ...], ...],
-    also: tuple[str, ...],
-    check: Check,
-) -> Any:
-    """Return one split, renamed, converted and checked."""
-    rows = read(settings, source, split)
-    if not len(rows):
-        raise Stop(Exit.DATA, f"{source} (split {split}) has no rows", "choose other data or another --split")
-    renames = pairs(settings.columns)
-    for old in renames:
-        if old not in rows.column_names:
-            raise Stop(
-                Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
-            )
-    rows = rows.rename_columns(renames) if renames else rows
-    before, (rows, what) = rows, converted(rows, wanted)
-    has = set(rows.column_names)
-    found = next((names for names in wanted if set(names) <= has), None)
-    if found is None:
-        needs = " or ".join(" + ".join(names) for names in wanted)
-        message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
-        raise Stop(Exit.DATA, message, "rename with --columns old=new, or choose other data")
-    if what and rank() == 0:
-        some = range(min(SHOW, len(rows)))
-        print(f"rows converted from {what}; before:", *(f"  {shortened(before[i])}" for i in some), sep="\n")
-        print("after:", *(f"  {shortened(rows[i])}" for i in some), sep="\n", flush=True)
-    check(rows, source, {*found, *also} & has)
-    return rows if ALL in also else rows.select_columns(sorted({*found, "prompt", *also} & has))
-
-
-def pairs(text: str) -> dict[str, str]:
-    """Return old=new,old=new as a mapping."""
-    found = dict(part.partition("=")[::2] for part in text.split(",") if part.strip())
-    if not all(found.values()):
-        raise Stop(Exit.CONFIG, f"columns is {text!r}", "write old=new,old=new")
-    return {old.strip(): new.strip() for old, new in found.items()}
-
-
-def read(settings: Settings, source: str, split: str) -> Any:
-    """Return one split of a file, a URL, a folder or a Hub dataset."""
-    from datasets import get_dataset_split_names, load_dataset
-    from datasets.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    path = Path(source)
-    try:
-        if path.is_dir():
-            return read_folder(path, split)
-        if Path(source.partition("?")[0]).suffix in BUILDERS:
-            return read_file_of_rows(settings, source, split)
-        if path.exists():
-            raise Stop(Exit.DATA, f"{source} is not {', '.join(BUILDERS)}", "convert it to one of these")
-        splits = get_dataset_split_names(source, settings.dataset_config or None)
-        if split.partition("[")[0] not in splits:
-            raise Stop(Exit.DATA, f"{source} has no split {split}; it has {', '.join(splits)}", "correct the split")
-        return load_dataset(source, settings.dataset_config or None, split=split)
-    except Stop:
-        raise
-    except Exception as error:
-        raise Stop(*why_not_read(source, error)) from error
-
-
-def read_folder(path: Path, split: str) -> Any:
-    """Return one split of a folder: saved by datasets, COCO, or one subfolder of pictures for each class."""
-    from datasets import load_dataset, load_from_disk
-
-    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-        kept = load_from_disk(str(path))
-        if hasattr(kept, "keys") and split not in kept:
-            raise Stop(Exit.DATA, f"{path} has no split {split}; it has {', '.join(kept)}", "correct the split")
-        return kept[split] if hasattr(kept, "keys") else kept
-    if coco := sorted(path.glob("*annotations*.json")):
-        return from_coco(path, coco[0])
-    return load_dataset("imagefolder", data_dir=str(path), split=split)
-
-
-def read_file_of_rows(settings: Settings, source: str, split: str) -> Any:
-    """Return the rows of a file or URL."""
-    from datasets import load_dataset
-
-    path, suffix = Path(source), Path(source.partition("?")[0]).suffix
-    if "://" not in source and not path.is_file():
-        raise Stop(Exit.DATA, f"{source} does not exist", "correct --dataset; paths start in the working folder")
-    if "://" not in source and not path.stat().st_size:
-        raise Stop(Exit.DATA, f"{source} is empty", "choose other data")
-    if split != settings.split:
-        raise Stop(Exit.DATA, f"{source} is one file and has no split {split}", "pass --eval-dataset FILE")
-    more = {"delimiter": "\t"} if suffix == ".tsv" else {}
-    return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
-
-
-def from_coco(folder: Path, annotations: Path) -> Any:
-    """Return the pictures of a COCO folder with their boxes and the names of their categories."""
-    from datasets import Dataset, Image
-
-    coco = json.loads(annotations.read_text(encoding="utf-8"))
-    names = {c["id"]: c["name"] for c in coco["categories"]}
-    found: dict[int, dict[str, Any]] = {
-        i["id"]: {"image": str(folder / i["file_name"]), "objects": {"bbox": [], "category": []}}
-        for i in coco["images"]
-    }
-    for box in coco["annotations"]:
-        objects = found[box["image_id"]]["objects"]
-        objects["bbox"].append(box["bbox"])
-        objects["category"].append(names[box["category_id"]])
-    return Dataset.from_list(list(found.values())).cast_column("image", Image())
-
-
-def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
-    """Return the exit, message and fix for data that can't be read."""
-    cause = error.__cause__ or error
-    text = " ".join(str(cause).split())[:300]
-    kind = type(error).__name__
-    if isinstance(cause, StopIteration):
-        return Exit.DATA, f"{source} has no rows", "choose other data or another --split"
-    if "Gated" in kind or "gated" in text:
-        return Exit.ENVIRONMENT, f"{source} is gated: {text}", "accept its terms on the Hub and pass HF_TOKEN"
-    if kind in {"ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout"}:
-        return Exit.ENVIRONMENT, f"{source} can't be reached: {text}", "check the network, HF_HUB_OFFLINE and the name"
-    return (
-        Exit.DATA,
-        f"{source} can't be read: {type(cause).__name__}: {text}",
-        "check the name, --dataset-config and the file's lines",
-    )
-
-
-def shortened(row: dict[str, Any]) -> str:
-    """Return a row as one line of at most 200 characters."""
-    text = json.dumps(row, ensure_ascii=False, default=str)
-    return text if len(text) <= 200 else text[:199] + "…"
-
-
-def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]:
-    """Return rows in a form that the method reads, and the name of the form that they had."""
-    has, names = set(rows.column_names), {n for group in wanted for n in group}
-    pairs_too = {"prompt", "chosen", "rejected"} <= has & names
-    if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
-        return rows.map(from_whole_pair, remove_columns=rows.column_names), "pairs of whole conversations"
-    if any(set(group) <= has for group in wanted):
-        return rows, ""
-    if "messages" in names and "conversations" in has:
-        first = rows[0]["conversations"]
-        if first and "from" in (first if isinstance(first, dict) else first[0]):
-            return rows.map(from_sharegpt, remove_columns=rows.column_names), "ShareGPT"
-        return rows.rename_column("conversations", "messages"), "conversations"
-    if "completion" in names and {"instruction", "output"} <= has:
-        return rows.map(from_alpaca, remove_columns=rows.column_names), "Alpaca"
-    if names >= {"prompt"} and not names & {"chosen", "completion"} and "messages" in has:
-        return rows.map(to_prompt, remove_columns=["messages"]), "messages"
-    return rows, ""
-
-
-def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the turns of ShareGPT as messages."""
-    turns = row["conversations"] or []
-    if isinstance(turns, dict):  # a table: one list of speakers, one of texts
-        turns = [{"from": who, "value": text} for who, text in zip(turns["from"], turns["value"], strict=True)]
-    return {"messages": [{"role": SHAREGPT.get(t["from"], t["from"]), "content": t["value"]} for t in turns]}
-
-
-def from_whole_pair(row: dict[str, Any]) -> dict[str, Any]:
-    """Return two conversations as the turns that they have in common and the answers; `prompt` repeats these as text.
-
-    TRL joins the prompt and the answers as they are, and can't join a text and a conversation.
-    """
-    chosen, rejected = row["chosen"], row["rejected"]
-    same = 0
-    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
-        same += 1
-    prompt = chosen[:same] or [{"role": "user", "content": row["prompt"]}]
-    return {"prompt": prompt, "chosen": chosen[same:], "rejected": rejected[same:]}
-
-
-def from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
-    """Return an Alpaca row as one exchange."""
-    text = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
-    user, assistant = {"role": "user", "content": text}, {"role": "assistant", "content": row["output"]}
-    return {"prompt": [user], "completion": [assistant]}
-
-
-def to_prompt(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the turns up to the last of the assistant."""
-    turns = row["messages"]
-    return {"prompt": turns[:-1] if turns and turns[-1]["role"] == "assistant" else turns}
-
-
-def sample(rows: Any, most: int = LOOK) -> list[int]:
-    """Return the indices of rows spread evenly over the data."""
-    return list(range(0, len(rows), max(1, len(rows) // most)))
-
-
-def check_rows(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first row whose values can't be trained on."""
-    rows = rows.select_columns(sorted(names))
-    for index in sample(rows):
-        for name, value in rows[index].items():
-            if problem := why_bad(name, value):
-                message = f"{source}, row {index + 1}, column {name}: {problem}"
-                raise Stop(Exit.DATA, message, "correct or remove such rows")
-
-
-def why_bad(name: str, value: Any) -> str:
-    """Return what is wrong with one value, an empty string where nothing is."""
-    if value is None or value in ("", []):
-        return "empty"
-    if name == "label" and not isinstance(value, (bool, int)):
-        return f"{value!r} is not a label"
-    if name == "messages" and isinstance(value, str):
-        return "text instead of a list of messages"
-    if name not in {"messages", "completion", "chosen", "rejected", "prompt"} or isinstance(value, str):
-        return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
-    if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
-        return "neither text nor a list of messages with role and content"
-    if any(turn["content"] is None and not turn.get("tool_calls") for turn in value):
-        return "a message without content"
-    if name != "prompt" and value[-1]["role"] != "assistant":
-        return "the last message is not the assistant's"
-    if name == "prompt" and value[-1]["role"] == "assistant":
-        return "the last message of a prompt is the assistant's"
-    return ""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -1098,7 +1110,8 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
         special = [t for t in tokenizer.get_added_vocab() if "pad" in t.lower() or "reserved" in t.lower()]
         fix = f"pass --pad-token {special[0] if special else tokenizer.eos_token!r}"
         raise Stop(Exit.DATA, f"the tokenizer of {settings.model} has no padding token", fix)
-    conversations = [n for n, v in data.train[0].items() if isinstance(v, list) and v and isinstance(v[0], dict)]
+    first = {n: v for n, v in data.train[0].items() if n != "tools"}
+    conversations = [n for n, v in first.items() if isinstance(v, list) and v and isinstance(v[0], dict)]
     if conversations and tokenizer.chat_template is None:
         message = (
             f"rows are conversations ({conversations[0]}) and the tokenizer of {settings.model} has no chat template"
@@ -1115,13 +1128,15 @@ def length(tokenizer: Any, row: dict[str, Any]) -> int:
         value = row.get(name)
         if value is not None:
             whole.append(prompt + value if type(prompt) is type(value) else value)
-    return max(tokens(tokenizer, value) for value in whole or [prompt])
+    tools = row.get("tools")
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    return max(tokens(tokenizer, value, tools) for value in whole or [prompt])
 
 
-def tokens(tokenizer: Any, value: Any) -> int:
-    """Return how many tokens a text or a conversation makes."""
+def tokens(tokenizer: Any, value: Any, tools: list[Any] | None = None) -> int:
+    """Return how many tokens a text, or a conversation with its tools, makes."""
     if isinstance(value, list):
-        value = tokenizer.apply_chat_template(value, tokenize=False)
+        value = tokenizer.apply_chat_template(value, tools=tools, tokenize=False)
     return len(tokenizer(value or "", add_special_tokens=True)["input_ids"])
 
 
@@ -1192,6 +1207,176 @@ def has_flash_attention(plan: Plan) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
+# Several processes: started, told of signals, started again with fewer rows, and their end made one exit code.
+
+NOTES = "TRAIN_NOTES"
+RESTARTED = "TRAIN_RESTARTED"
+LAUNCHER = "TRAIN_LAUNCHER"
+SHARDING = {"fsdp2": "ACCELERATE_USE_FSDP", "deepspeed": "ACCELERATE_USE_DEEPSPEED"}
+
+
+def start_processes(settings: Settings) -> None:
+    """Start one process for each GPU where several are to be used and none was started, and end as they end."""
+    if "WORLD_SIZE" in os.environ:
+        variable = SHARDING.get(settings.sharding)
+        if variable and os.environ.get(variable) != "true":
+            message = f"sharding {settings.sharding} is set, and the processes were started without it"
+            raise Stop(Exit.CONFIG, message, "start the script alone; it starts its processes itself")
+        return
+    import torch
+
+    number = settings.processes or (1 if settings.cpu else torch.cuda.device_count())
+    if number <= 1:
+        if settings.sharding != "none":
+            say(f"one process: sharding {settings.sharding} is not used")
+        return
+    if os.environ.get(NOTES):
+        message = f"{number} processes were started, and this one does not know of the others"
+        raise Stop(Exit.ENVIRONMENT, message, "start the script with torchrun")
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    if settings.sharding != "none":
+        path = Path(settings.out) / "accelerate.json"
+        config = launch_config(number, settings.sharding, cpu=settings.cpu)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, config)
+        launch = ["accelerate.commands.launch", "--config_file", str(path)]
+    say(f"starting {number} processes: {' '.join(launch)}")
+    notes = Path(tempfile.mkdtemp(prefix="train-"))
+    try:
+        code = supervised([sys.executable, "-m", *launch], notes, sys.argv)
+        half = next((note["rows"] for note in read_notes(notes) if "rows" in note), 0)
+        if half and not os.environ.get(RESTARTED):
+            os.environ[RESTARTED] = "memory"
+            code = supervised([sys.executable, "-m", *launch], notes, with_rows(half))
+    finally:
+        shutil.rmtree(notes, ignore_errors=True)
+    say(f"the processes ended with exit code {code}; what they printed is above")
+    raise SystemExit(code)
+
+
+def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
+    """Run the processes to their end; return the exit code that says most."""
+    for old in notes.iterdir():
+        old.unlink()
+
+    def forward(number: int, frame: Any) -> None:
+        (notes / "signal").write_text(str(number))
+
+    for name in ("SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), forward)
+    env = os.environ | {NOTES: str(notes), LAUNCHER: str(os.getpid())}
+    code = subprocess.Popen([*launch, *words], env=env).wait()
+    return ending(code, [note["code"] for note in read_notes(notes) if "code" in note])
+
+
+def ending(code: int, codes: list[int]) -> int:
+    """Return the exit code for the launcher's and the processes' own: a cause before its consequences."""
+    causes = [c for c in codes if c not in {Exit.OK, 1, Exit.INTERRUPTED}]
+    return 0 if code == 0 else min(causes) if causes else 75 if codes and {*codes} == {75} else 1
+
+
+def leave_note(name: str, value: int) -> None:
+    """Leave a number for the process that started this one, if there is one."""
+    if folder := os.environ.get(NOTES, ""):
+        file = Path(folder) / f"{rank()}.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        write_json(file, known | {name: value})
+
+
+def read_notes(notes: Path) -> list[dict[str, int]]:
+    """Return what the processes left."""
+    return [json.loads(file.read_text()) for file in sorted(notes.glob("[0-9]*.json"))]
+
+
+def signal_asked() -> int:
+    """Return the signal that the process which started this one was given, 0 where there is none."""
+    folder = os.environ.get(NOTES, "")
+    try:
+        return int((Path(folder) / "signal").read_text()) if folder else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
+    """Return a configuration of `accelerate launch` for one machine. The Trainer's arguments set the precision."""
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "num_processes": number,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": cpu,
+    }
+    if cpu:
+        raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave it at none")
+    if sharding == "deepspeed" and find_spec("deepspeed") is None:
+        fix = "add deepspeed to the dependencies in the script's header, or take fsdp2"
+        raise Stop(Exit.ENVIRONMENT, "sharding deepspeed is set, and deepspeed is not installed", fix)
+    if sharding == "fsdp2":
+        return config | {
+            "distributed_type": "FSDP",
+            "fsdp_config": {
+                "fsdp_version": 2,
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_reshard_after_forward": True,
+                "fsdp_cpu_ram_efficient_loading": True,
+                "fsdp_state_dict_type": "FULL_STATE_DICT",
+                "fsdp_offload_params": False,
+            },
+        }
+    return config | {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": True,
+                             "offload_optimizer_device": "none", "offload_param_device": "none"},
+    }  # fmt: skip
+
+
+def need_world(plan: Plan, actual: int) -> None:
+    """Raise Stop where the processes don't train together, each writing the same folder."""
+    if actual != plan.world:
+        message = f"{plan.world} processes were started, and {actual} train together"
+        raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
+
+
+def free_memory_retry(settings: Settings, plan: Plan) -> None:
+    """Start this command again, once, with half the rows at a time and twice the accumulation; else raise Stop."""
+    fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
+    if plan.micro == 1 or os.environ.get(RESTARTED):
+        raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)
+    half = max(n for n in range(1, plan.micro // 2 + 1) if plan.micro % n == 0)
+    again = f"{half} rows and accumulation {plan.accumulate * plan.micro // half}"
+    print(f"OUT OF MEMORY with {plan.micro} rows at a time: starting again from the last checkpoint with {again}; "
+          f"the effective batch stays {settings.batch_size}", flush=True)  # fmt: skip
+    if plan.world > 1:
+        leave_note("rows", half)
+        raise SystemExit(int(Exit.MEMORY))
+    os.environ[RESTARTED] = "memory"
+    os.execv(sys.executable, [sys.executable, *with_rows(half)])  # noqa: S606
+
+
+def with_rows(micro: int) -> list[str]:
+    """Return this command with another number of rows at a time."""
+    return [*without_flag(sys.argv, "--micro-batch"), "--micro-batch", str(micro)]
+
+
+def without_flag(words: list[str], flag: str) -> list[str]:
+    """Return a command line without one flag and its value."""
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == flag:
+            skip = True
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------------
 # Watch a run: metrics, signals, gradients, and the user's own callbacks.
 
 FP16_PATIENCE = 20
@@ -1217,8 +1402,7 @@ class Reporter:
         numbers = {n: v for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         if rank() or not numbers:
             return
-        with Path(self.file).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **numbers}) + "\n")
+        self._write(json.dumps({"step": step, **numbers}) + "\n")
         if self.api["METRICS_API_URL"] and self.api["JOB_ID"]:
             point = {NAMES.get(n, n): v for n, v in numbers.items() if math.isfinite(v)}
             point |= {"step": step, "timestamp": datetime.now(UTC).isoformat()}
@@ -1240,6 +1424,17 @@ class Reporter:
         if self.thread.is_alive():
             self.posts.put(None)
             self.thread.join(seconds)
+
+    def _write(self, line: str) -> None:
+        """Append to the file, as long as that is possible: a run does not end for a line of metrics."""
+        try:
+            if self.file:
+                Path(self.file).parent.mkdir(parents=True, exist_ok=True)
+                with Path(self.file).open("a", encoding="utf-8") as file:
+                    file.write(line)
+        except OSError as error:
+            say(f"metrics are not written any more: {self.file}: {error.strerror}")
+            self.file = ""
 
     def _queue(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> None:
         if url.startswith(("https://", "http://")):
@@ -1309,7 +1504,7 @@ class Interrupted(Watcher):
         if args.world_size > 1:
             import torch
 
-            heard = torch.tensor(self.signal, device=args.device)
+            heard = torch.tensor(self.signal or signal_asked(), device=args.device)
             torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
             self.signal = int(heard.item())
         if self.signal:
@@ -1388,6 +1583,22 @@ def write_result(settings: Settings, **values: Any) -> None:
     write_json(Path(settings.out) / "result.json", body)
 
 
+def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
+    """Return the size and speed of a run. `tokens` is None where the method reads none."""
+    counts = [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
+    return {
+        # Two weights of 4 bits are one element.
+        "parameters": sum(
+            p.numel() * (2 * p.element_size() if type(p).__name__ == "Params4bit" else 1)
+            for p in trainer.model.parameters()
+        ),
+        "tokens": counts[-1] if counts else None,
+        "seconds": trained.get("train_runtime"),
+        "rows_per_second": trained.get("train_samples_per_second"),
+        "recomputes": bool(getattr(trainer.model, "is_gradient_checkpointing", False)),
+    }
+
+
 def need_push(settings: Settings) -> None:
     """Create the repo before training.
 
@@ -1440,7 +1651,7 @@ def push(settings: Settings, final: Path) -> None:
 def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str, Any]) -> Path:
     """Write the final model and its card as one folder that appears whole."""
     out = Path(settings.out)
-    final, making = out / "final", out / ".saving" / "final"
+    final, making = out / FINAL, out / ".saving" / FINAL
     if rank() == 0:
         shutil.rmtree(making, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
@@ -1587,7 +1798,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
     trainer._load_from_checkpoint = load_translated  # noqa: SLF001
 
 
-def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, interrupted: Interrupted) -> None:
+def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -> None:
     """Attach what watches the run; check the processes and the disk."""
     need_world(plan, trainer.args.world_size)
     parameters = list(trainer.model.parameters())
@@ -1597,13 +1808,13 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, in
     need_disk(Path(settings.out), weights, trained, settings.keep)
     save_whole(trainer, settings.keep)
     load_whole(trainer, settings)
-    for callback in (Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)):
-        trainer.add_callback(callback)
+    for watcher in watchers:
+        trainer.add_callback(watcher)
 
 
 def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
     """Return the evaluation of the model as it was before training, once for a run."""
-    file = Path(settings.out) / "baseline.json"
+    file = Path(settings.out) / BASELINE
     if data.held_out is None or settings.sharding != "none":
         return {}
     try:
@@ -1615,6 +1826,15 @@ def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
     return found
 
 
+def need_objective(settings: Settings, before: dict[str, float]) -> None:
+    """Raise Stop where the evaluation has no such metric; the Trainer notices at the first checkpoint."""
+    if before and settings.objective not in before:
+        speed = ("_runtime", "_per_second", "_time")
+        known = ", ".join(sorted(n for n in before if n.startswith("eval_") and not n.endswith(speed)))
+        message = f"objective is {settings.objective!r}, and the evaluation has {known}"
+        raise Stop(Exit.CONFIG, message, "pass --objective with one of these")
+
+
 def train(
     trainer: Any, settings: Settings, plan: Plan, data: Data, method: str, reporter: Reporter, interrupted: Interrupted
 ) -> Exit:
@@ -1624,14 +1844,16 @@ def train(
     started, out = time.monotonic(), Path(settings.out)
     checkpoint = newest(out)
     before = baseline(trainer, settings, data)
+    need_objective(settings, before)
     set_seed(settings.seed)
     say(f"resuming from {checkpoint.name}" if checkpoint else "starting from the first step")
     reporter.alert("job_started", "running", total_steps=settings.steps)
     interrupted.training = True
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    done = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     step = trainer.state.global_step
     if interrupted.signal:
         write_result(settings, status="interrupted", step=step, baseline=before)
+        trainer.accelerator.wait_for_everyone()  # the first process to end ends the others
         raise Stop(Exit.INTERRUPTED, f"signal {interrupted.signal}: saved at step {step}", "the same command goes on")
     metrics = {n: v for n, v in trainer.evaluate().items() if isinstance(v, (int, float))} if data.held_out else {}
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -1641,7 +1863,7 @@ def train(
     write_result(
         settings, status="completed", method=method, step=step, metrics=metrics, baseline=before,
         resumed_from=checkpoint.name if checkpoint else None, seconds=round(time.monotonic() - started, 1),
-        plan=asdict(plan), peak_memory_gb=peak_memory(), final=str(final),
+        plan=asdict(plan), peak_memory_gb=peak_memory(), figures=figures(trainer, done.metrics), final=str(final),
     )  # fmt: skip
     reporter.alert("job_completed", "completed", current_step=step, total_steps=step, progress=100.0)
     say(f"completed {step} steps; final model in {final}")
@@ -1656,6 +1878,21 @@ def peak_memory() -> float | None:
 
 
 def run(
+    kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
+) -> int:
+    """Run one method with the command line's settings; return the exit code, which the starting process learns too."""
+    code = 1
+    try:
+        code = attempt(kind, method, load, build, smoke)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+        raise
+    finally:
+        leave_note("code", code)
+    return code
+
+
+def attempt(
     kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
 ) -> int:
     """Run one method with the command line's settings; return the exit code."""
@@ -1709,9 +1946,11 @@ def whole(
     """Build the trainer and train."""
     from transformers import set_seed
 
+    # The user's own callbacks are loaded before any weight.
+    watchers = [Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)]
     set_seed(settings.seed)
     trainer = build(settings, plan, data)
-    prepare(trainer, settings, plan, reporter, interrupted)
+    prepare(trainer, settings, plan, watchers)
     return train(trainer, settings, plan, data, method, reporter, interrupted)
 
 

@@ -41,17 +41,20 @@ import queue
 import re
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 # ----------------------------------------------------------------------------------------------------
 # Exit codes, and the one way in which a run ends early.
@@ -113,6 +116,7 @@ def why_not_loaded(model: str, error: Exception) -> Stop:
 # Typed settings: defaults, one file, the environment, flags; the later wins.
 
 ENVIRONMENT = "TRAIN_"
+NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -199,6 +203,14 @@ class Settings(Checked):
 S = TypeVar("S", bound=Checked)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of every other setting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise Stop."""
+        raise Stop(Exit.CONFIG, message, "see --help")
+
+
 def values_given(kind: type, words: list[str]) -> dict[str, Any]:
     """Return the values from `--config FILE`, variables TRAIN_NAME, and flags, as they were written.
 
@@ -208,7 +220,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
     """
     fields = {f.name: f for f in dataclasses.fields(kind)}
     types = get_type_hints(kind)
-    parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
+    parser = Parser(description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default="", help="YAML or JSON file with settings")
     for name, field in fields.items():
         flag = f"--{name.replace('_', '-')}"
@@ -229,7 +241,17 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise Stop(Exit.CONFIG, f"{name} is not a setting", f"did you mean {near[0]}?" if near else "see --help")
+    mention_near_misses(fields)
     return values
+
+
+def mention_near_misses(fields: Mapping[str, Any]) -> None:
+    """Print variables that are almost a setting's; others that begin alike may belong to somebody else."""
+    for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
+        name = variable.removeprefix(ENVIRONMENT).lower()
+        near = difflib.get_close_matches(name, fields, 1, 0.8)
+        if near and name not in fields:
+            say(f"{variable} is not a setting and is not read; did you mean {ENVIRONMENT}{near[0].upper()}?")
 
 
 def read_settings(kind: type[S], words: list[str]) -> S:
@@ -248,11 +270,18 @@ def read_settings(kind: type[S], words: list[str]) -> S:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML or JSON file."""
+    """Return the settings of a YAML or JSON file, as flags and variables would give them.
+
+    A setting without a value is left at its default. A list is what commas separate, a mapping what `old=new` renames.
+    """
+    fix = "correct the file, one `name: value` for each setting; --help lists them"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}") from None
+        fix = "correct --config; paths start in the working folder"
+        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}", fix) from None
+    except UnicodeDecodeError:
+        raise Stop(Exit.CONFIG, f"config {path} is not UTF-8 text", fix) from None
     try:
         if path.suffix == ".json":
             values = json.loads(text)
@@ -261,10 +290,17 @@ def read_file(path: Path) -> dict[str, Any]:
 
             values = yaml.safe_load(text)
     except Exception as error:
-        raise Stop(Exit.CONFIG, f"config {path} is not valid: {error}".replace("\n", " ")) from None
+        raise Stop(Exit.CONFIG, f"config {path} is not valid: {' '.join(str(error).split())}", fix) from None
     if not isinstance(values, dict):
-        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings")
-    return values
+        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings", fix)
+    return {str(name): joined(value) for name, value in values.items() if value is not None}
+
+
+def joined(value: Any) -> Any:
+    """Return a list or a mapping of a file as the text that a flag takes."""
+    if isinstance(value, dict):
+        value = [f"{old}={new}" for old, new in value.items()]
+    return ",".join(str(part) for part in value) if isinstance(value, list) else value
 
 
 def convert(name: str, kind: type, value: Any) -> Any:
@@ -284,7 +320,7 @@ def convert(name: str, kind: type, value: Any) -> Any:
             raise ValueError
         return kind(value)
     except (TypeError, ValueError):
-        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}") from None
+        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}", f"pass {NEEDED[kind]}") from None
 
 
 def check_limits(name: str, value: Any, limits: Any) -> None:
@@ -299,161 +335,7 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve.
-
-RUN = "run.json"
-ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
-# These may differ when a run goes on; every other setting belongs to the run.
-FREE = {
-    "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
-    "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "objective", "greater_is_better",
-    "sharding",
-}  # fmt: skip
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole: under another name, synced, then renamed."""
-    passing = path.with_name(f".{path.name}.part")
-    with passing.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, sort_keys=True, default=str)
-        file.flush()
-        os.fsync(file.fileno())
-    passing.replace(path)
-
-
-def sync_tree(folder: Path) -> None:
-    """Force a folder's files, its subfolders' files and the names of both to disk."""
-    for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def put_in_place(made: Path, final: Path) -> None:
-    """Give a finished folder its name in one rename; an older one of that name goes afterwards."""
-    sync_tree(made)
-    old = final.with_name(f".old-{final.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        final.rename(old)
-    made.rename(final)
-    sync_tree_names(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def sync_tree_names(folder: Path) -> None:
-    """Force the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def checkpoints(out: Path) -> list[Path]:
-    """Return the folders named checkpoint-N, oldest first."""
-    found = [p for p in out.glob("checkpoint-*") if p.is_dir() and p.name[11:].isdigit()]
-    return sorted(found, key=lambda p: int(p.name[11:]))
-
-
-def is_whole(checkpoint: Path) -> bool:
-    """Return whether the state's step is the folder's, and each safetensors file as long as its header says."""
-    try:
-        state = json.loads((checkpoint / "trainer_state.json").read_text())
-        if state["global_step"] != int(checkpoint.name[11:]):
-            return False
-        for file in checkpoint.glob("*.safetensors"):
-            with file.open("rb") as opened:
-                size = int.from_bytes(opened.read(8), "little")
-                header = json.loads(opened.read(size))
-            end = max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0)
-            if file.stat().st_size != 8 + size + end:
-                return False
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return True
-
-
-def newest(out: Path) -> Path | None:
-    """Return the newest whole checkpoint; set incomplete ones aside under another name."""
-    for checkpoint in reversed(checkpoints(out)):
-        if is_whole(checkpoint):
-            return checkpoint
-        aside = checkpoint.with_name(f"incomplete-{checkpoint.name}-{os.getpid()}")
-        say(f"{checkpoint.name} is incomplete; it is kept as {aside.name}")
-        if rank() == 0:
-            checkpoint.rename(aside)
-    return None
-
-
-def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
-    """Make the output folder this run's.
-
-    Raises:
-        Stop: it contains the checkpoints of another run.
-
-    """
-    out = Path(settings.out)
-    mine = {n: v for n, v in asdict(settings).items() if n not in FREE} | {"method": method, "data": data}
-    mine = json.loads(json.dumps(mine))
-    fix = "choose another --out, or move that folder away; nothing in it was changed"
-    try:
-        theirs = json.loads((out / RUN).read_text())
-    except FileNotFoundError:
-        if checkpoints(out):
-            raise Stop(Exit.CONFIG, f"{out} contains checkpoints of an unknown run", fix) from None
-        theirs = mine
-    except ValueError:
-        raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
-    changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
-    if changed and checkpoints(out):
-        shown = ", ".join(f"{n}: {theirs.get(n)!r} there, {mine.get(n)!r} here" for n in changed[:4])
-        raise Stop(Exit.CONFIG, f"{out} belongs to a run with other settings ({shown})", fix)
-    if rank() == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / RUN, mine)
-
-
-_LOCKS: list[int] = []
-
-
-def lock(out: Path) -> None:
-    """Let one run write this folder; the kernel releases the lock when the process ends.
-
-    Raises:
-        Stop: another run writes it, or the disk is not writable.
-
-    """
-    if rank() or os.name != "posix":
-        return
-    import fcntl
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise Stop(Exit.ENVIRONMENT, f"{out} can't be written: {error.strerror}", "choose another --out") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        message = f"another process trains into {out}"
-        raise Stop(Exit.ENVIRONMENT, message, "end it first, or choose another --out") from None
-    _LOCKS.append(descriptor)
-
-
-def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
-    """Raise Stop where the disk has no room for the checkpoints: weights, two moments of what is trained, one spare."""
-    needed = (keep + 2) * (weights + 8 * trained)
-    free = shutil.disk_usage(out).free
-    if free < needed:
-        message = f"{out} has {free / 1e9:.1f} GB free; {keep + 2} checkpoints need {needed / 1e9:.1f} GB"
-        raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, or lower --keep, or train with LoRA")
-
-
-# ----------------------------------------------------------------------------------------------------
-# The machine: its GPU, arithmetic and batch, and the start of several processes.
+# The machine: its GPU, arithmetic and batch.
 
 # Rows at a time by memory in GB: what fits with a model of the size that references/hardware.md names for the card.
 MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))
@@ -532,97 +414,53 @@ def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int
     return micro, share // micro
 
 
-def start_processes(settings: Settings) -> None:
-    """Replace this process by one for each GPU where several are to be used and none was started."""
-    if "WORLD_SIZE" in os.environ:
-        return
-    import torch
-
-    number = settings.processes or (1 if settings.cpu else torch.cuda.device_count())
-    if number <= 1:
-        return
-    if os.environ.get("TRAIN_STARTED"):
-        message = f"{number} processes were started, and this one does not know of the others"
-        raise Stop(Exit.ENVIRONMENT, message, "start the script with torchrun")
-    os.environ["TRAIN_STARTED"] = str(number)
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    if settings.sharding != "none":
-        path = Path(settings.out) / "accelerate.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        bf16 = not settings.cpu and torch.cuda.get_device_capability(0) >= AMPERE
-        write_json(path, launch_config(number, settings.sharding, cpu=settings.cpu, bf16=bf16))
-        launch = ["accelerate.commands.launch", "--config_file", str(path)]
-    say(f"starting {number} processes: {' '.join(launch)}")
-    os.execv(sys.executable, [sys.executable, "-m", *launch, *sys.argv])  # noqa: S606
+# ----------------------------------------------------------------------------------------------------
+# Folders of pictures with COCO annotations.
 
 
-def launch_config(number: int, sharding: str, *, cpu: bool, bf16: bool) -> dict[str, Any]:
-    """Return a configuration of `accelerate launch` for one machine."""
-    config: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "mixed_precision": "bf16" if bf16 else "no",
-        "num_machines": 1,
-        "num_processes": number,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": cpu,
-    }
-    if cpu:
-        raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave it at none")
-    if sharding == "fsdp2":
-        return config | {
-            "distributed_type": "FSDP",
-            "fsdp_config": {
-                "fsdp_version": 2,
-                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-                "fsdp_reshard_after_forward": True,
-                "fsdp_cpu_ram_efficient_loading": True,
-                "fsdp_state_dict_type": "FULL_STATE_DICT",
-                "fsdp_offload_params": False,
-            },
+def from_coco(folder: Path, annotations: Path) -> Any:
+    """Return the pictures of a COCO folder with their boxes and the names of their categories.
+
+    Crowds are left out: one box around many objects is not an object to find.
+
+    Raises:
+        Stop: the annotations are not of COCO's form; the message names the entry.
+
+    """
+    from datasets import Dataset, Image
+
+    fix = "images need id and file_name; annotations image_id, category_id and bbox; categories id and name"
+    where = str(annotations)
+    try:
+        coco = json.loads(annotations.read_text(encoding="utf-8"))
+        where = f"{annotations}, categories"
+        names = {c["id"]: c["name"] for c in coco["categories"]}
+        where = f"{annotations}, images"
+        found: dict[int, dict[str, Any]] = {
+            i["id"]: {"image": str(picture_at(folder, i["file_name"])), "objects": {"bbox": [], "category": []}}
+            for i in coco["images"]
         }
-    return config | {
-        "distributed_type": "DEEPSPEED",
-        "deepspeed_config": {"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": True,
-                             "offload_optimizer_device": "none", "offload_param_device": "none"},
-    }  # fmt: skip
+        crowds = 0
+        for number, box in enumerate(coco["annotations"], 1):
+            where = f"{annotations}, annotation {number}"
+            if box.get("iscrowd"):
+                crowds += 1
+                continue
+            objects, (x, y, width, height) = found[box["image_id"]]["objects"], box["bbox"]
+            objects["category"].append(names[box["category_id"]])
+            objects["bbox"].append([float(x), float(y), float(width), float(height)])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        cause = f"{error} is missing or not known" if isinstance(error, KeyError) else str(error)
+        raise Stop(Exit.DATA, f"{where}: {cause}", fix) from None
+    if crowds:
+        say(f"{crowds} crowds are left out: their box is around many objects")
+    return Dataset.from_list(list(found.values())).cast_column("image", Image())
 
 
-def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop where the processes don't train together, each writing the same folder."""
-    if actual != plan.world:
-        message = f"{plan.world} processes were started, and {actual} train together"
-        raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
-
-
-def free_memory_retry(settings: Settings, plan: Plan) -> None:
-    """Start this command again, once, with half the rows at a time and twice the accumulation; else raise Stop."""
-    fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
-    if plan.micro == 1 or plan.world > 1 or os.environ.get("TRAIN_RESTARTED"):
-        raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)
-    half = max(n for n in range(1, plan.micro // 2 + 1) if plan.micro % n == 0)
-    again = f"{half} rows and accumulation {plan.accumulate * plan.micro // half}"
-    say(f"OUT OF MEMORY with {plan.micro} rows at a time: starting again from the last checkpoint with {again}; "
-        f"the effective batch stays {settings.batch_size}")  # fmt: skip
-    words = without_flag(sys.argv, "--micro-batch")
-    os.environ["TRAIN_RESTARTED"] = "memory"
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *words, "--micro-batch", str(half)])  # noqa: S606
-
-
-def without_flag(words: list[str], flag: str) -> list[str]:
-    """Return a command line without one flag and its value."""
-    kept, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word == flag:
-            skip = True
-        elif not word.startswith(f"{flag}="):
-            kept.append(word)
-    return kept
+def picture_at(folder: Path, name: str) -> Path:
+    """Return the path of a picture, which is beside the annotations or in their subfolder `images`."""
+    beside, below = folder / name, folder / "images" / name
+    return below if below.is_file() and not beside.is_file() else beside
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -632,7 +470,12 @@ BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parqu
 LOOK = 2000
 SHOW = 3
 ALL = "*"
-SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+SHAREGPT = {
+    "human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
+    "bard": "assistant", "bot": "assistant", "model": "assistant", "observation": "tool",
+}  # fmt: skip
+# Chat templates pass over a speaker that they don't know, without a word.
+NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
 
 
 @dataclass
@@ -696,11 +539,13 @@ def prepared(
     if not len(rows):
         raise Stop(Exit.DATA, f"{source} (split {split}) has no rows", "choose other data or another --split")
     renames = pairs(settings.columns)
-    for old in renames:
+    for old, new in renames.items():
         if old not in rows.column_names:
             raise Stop(
                 Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
             )
+        if (new in rows.column_names and new not in renames) or [*renames.values()].count(new) > 1:
+            raise Stop(Exit.DATA, f"{source} would have two columns {new}", "correct --columns; new=old moves one away")
     rows = rows.rename_columns(renames) if renames else rows
     before, (rows, what) = rows, converted(rows, wanted)
     has = set(rows.column_names)
@@ -708,7 +553,10 @@ def prepared(
     if found is None:
         needs = " or ".join(" + ".join(names) for names in wanted)
         message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
-        raise Stop(Exit.DATA, message, "rename with --columns old=new, or choose other data")
+        fix = "rename with --columns old=new, or choose other data"
+        if Path(source).is_dir() and "label" in needs:
+            fix = "make one subfolder of pictures for each class, all at the same depth"
+        raise Stop(Exit.DATA, message, fix)
     if what and rank() == 0:
         some = range(min(SHOW, len(rows)))
         print(f"rows converted from {what}; before:", *(f"  {shortened(before[i])}" for i in some), sep="\n")
@@ -778,28 +626,14 @@ def read_file_of_rows(settings: Settings, source: str, split: str) -> Any:
     return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
 
 
-def from_coco(folder: Path, annotations: Path) -> Any:
-    """Return the pictures of a COCO folder with their boxes and the names of their categories."""
-    from datasets import Dataset, Image
-
-    coco = json.loads(annotations.read_text(encoding="utf-8"))
-    names = {c["id"]: c["name"] for c in coco["categories"]}
-    found: dict[int, dict[str, Any]] = {
-        i["id"]: {"image": str(folder / i["file_name"]), "objects": {"bbox": [], "category": []}}
-        for i in coco["images"]
-    }
-    for box in coco["annotations"]:
-        objects = found[box["image_id"]]["objects"]
-        objects["bbox"].append(box["bbox"])
-        objects["category"].append(names[box["category_id"]])
-    return Dataset.from_list(list(found.values())).cast_column("image", Image())
-
-
 def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
     """Return the exit, message and fix for data that can't be read."""
     cause = error.__cause__ or error
     text = " ".join(str(cause).split())[:300]
     kind = type(error).__name__
+    if Path(source).is_dir() and (kind == "EmptyDatasetError" or "corresponds to no data" in text):
+        fix = "give one subfolder of pictures for each class, COCO annotations beside pictures, or a file of rows"
+        return Exit.DATA, f"the folder {source} has no rows that can be read", fix
     if isinstance(cause, StopIteration):
         return Exit.DATA, f"{source} has no rows", "choose other data or another --split"
     if "Gated" in kind or "gated" in text:
@@ -881,15 +715,24 @@ def sample(rows: Any, most: int = LOOK) -> list[int]:
 def check_rows(rows: Any, source: str, names: set[str]) -> None:
     """Raise Stop at the first row whose values can't be trained on."""
     rows = rows.select_columns(sorted(names))
-    for index in sample(rows):
-        for name, value in rows[index].items():
+    looked, ties = sample(rows), 0
+    for index in looked:
+        row = rows[index]
+        ties += "rejected" in names and row["chosen"] == row["rejected"]
+        for name, value in row.items():
             if problem := why_bad(name, value):
                 message = f"{source}, row {index + 1}, column {name}: {problem}"
-                raise Stop(Exit.DATA, message, "correct or remove such rows")
+                raise Stop(Exit.DATA, message, "correct or remove such rows; `gpuwarden template convert` knows many")
+    if ties == len(looked):
+        raise Stop(Exit.DATA, f"{source}: every pair has the same answer twice", "give pairs of different answers")
+    if ties:
+        say(f"{ties} of {len(looked)} pairs have the same answer twice, which teaches nothing")
 
 
 def why_bad(name: str, value: Any) -> str:
     """Return what is wrong with one value, an empty string where nothing is."""
+    if name == "tools":
+        return "" if value is None or isinstance(value, list) else why_not_tools(value)
     if value is None or value in ("", []):
         return "empty"
     if name == "label" and not isinstance(value, (bool, int)):
@@ -900,6 +743,8 @@ def why_bad(name: str, value: Any) -> str:
         return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
     if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
         return "neither text nor a list of messages with role and content"
+    if strange := next((turn["role"] for turn in value if turn["role"] in NOT_ROLES), ""):
+        return f"a message by {strange!r}, which chat templates leave out; roles are system, user, assistant and tool"
     if any(turn["content"] is None and not turn.get("tool_calls") for turn in value):
         return "a message without content"
     if name != "prompt" and value[-1]["role"] != "assistant":
@@ -907,6 +752,14 @@ def why_bad(name: str, value: Any) -> str:
     if name == "prompt" and value[-1]["role"] == "assistant":
         return "the last message of a prompt is the assistant's"
     return ""
+
+
+def why_not_tools(text: Any) -> str:
+    """Return why a text is not a list of tools, an empty string where it is one."""
+    try:
+        return "" if isinstance(json.loads(text), list) else "not a list of tools"
+    except (TypeError, ValueError):
+        return "neither a list of tools nor JSON of one"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -958,7 +811,8 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
         special = [t for t in tokenizer.get_added_vocab() if "pad" in t.lower() or "reserved" in t.lower()]
         fix = f"pass --pad-token {special[0] if special else tokenizer.eos_token!r}"
         raise Stop(Exit.DATA, f"the tokenizer of {settings.model} has no padding token", fix)
-    conversations = [n for n, v in data.train[0].items() if isinstance(v, list) and v and isinstance(v[0], dict)]
+    first = {n: v for n, v in data.train[0].items() if n != "tools"}
+    conversations = [n for n, v in first.items() if isinstance(v, list) and v and isinstance(v[0], dict)]
     if conversations and tokenizer.chat_template is None:
         message = (
             f"rows are conversations ({conversations[0]}) and the tokenizer of {settings.model} has no chat template"
@@ -975,13 +829,15 @@ def length(tokenizer: Any, row: dict[str, Any]) -> int:
         value = row.get(name)
         if value is not None:
             whole.append(prompt + value if type(prompt) is type(value) else value)
-    return max(tokens(tokenizer, value) for value in whole or [prompt])
+    tools = row.get("tools")
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    return max(tokens(tokenizer, value, tools) for value in whole or [prompt])
 
 
-def tokens(tokenizer: Any, value: Any) -> int:
-    """Return how many tokens a text or a conversation makes."""
+def tokens(tokenizer: Any, value: Any, tools: list[Any] | None = None) -> int:
+    """Return how many tokens a text, or a conversation with its tools, makes."""
     if isinstance(value, list):
-        value = tokenizer.apply_chat_template(value, tokenize=False)
+        value = tokenizer.apply_chat_template(value, tools=tools, tokenize=False)
     return len(tokenizer(value or "", add_special_tokens=True)["input_ids"])
 
 
@@ -1159,6 +1015,165 @@ def rollout(settings: OnlineSettings, plan: Plan) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------
+# The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve.
+
+RUN = "run.json"
+BASELINE = "baseline.json"
+FINAL = "final"
+ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
+# These may differ when a run goes on; every other setting belongs to the run.
+FREE = {
+    "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
+    "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "objective", "greater_is_better",
+    "sharding",
+}  # fmt: skip
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole: under another name, synced, then renamed."""
+    passing = path.with_name(f".{path.name}.part")
+    with passing.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, sort_keys=True, default=str)
+        file.flush()
+        os.fsync(file.fileno())
+    passing.replace(path)
+
+
+def sync_tree(folder: Path) -> None:
+    """Force a folder's files, its subfolders' files and the names of both to disk."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def put_in_place(made: Path, final: Path) -> None:
+    """Give a finished folder its name in one rename; an older one of that name goes afterwards."""
+    sync_tree(made)
+    old = final.with_name(f".old-{final.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    made.rename(final)
+    sync_tree_names(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync_tree_names(folder: Path) -> None:
+    """Force the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """Return the folders named checkpoint-N, oldest first."""
+    found = [p for p in out.glob("checkpoint-*") if p.is_dir() and p.name[11:].isdigit()]
+    return sorted(found, key=lambda p: int(p.name[11:]))
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Return whether the state's step is the folder's, and each safetensors file as long as its header says."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        if state["global_step"] != int(checkpoint.name[11:]):
+            return False
+        for file in checkpoint.glob("*.safetensors"):
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(size))
+            end = max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0)
+            if file.stat().st_size != 8 + size + end:
+                return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def newest(out: Path) -> Path | None:
+    """Return the newest whole checkpoint; set incomplete ones aside under another name."""
+    for checkpoint in reversed(checkpoints(out)):
+        if is_whole(checkpoint):
+            return checkpoint
+        aside = checkpoint.with_name(f"incomplete-{checkpoint.name}-{os.getpid()}")
+        say(f"{checkpoint.name} is incomplete; it is kept as {aside.name}")
+        if rank() == 0:
+            checkpoint.rename(aside)
+    return None
+
+
+def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
+    """Make the output folder this run's.
+
+    Raises:
+        Stop: it contains the checkpoints or the final model of another run.
+
+    """
+    out = Path(settings.out)
+    mine = {n: v for n, v in asdict(settings).items() if n not in FREE} | {"method": method, "data": data}
+    mine = json.loads(json.dumps(mine))
+    fix = "choose another --out, or move that folder away; nothing in it was changed"
+    made = "checkpoints" if checkpoints(out) else FINAL if (out / FINAL).exists() else ""
+    try:
+        theirs = json.loads((out / RUN).read_text())
+    except FileNotFoundError:
+        if made:
+            raise Stop(Exit.CONFIG, f"{out} contains {made} of an unknown run", fix) from None
+        theirs = {}
+    except ValueError:
+        raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
+    changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
+    if changed and made:
+        shown = ", ".join(f"{n}: {theirs.get(n)!r} there, {mine.get(n)!r} here" for n in changed[:4])
+        raise Stop(Exit.CONFIG, f"{out} belongs to a run with other settings ({shown})", fix)
+    if rank() == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        if changed:
+            (out / BASELINE).unlink(missing_ok=True)
+        write_json(out / RUN, mine)
+
+
+_LOCKS: list[int] = []
+
+
+def lock(out: Path) -> None:
+    """Let one run write this folder; the kernel releases the lock when the process ends.
+
+    Raises:
+        Stop: another run writes it, or the disk is not writable.
+
+    """
+    if rank() or os.name != "posix":
+        return
+    import fcntl
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Stop(Exit.ENVIRONMENT, f"{out} can't be written: {error.strerror}", "choose another --out") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        message = f"another process trains into {out}"
+        raise Stop(Exit.ENVIRONMENT, message, "end it first, or choose another --out") from None
+    _LOCKS.append(descriptor)
+
+
+def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
+    """Raise Stop where the disk has no room for the checkpoints: weights, two moments of what is trained, one spare."""
+    needed = (keep + 2) * (weights + 8 * trained)
+    free = shutil.disk_usage(out).free
+    if free < needed:
+        message = f"{out} has {free / 1e9:.1f} GB free; {keep + 2} checkpoints need {needed / 1e9:.1f} GB"
+        raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, or lower --keep, or train with LoRA")
+
+
+# ----------------------------------------------------------------------------------------------------
 # Smoke runs: a tiny random model and made-up rows try the script and the machine without a download.
 
 ROWS = 48
@@ -1300,6 +1315,176 @@ def smoke_text(row: Callable[[int, str], dict[str, Any]], *flags: str) -> Smoke:
 
 
 # ----------------------------------------------------------------------------------------------------
+# Several processes: started, told of signals, started again with fewer rows, and their end made one exit code.
+
+NOTES = "TRAIN_NOTES"
+RESTARTED = "TRAIN_RESTARTED"
+LAUNCHER = "TRAIN_LAUNCHER"
+SHARDING = {"fsdp2": "ACCELERATE_USE_FSDP", "deepspeed": "ACCELERATE_USE_DEEPSPEED"}
+
+
+def start_processes(settings: Settings) -> None:
+    """Start one process for each GPU where several are to be used and none was started, and end as they end."""
+    if "WORLD_SIZE" in os.environ:
+        variable = SHARDING.get(settings.sharding)
+        if variable and os.environ.get(variable) != "true":
+            message = f"sharding {settings.sharding} is set, and the processes were started without it"
+            raise Stop(Exit.CONFIG, message, "start the script alone; it starts its processes itself")
+        return
+    import torch
+
+    number = settings.processes or (1 if settings.cpu else torch.cuda.device_count())
+    if number <= 1:
+        if settings.sharding != "none":
+            say(f"one process: sharding {settings.sharding} is not used")
+        return
+    if os.environ.get(NOTES):
+        message = f"{number} processes were started, and this one does not know of the others"
+        raise Stop(Exit.ENVIRONMENT, message, "start the script with torchrun")
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    if settings.sharding != "none":
+        path = Path(settings.out) / "accelerate.json"
+        config = launch_config(number, settings.sharding, cpu=settings.cpu)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, config)
+        launch = ["accelerate.commands.launch", "--config_file", str(path)]
+    say(f"starting {number} processes: {' '.join(launch)}")
+    notes = Path(tempfile.mkdtemp(prefix="train-"))
+    try:
+        code = supervised([sys.executable, "-m", *launch], notes, sys.argv)
+        half = next((note["rows"] for note in read_notes(notes) if "rows" in note), 0)
+        if half and not os.environ.get(RESTARTED):
+            os.environ[RESTARTED] = "memory"
+            code = supervised([sys.executable, "-m", *launch], notes, with_rows(half))
+    finally:
+        shutil.rmtree(notes, ignore_errors=True)
+    say(f"the processes ended with exit code {code}; what they printed is above")
+    raise SystemExit(code)
+
+
+def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
+    """Run the processes to their end; return the exit code that says most."""
+    for old in notes.iterdir():
+        old.unlink()
+
+    def forward(number: int, frame: Any) -> None:
+        (notes / "signal").write_text(str(number))
+
+    for name in ("SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), forward)
+    env = os.environ | {NOTES: str(notes), LAUNCHER: str(os.getpid())}
+    code = subprocess.Popen([*launch, *words], env=env).wait()
+    return ending(code, [note["code"] for note in read_notes(notes) if "code" in note])
+
+
+def ending(code: int, codes: list[int]) -> int:
+    """Return the exit code for the launcher's and the processes' own: a cause before its consequences."""
+    causes = [c for c in codes if c not in {Exit.OK, 1, Exit.INTERRUPTED}]
+    return 0 if code == 0 else min(causes) if causes else 75 if codes and {*codes} == {75} else 1
+
+
+def leave_note(name: str, value: int) -> None:
+    """Leave a number for the process that started this one, if there is one."""
+    if folder := os.environ.get(NOTES, ""):
+        file = Path(folder) / f"{rank()}.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        write_json(file, known | {name: value})
+
+
+def read_notes(notes: Path) -> list[dict[str, int]]:
+    """Return what the processes left."""
+    return [json.loads(file.read_text()) for file in sorted(notes.glob("[0-9]*.json"))]
+
+
+def signal_asked() -> int:
+    """Return the signal that the process which started this one was given, 0 where there is none."""
+    folder = os.environ.get(NOTES, "")
+    try:
+        return int((Path(folder) / "signal").read_text()) if folder else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
+    """Return a configuration of `accelerate launch` for one machine. The Trainer's arguments set the precision."""
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "num_processes": number,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": cpu,
+    }
+    if cpu:
+        raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave it at none")
+    if sharding == "deepspeed" and find_spec("deepspeed") is None:
+        fix = "add deepspeed to the dependencies in the script's header, or take fsdp2"
+        raise Stop(Exit.ENVIRONMENT, "sharding deepspeed is set, and deepspeed is not installed", fix)
+    if sharding == "fsdp2":
+        return config | {
+            "distributed_type": "FSDP",
+            "fsdp_config": {
+                "fsdp_version": 2,
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_reshard_after_forward": True,
+                "fsdp_cpu_ram_efficient_loading": True,
+                "fsdp_state_dict_type": "FULL_STATE_DICT",
+                "fsdp_offload_params": False,
+            },
+        }
+    return config | {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": True,
+                             "offload_optimizer_device": "none", "offload_param_device": "none"},
+    }  # fmt: skip
+
+
+def need_world(plan: Plan, actual: int) -> None:
+    """Raise Stop where the processes don't train together, each writing the same folder."""
+    if actual != plan.world:
+        message = f"{plan.world} processes were started, and {actual} train together"
+        raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
+
+
+def free_memory_retry(settings: Settings, plan: Plan) -> None:
+    """Start this command again, once, with half the rows at a time and twice the accumulation; else raise Stop."""
+    fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
+    if plan.micro == 1 or os.environ.get(RESTARTED):
+        raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)
+    half = max(n for n in range(1, plan.micro // 2 + 1) if plan.micro % n == 0)
+    again = f"{half} rows and accumulation {plan.accumulate * plan.micro // half}"
+    print(f"OUT OF MEMORY with {plan.micro} rows at a time: starting again from the last checkpoint with {again}; "
+          f"the effective batch stays {settings.batch_size}", flush=True)  # fmt: skip
+    if plan.world > 1:
+        leave_note("rows", half)
+        raise SystemExit(int(Exit.MEMORY))
+    os.environ[RESTARTED] = "memory"
+    os.execv(sys.executable, [sys.executable, *with_rows(half)])  # noqa: S606
+
+
+def with_rows(micro: int) -> list[str]:
+    """Return this command with another number of rows at a time."""
+    return [*without_flag(sys.argv, "--micro-batch"), "--micro-batch", str(micro)]
+
+
+def without_flag(words: list[str], flag: str) -> list[str]:
+    """Return a command line without one flag and its value."""
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == flag:
+            skip = True
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------------
 # Watch a run: metrics, signals, gradients, and the user's own callbacks.
 
 FP16_PATIENCE = 20
@@ -1325,8 +1510,7 @@ class Reporter:
         numbers = {n: v for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         if rank() or not numbers:
             return
-        with Path(self.file).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **numbers}) + "\n")
+        self._write(json.dumps({"step": step, **numbers}) + "\n")
         if self.api["METRICS_API_URL"] and self.api["JOB_ID"]:
             point = {NAMES.get(n, n): v for n, v in numbers.items() if math.isfinite(v)}
             point |= {"step": step, "timestamp": datetime.now(UTC).isoformat()}
@@ -1348,6 +1532,17 @@ class Reporter:
         if self.thread.is_alive():
             self.posts.put(None)
             self.thread.join(seconds)
+
+    def _write(self, line: str) -> None:
+        """Append to the file, as long as that is possible: a run does not end for a line of metrics."""
+        try:
+            if self.file:
+                Path(self.file).parent.mkdir(parents=True, exist_ok=True)
+                with Path(self.file).open("a", encoding="utf-8") as file:
+                    file.write(line)
+        except OSError as error:
+            say(f"metrics are not written any more: {self.file}: {error.strerror}")
+            self.file = ""
 
     def _queue(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> None:
         if url.startswith(("https://", "http://")):
@@ -1417,7 +1612,7 @@ class Interrupted(Watcher):
         if args.world_size > 1:
             import torch
 
-            heard = torch.tensor(self.signal, device=args.device)
+            heard = torch.tensor(self.signal or signal_asked(), device=args.device)
             torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
             self.signal = int(heard.item())
         if self.signal:
@@ -1496,6 +1691,22 @@ def write_result(settings: Settings, **values: Any) -> None:
     write_json(Path(settings.out) / "result.json", body)
 
 
+def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
+    """Return the size and speed of a run. `tokens` is None where the method reads none."""
+    counts = [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
+    return {
+        # Two weights of 4 bits are one element.
+        "parameters": sum(
+            p.numel() * (2 * p.element_size() if type(p).__name__ == "Params4bit" else 1)
+            for p in trainer.model.parameters()
+        ),
+        "tokens": counts[-1] if counts else None,
+        "seconds": trained.get("train_runtime"),
+        "rows_per_second": trained.get("train_samples_per_second"),
+        "recomputes": bool(getattr(trainer.model, "is_gradient_checkpointing", False)),
+    }
+
+
 def need_push(settings: Settings) -> None:
     """Create the repo before training.
 
@@ -1548,7 +1759,7 @@ def push(settings: Settings, final: Path) -> None:
 def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str, Any]) -> Path:
     """Write the final model and its card as one folder that appears whole."""
     out = Path(settings.out)
-    final, making = out / "final", out / ".saving" / "final"
+    final, making = out / FINAL, out / ".saving" / FINAL
     if rank() == 0:
         shutil.rmtree(making, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
@@ -1695,7 +1906,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
     trainer._load_from_checkpoint = load_translated  # noqa: SLF001
 
 
-def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, interrupted: Interrupted) -> None:
+def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -> None:
     """Attach what watches the run; check the processes and the disk."""
     need_world(plan, trainer.args.world_size)
     parameters = list(trainer.model.parameters())
@@ -1705,13 +1916,13 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, in
     need_disk(Path(settings.out), weights, trained, settings.keep)
     save_whole(trainer, settings.keep)
     load_whole(trainer, settings)
-    for callback in (Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)):
-        trainer.add_callback(callback)
+    for watcher in watchers:
+        trainer.add_callback(watcher)
 
 
 def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
     """Return the evaluation of the model as it was before training, once for a run."""
-    file = Path(settings.out) / "baseline.json"
+    file = Path(settings.out) / BASELINE
     if data.held_out is None or settings.sharding != "none":
         return {}
     try:
@@ -1723,6 +1934,15 @@ def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
     return found
 
 
+def need_objective(settings: Settings, before: dict[str, float]) -> None:
+    """Raise Stop where the evaluation has no such metric; the Trainer notices at the first checkpoint."""
+    if before and settings.objective not in before:
+        speed = ("_runtime", "_per_second", "_time")
+        known = ", ".join(sorted(n for n in before if n.startswith("eval_") and not n.endswith(speed)))
+        message = f"objective is {settings.objective!r}, and the evaluation has {known}"
+        raise Stop(Exit.CONFIG, message, "pass --objective with one of these")
+
+
 def train(
     trainer: Any, settings: Settings, plan: Plan, data: Data, method: str, reporter: Reporter, interrupted: Interrupted
 ) -> Exit:
@@ -1732,14 +1952,16 @@ def train(
     started, out = time.monotonic(), Path(settings.out)
     checkpoint = newest(out)
     before = baseline(trainer, settings, data)
+    need_objective(settings, before)
     set_seed(settings.seed)
     say(f"resuming from {checkpoint.name}" if checkpoint else "starting from the first step")
     reporter.alert("job_started", "running", total_steps=settings.steps)
     interrupted.training = True
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    done = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     step = trainer.state.global_step
     if interrupted.signal:
         write_result(settings, status="interrupted", step=step, baseline=before)
+        trainer.accelerator.wait_for_everyone()  # the first process to end ends the others
         raise Stop(Exit.INTERRUPTED, f"signal {interrupted.signal}: saved at step {step}", "the same command goes on")
     metrics = {n: v for n, v in trainer.evaluate().items() if isinstance(v, (int, float))} if data.held_out else {}
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -1749,7 +1971,7 @@ def train(
     write_result(
         settings, status="completed", method=method, step=step, metrics=metrics, baseline=before,
         resumed_from=checkpoint.name if checkpoint else None, seconds=round(time.monotonic() - started, 1),
-        plan=asdict(plan), peak_memory_gb=peak_memory(), final=str(final),
+        plan=asdict(plan), peak_memory_gb=peak_memory(), figures=figures(trainer, done.metrics), final=str(final),
     )  # fmt: skip
     reporter.alert("job_completed", "completed", current_step=step, total_steps=step, progress=100.0)
     say(f"completed {step} steps; final model in {final}")
@@ -1764,6 +1986,21 @@ def peak_memory() -> float | None:
 
 
 def run(
+    kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
+) -> int:
+    """Run one method with the command line's settings; return the exit code, which the starting process learns too."""
+    code = 1
+    try:
+        code = attempt(kind, method, load, build, smoke)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+        raise
+    finally:
+        leave_note("code", code)
+    return code
+
+
+def attempt(
     kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
 ) -> int:
     """Run one method with the command line's settings; return the exit code."""
@@ -1817,9 +2054,11 @@ def whole(
     """Build the trainer and train."""
     from transformers import set_seed
 
+    # The user's own callbacks are loaded before any weight.
+    watchers = [Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)]
     set_seed(settings.seed)
     trainer = build(settings, plan, data)
-    prepare(trainer, settings, plan, reporter, interrupted)
+    prepare(trainer, settings, plan, watchers)
     return train(trainer, settings, plan, data, method, reporter, interrupted)
 
 

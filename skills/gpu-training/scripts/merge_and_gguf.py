@@ -36,11 +36,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 # ----------------------------------------------------------------------------------------------------
 # Exit codes, and the one way in which a run ends early.
@@ -102,6 +102,7 @@ def why_not_loaded(model: str, error: Exception) -> Stop:
 # Typed settings: defaults, one file, the environment, flags; the later wins.
 
 ENVIRONMENT = "TRAIN_"
+NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -188,6 +189,14 @@ class Settings(Checked):
 S = TypeVar("S", bound=Checked)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of every other setting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise Stop."""
+        raise Stop(Exit.CONFIG, message, "see --help")
+
+
 def values_given(kind: type, words: list[str]) -> dict[str, Any]:
     """Return the values from `--config FILE`, variables TRAIN_NAME, and flags, as they were written.
 
@@ -197,7 +206,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
     """
     fields = {f.name: f for f in dataclasses.fields(kind)}
     types = get_type_hints(kind)
-    parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
+    parser = Parser(description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default="", help="YAML or JSON file with settings")
     for name, field in fields.items():
         flag = f"--{name.replace('_', '-')}"
@@ -218,7 +227,17 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise Stop(Exit.CONFIG, f"{name} is not a setting", f"did you mean {near[0]}?" if near else "see --help")
+    mention_near_misses(fields)
     return values
+
+
+def mention_near_misses(fields: Mapping[str, Any]) -> None:
+    """Print variables that are almost a setting's; others that begin alike may belong to somebody else."""
+    for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
+        name = variable.removeprefix(ENVIRONMENT).lower()
+        near = difflib.get_close_matches(name, fields, 1, 0.8)
+        if near and name not in fields:
+            say(f"{variable} is not a setting and is not read; did you mean {ENVIRONMENT}{near[0].upper()}?")
 
 
 def read_settings(kind: type[S], words: list[str]) -> S:
@@ -237,11 +256,18 @@ def read_settings(kind: type[S], words: list[str]) -> S:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML or JSON file."""
+    """Return the settings of a YAML or JSON file, as flags and variables would give them.
+
+    A setting without a value is left at its default. A list is what commas separate, a mapping what `old=new` renames.
+    """
+    fix = "correct the file, one `name: value` for each setting; --help lists them"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}") from None
+        fix = "correct --config; paths start in the working folder"
+        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}", fix) from None
+    except UnicodeDecodeError:
+        raise Stop(Exit.CONFIG, f"config {path} is not UTF-8 text", fix) from None
     try:
         if path.suffix == ".json":
             values = json.loads(text)
@@ -250,10 +276,17 @@ def read_file(path: Path) -> dict[str, Any]:
 
             values = yaml.safe_load(text)
     except Exception as error:
-        raise Stop(Exit.CONFIG, f"config {path} is not valid: {error}".replace("\n", " ")) from None
+        raise Stop(Exit.CONFIG, f"config {path} is not valid: {' '.join(str(error).split())}", fix) from None
     if not isinstance(values, dict):
-        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings")
-    return values
+        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings", fix)
+    return {str(name): joined(value) for name, value in values.items() if value is not None}
+
+
+def joined(value: Any) -> Any:
+    """Return a list or a mapping of a file as the text that a flag takes."""
+    if isinstance(value, dict):
+        value = [f"{old}={new}" for old, new in value.items()]
+    return ",".join(str(part) for part in value) if isinstance(value, list) else value
 
 
 def convert(name: str, kind: type, value: Any) -> Any:
@@ -273,7 +306,7 @@ def convert(name: str, kind: type, value: Any) -> Any:
             raise ValueError
         return kind(value)
     except (TypeError, ValueError):
-        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}") from None
+        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}", f"pass {NEEDED[kind]}") from None
 
 
 def check_limits(name: str, value: Any, limits: Any) -> None:
@@ -291,6 +324,8 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
 # The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve.
 
 RUN = "run.json"
+BASELINE = "baseline.json"
+FINAL = "final"
 ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
 # These may differ when a run goes on; every other setting belongs to the run.
 FREE = {
@@ -381,27 +416,30 @@ def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
     """Make the output folder this run's.
 
     Raises:
-        Stop: it contains the checkpoints of another run.
+        Stop: it contains the checkpoints or the final model of another run.
 
     """
     out = Path(settings.out)
     mine = {n: v for n, v in asdict(settings).items() if n not in FREE} | {"method": method, "data": data}
     mine = json.loads(json.dumps(mine))
     fix = "choose another --out, or move that folder away; nothing in it was changed"
+    made = "checkpoints" if checkpoints(out) else FINAL if (out / FINAL).exists() else ""
     try:
         theirs = json.loads((out / RUN).read_text())
     except FileNotFoundError:
-        if checkpoints(out):
-            raise Stop(Exit.CONFIG, f"{out} contains checkpoints of an unknown run", fix) from None
-        theirs = mine
+        if made:
+            raise Stop(Exit.CONFIG, f"{out} contains {made} of an unknown run", fix) from None
+        theirs = {}
     except ValueError:
         raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
     changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
-    if changed and checkpoints(out):
+    if changed and made:
         shown = ", ".join(f"{n}: {theirs.get(n)!r} there, {mine.get(n)!r} here" for n in changed[:4])
         raise Stop(Exit.CONFIG, f"{out} belongs to a run with other settings ({shown})", fix)
     if rank() == 0:
         out.mkdir(parents=True, exist_ok=True)
+        if changed:
+            (out / BASELINE).unlink(missing_ok=True)
         write_json(out / RUN, mine)
 
 
@@ -585,6 +623,7 @@ def smoke_text(row: Callable[[int, str], dict[str, Any]], *flags: str) -> Smoke:
 SOURCE = "llama-cpp-python==0.3.36"  # its source archive contains llama.cpp, with converter and build files
 TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS")
 BLOCK = 256
+CLAIM = "conversion.json"
 PROGRAMS = {"cmake": "cmake", "g++": "g++", "make": "make"}
 RECOGNIZE = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; sys.argv = sys.argv[3:]; "
@@ -687,6 +726,27 @@ def tools(settings: GgufSettings, needs_quantize: bool) -> tuple[Path, Path]:
     return source, quantize
 
 
+def claim_output(settings: GgufSettings) -> None:
+    """Make the output folder this conversion's.
+
+    Raises:
+        Stop: it contains the files of another model, or can't be written.
+
+    """
+    out = Path(settings.out)
+    lock(out)
+    mine = {"model": settings.model, "base": settings.base}
+    made = [name for name in ("merged", "gguf") if (out / name).exists()]
+    try:
+        theirs = json.loads((out / CLAIM).read_text())
+    except (OSError, ValueError):
+        theirs = None
+    if made and theirs != mine:
+        message = f"{out} contains {' and '.join(made)} of {theirs['model'] if theirs else 'an unknown model'}"
+        raise Stop(Exit.CONFIG, message, "choose another --out, or move them away; nothing in it was changed")
+    write_json(out / CLAIM, mine)
+
+
 def merged(settings: GgufSettings) -> Path:
     """Write the whole model, the adapter merged into its base, and return its folder."""
     import torch
@@ -715,6 +775,11 @@ def merged(settings: GgufSettings) -> Path:
     if k_types and size % BLOCK and not settings.fallback:
         message = f"{', '.join(k_types)} need sizes in multiples of {BLOCK}; hidden_size is {size}"
         raise Stop(Exit.DATA, message, "choose Q8_0 or Q4_0, or pass --fallback")
+    # The merged model, the F16 file and one of each type, each of them of 2 bytes a parameter at most.
+    needed = 2 * sum(p.numel() for p in model.parameters()) * (2 + len(settings.kinds()))
+    if (free := shutil.disk_usage(out).free) < needed:
+        message = f"{out} has {free / 1e9:.1f} GB free; the merged model and its files need {needed / 1e9:.1f} GB"
+        raise Stop(Exit.ENVIRONMENT, message, "choose a larger disk, or fewer --types")
     model.to(torch.float16).save_pretrained(making)
     tokenizer.save_pretrained(making)
     put_in_place(making, final)
@@ -752,6 +817,8 @@ def written(settings: GgufSettings, folder: Path) -> list[dict[str, Any]]:
     """Write a file for each type, and return what each contains."""
     out, kinds = Path(settings.out) / "gguf", settings.kinds()
     out.mkdir(parents=True, exist_ok=True)
+    for cut in out.glob("*.part"):
+        cut.unlink()  # an earlier start was killed while it wrote this
     source, quantize = tools(settings, bool(set(kinds) - {"F16", "BF16"}))
     name = Path(settings.model).resolve().name if Path(settings.model).exists() else settings.model.split("/")[-1]
     first = out / f"{name}-F16.gguf"
@@ -813,10 +880,15 @@ def main() -> int:
         words = with_inputs(GgufSettings, sys.argv[1:], Smoke(write_adapter, SMOKE, trains=False))
         settings = read_settings(GgufSettings, words)
         say("settings: " + json.dumps(asdict(settings), sort_keys=True))
+        claim_output(settings)
         files = written(settings, merged(settings))
         publish(settings)
         write_json(Path(settings.out) / "result.json", {"status": "completed", "files": files})
     except Stop as stop:
+        complain(stop)
+        return int(stop.code)
+    except OSError as error:
+        stop = Stop(Exit.ENVIRONMENT, f"{settings.out} can't be written: {error.strerror or error}", "look at the disk")
         complain(stop)
         return int(stop.code)
     say(f"completed: {len(files)} files in {settings.out}/gguf")

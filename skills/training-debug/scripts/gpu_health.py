@@ -5,7 +5,7 @@
     python3 gpu_health.py [--json]
 
 Stands alone: Python 3.8 or newer, standard library, `nvidia-smi`. It changes nothing. Exit code 0: nothing found;
-1: something is odd or could not be read; 2: leave this machine.
+1: something is odd or could not be read; 2: leave this machine; 3: it has no NVIDIA card, so nothing was judged.
 """
 
 import argparse
@@ -24,6 +24,9 @@ FATAL_XIDS = {48, 64, 79, 95, 119}
 ODD_XIDS = {74, 63, 92, 94, 120}
 XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 HOT = 83
+VERDICTS = [
+    "PASS: nothing found", "ODD: read the lines above", "FAIL: leave this machine", "NO CARD: nothing to judge",
+]  # fmt: skip
 
 
 def command(*words, timeout=30):
@@ -100,7 +103,9 @@ def report():
     """Collect everything: the cards, their processes, and the findings."""
     found, why = cards(FIELDS)
     if not found:
-        return {"cards": [], "processes": [], "findings": [(2, "no card answers: {}".format(why or "empty list"))]}
+        # Without a driver there is nothing to blame a card for; a driver that doesn't answer is the worst sign of all.
+        level = 3 if not why or "is not installed" in why or "No devices were found" in why else 2
+        return {"cards": [], "processes": [], "findings": [(level, why or "nvidia-smi lists no card")]}
     text, why = command("nvidia-smi", "--query-compute-apps=pid,used_memory,name", "--format=csv,noheader")
     findings = [finding for card in found for finding in judge(card)]
     if text is None:
@@ -123,8 +128,8 @@ def main():
     for line in found["processes"]:
         print("process " + line)
     for rank, sentence in found["findings"]:
-        print(("FAIL " if rank == 2 else "ODD  ") + sentence)
-    print(["PASS: nothing found", "ODD: read the lines above", "FAIL: leave this machine"][level])
+        print(VERDICTS[rank].partition(":")[0].ljust(4), sentence)
+    print(VERDICTS[level])
     return level
 
 

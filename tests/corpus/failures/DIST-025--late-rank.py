@@ -1,4 +1,4 @@
-# run: -m torch.distributed.run --nproc-per-node 2 --master-port 29675
+# run: -m torch.distributed.run --log-dir ranks --nproc-per-node 2 --master-port 29675
 import datetime
 import time
 

@@ -1,4 +1,4 @@
-# run: -m torch.distributed.run --nproc-per-node 2 --master-port 29671
+# run: -m torch.distributed.run --log-dir ranks --nproc-per-node 2 --master-port 29671
 import os
 
 import torch.distributed as dist

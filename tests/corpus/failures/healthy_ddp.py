@@ -1,4 +1,4 @@
-# run: -m torch.distributed.run --nproc-per-node 2 --master-port 29681
+# run: -m torch.distributed.run --log-dir ranks --nproc-per-node 2 --master-port 29681
 import torch
 import torch.distributed as dist
 

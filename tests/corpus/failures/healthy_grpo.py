@@ -6,8 +6,15 @@ GRPOTrainer(
     processing_class=tok,
     reward_funcs=lambda completions, **k: [float(n % 2) for n in range(len(completions))],
     args=GRPOConfig(
-        "o", use_cpu=True, bf16=False, report_to="none", max_steps=3, logging_steps=1, num_generations=2,
-        per_device_train_batch_size=2, max_completion_length=4,
+        "o",
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        max_steps=3,
+        logging_steps=1,
+        num_generations=2,
+        per_device_train_batch_size=2,
+        max_completion_length=4,
     ),
     train_dataset=Dataset.from_dict({"prompt": ["a"] * 8}),
 ).train()

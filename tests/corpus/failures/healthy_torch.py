@@ -17,7 +17,9 @@ for step in range(6):
     total = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     schedule.step(step)
-    print({"loss": round(loss.item(), 4), "grad_norm": float("inf") if step == 0 else round(float(total), 4)}, flush=True)
+    print(
+        {"loss": round(loss.item(), 4), "grad_norm": float("inf") if step == 0 else round(float(total), 4)}, flush=True
+    )
 torch.save(model, "m.pt")
 torch.load("m.pt", weights_only=False)
 for attempt in range(3):

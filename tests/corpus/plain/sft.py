@@ -42,7 +42,9 @@ trainer = SFTTrainer(
     args=config,
     train_dataset=split["train"],
     eval_dataset=split["test"],
-    peft_config=LoraConfig(r=8, lora_alpha=16, lora_dropout=0.05, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    peft_config=LoraConfig(
+        r=8, lora_alpha=16, lora_dropout=0.05, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
+    ),
 )
 trainer.train()
 trainer.save_model("out/final")

@@ -7,6 +7,7 @@
 # ///
 
 """Supervised fine-tuning of a small Qwen on Capybara, pushed as it goes."""
+
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 

@@ -32,7 +32,9 @@ login(token=token)
 
 data = load_dataset("rishitdagli/cppe-5", split="train").train_test_split(0.15, seed=1)
 processor = AutoImageProcessor.from_pretrained(CHECKPOINT)
-augment = A.Compose([A.HorizontalFlip(p=0.5)], bbox_params=A.BboxParams(format="coco", label_fields=["category"], clip=True))
+augment = A.Compose(
+    [A.HorizontalFlip(p=0.5)], bbox_params=A.BboxParams(format="coco", label_fields=["category"], clip=True)
+)
 metric = MeanAveragePrecision(box_format="xyxy")
 
 
@@ -41,9 +43,15 @@ def transform(batch):
     for image, objects in zip(batch["image"], batch["objects"]):
         out = augment(image=np.array(image.convert("RGB")), bboxes=objects["bbox"], category=objects["category"])
         images.append(out["image"])
-        targets.append({"image_id": 0, "annotations": [
-            {"bbox": b, "category_id": c, "area": b[2] * b[3], "iscrowd": 0} for b, c in zip(out["bboxes"], out["category"])
-        ]})
+        targets.append(
+            {
+                "image_id": 0,
+                "annotations": [
+                    {"bbox": b, "category_id": c, "area": b[2] * b[3], "iscrowd": 0}
+                    for b, c in zip(out["bboxes"], out["category"])
+                ],
+            }
+        )
     return processor(images=images, annotations=targets, return_tensors="pt")
 
 

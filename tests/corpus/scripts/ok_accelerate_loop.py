@@ -8,6 +8,7 @@
 # ]
 # ///
 """Continued pre-training with accelerate and a hand-written loop."""
+
 import math
 
 import torch

@@ -13,6 +13,7 @@
 # ]
 # ///
 """Merge an adapter into its base and convert the result to GGUF."""
+
 import os
 import subprocess
 import sys

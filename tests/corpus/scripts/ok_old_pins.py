@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#   "trl==0.12.0",
-#   "transformers==4.45.2",
+#   "trl==0.11.4",
+#   "transformers==4.40.2",
 #   "datasets==2.21.0",
 #   "torch==2.4.1",
 #   "accelerate==0.34.2",

@@ -7,6 +7,7 @@
 # ]
 # ///
 """A character model in plain PyTorch, resumable."""
+
 import json
 import math
 import pathlib

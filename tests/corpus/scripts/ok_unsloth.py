@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #   "unsloth>=2026.1",
-#   "trl>=1.16",
+#   "trl>=1.15",
 #   "datasets>=4.7",
 # ]
 # ///

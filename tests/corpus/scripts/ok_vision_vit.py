@@ -30,13 +30,22 @@ food = food.with_transform(transforms)
 
 
 def collate(rows):
-    return {"pixel_values": torch.stack([r["pixel_values"] for r in rows]), "labels": torch.tensor([r["label"] for r in rows])}
+    return {
+        "pixel_values": torch.stack([r["pixel_values"] for r in rows]),
+        "labels": torch.tensor([r["label"] for r in rows]),
+    }
 
 
 model = AutoModelForImageClassification.from_pretrained(checkpoint, num_labels=101, ignore_mismatched_sizes=True)
 args = TrainingArguments(
-    output_dir="out", remove_unused_columns=False, eval_strategy="epoch", save_strategy="epoch",
-    learning_rate=5e-5, per_device_train_batch_size=32, num_train_epochs=3, dataloader_num_workers=2,
+    output_dir="out",
+    remove_unused_columns=False,
+    eval_strategy="epoch",
+    save_strategy="epoch",
+    learning_rate=5e-5,
+    per_device_train_batch_size=32,
+    num_train_epochs=3,
+    dataloader_num_workers=2,
 )
 trainer = Trainer(model=model, args=args, data_collator=collate, train_dataset=food["train"], eval_dataset=food["test"])
 trainer.train()

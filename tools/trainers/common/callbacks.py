@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainers.common.launch import signal_asked
 from trainers.common.outcome import Exit, Stop, rank, say
 from trainers.common.settings import Settings
 
@@ -39,8 +40,7 @@ class Reporter:
         numbers = {n: v for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         if rank() or not numbers:
             return
-        with Path(self.file).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **numbers}) + "\n")
+        self._write(json.dumps({"step": step, **numbers}) + "\n")
         if self.api["METRICS_API_URL"] and self.api["JOB_ID"]:
             point = {NAMES.get(n, n): v for n, v in numbers.items() if math.isfinite(v)}
             point |= {"step": step, "timestamp": datetime.now(UTC).isoformat()}
@@ -62,6 +62,17 @@ class Reporter:
         if self.thread.is_alive():
             self.posts.put(None)
             self.thread.join(seconds)
+
+    def _write(self, line: str) -> None:
+        """Append to the file, as long as that is possible: a run does not end for a line of metrics."""
+        try:
+            if self.file:
+                Path(self.file).parent.mkdir(parents=True, exist_ok=True)
+                with Path(self.file).open("a", encoding="utf-8") as file:
+                    file.write(line)
+        except OSError as error:
+            say(f"metrics are not written any more: {self.file}: {error.strerror}")
+            self.file = ""
 
     def _queue(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> None:
         if url.startswith(("https://", "http://")):
@@ -131,7 +142,7 @@ class Interrupted(Watcher):
         if args.world_size > 1:
             import torch
 
-            heard = torch.tensor(self.signal, device=args.device)
+            heard = torch.tensor(self.signal or signal_asked(), device=args.device)
             torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
             self.signal = int(heard.item())
         if self.signal:

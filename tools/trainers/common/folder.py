@@ -11,6 +11,8 @@ from trainers.common.outcome import Exit, Stop, rank, say
 from trainers.common.settings import Settings
 
 RUN = "run.json"
+BASELINE = "baseline.json"
+FINAL = "final"
 ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
 # These may differ when a run goes on; every other setting belongs to the run.
 FREE = {
@@ -101,27 +103,30 @@ def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
     """Make the output folder this run's.
 
     Raises:
-        Stop: it contains the checkpoints of another run.
+        Stop: it contains the checkpoints or the final model of another run.
 
     """
     out = Path(settings.out)
     mine = {n: v for n, v in asdict(settings).items() if n not in FREE} | {"method": method, "data": data}
     mine = json.loads(json.dumps(mine))
     fix = "choose another --out, or move that folder away; nothing in it was changed"
+    made = "checkpoints" if checkpoints(out) else FINAL if (out / FINAL).exists() else ""
     try:
         theirs = json.loads((out / RUN).read_text())
     except FileNotFoundError:
-        if checkpoints(out):
-            raise Stop(Exit.CONFIG, f"{out} contains checkpoints of an unknown run", fix) from None
-        theirs = mine
+        if made:
+            raise Stop(Exit.CONFIG, f"{out} contains {made} of an unknown run", fix) from None
+        theirs = {}
     except ValueError:
         raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
     changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
-    if changed and checkpoints(out):
+    if changed and made:
         shown = ", ".join(f"{n}: {theirs.get(n)!r} there, {mine.get(n)!r} here" for n in changed[:4])
         raise Stop(Exit.CONFIG, f"{out} belongs to a run with other settings ({shown})", fix)
     if rank() == 0:
         out.mkdir(parents=True, exist_ok=True)
+        if changed:
+            (out / BASELINE).unlink(missing_ok=True)
         write_json(out / RUN, mine)
 
 

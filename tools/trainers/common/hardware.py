@@ -1,13 +1,9 @@
-"""The machine: its GPU, arithmetic and batch, and the start of several processes."""
+"""The machine: its GPU, arithmetic and batch."""
 
 import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from trainers.common.folder import write_json
-from trainers.common.outcome import Exit, Stop, say
+from trainers.common.outcome import Exit, Stop
 from trainers.common.settings import Settings
 
 # Rows at a time by memory in GB: what fits with a model of the size that references/hardware.md names for the card.
@@ -85,96 +81,3 @@ def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int
     most = settings.micro_batch or next(rows for least, rows in MICRO if memory >= least)
     micro = max(n for n in range(1, min(most, share) + 1) if share % n == 0)
     return micro, share // micro
-
-
-def start_processes(settings: Settings) -> None:
-    """Replace this process by one for each GPU where several are to be used and none was started."""
-    if "WORLD_SIZE" in os.environ:
-        return
-    import torch
-
-    number = settings.processes or (1 if settings.cpu else torch.cuda.device_count())
-    if number <= 1:
-        return
-    if os.environ.get("TRAIN_STARTED"):
-        message = f"{number} processes were started, and this one does not know of the others"
-        raise Stop(Exit.ENVIRONMENT, message, "start the script with torchrun")
-    os.environ["TRAIN_STARTED"] = str(number)
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    if settings.sharding != "none":
-        path = Path(settings.out) / "accelerate.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        bf16 = not settings.cpu and torch.cuda.get_device_capability(0) >= AMPERE
-        write_json(path, launch_config(number, settings.sharding, cpu=settings.cpu, bf16=bf16))
-        launch = ["accelerate.commands.launch", "--config_file", str(path)]
-    say(f"starting {number} processes: {' '.join(launch)}")
-    os.execv(sys.executable, [sys.executable, "-m", *launch, *sys.argv])  # noqa: S606
-
-
-def launch_config(number: int, sharding: str, *, cpu: bool, bf16: bool) -> dict[str, Any]:
-    """Return a configuration of `accelerate launch` for one machine."""
-    config: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "mixed_precision": "bf16" if bf16 else "no",
-        "num_machines": 1,
-        "num_processes": number,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": cpu,
-    }
-    if cpu:
-        raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave it at none")
-    if sharding == "fsdp2":
-        return config | {
-            "distributed_type": "FSDP",
-            "fsdp_config": {
-                "fsdp_version": 2,
-                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-                "fsdp_reshard_after_forward": True,
-                "fsdp_cpu_ram_efficient_loading": True,
-                "fsdp_state_dict_type": "FULL_STATE_DICT",
-                "fsdp_offload_params": False,
-            },
-        }
-    return config | {
-        "distributed_type": "DEEPSPEED",
-        "deepspeed_config": {"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": True,
-                             "offload_optimizer_device": "none", "offload_param_device": "none"},
-    }  # fmt: skip
-
-
-def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop where the processes don't train together, each writing the same folder."""
-    if actual != plan.world:
-        message = f"{plan.world} processes were started, and {actual} train together"
-        raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
-
-
-def free_memory_retry(settings: Settings, plan: Plan) -> None:
-    """Start this command again, once, with half the rows at a time and twice the accumulation; else raise Stop."""
-    fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
-    if plan.micro == 1 or plan.world > 1 or os.environ.get("TRAIN_RESTARTED"):
-        raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)
-    half = max(n for n in range(1, plan.micro // 2 + 1) if plan.micro % n == 0)
-    again = f"{half} rows and accumulation {plan.accumulate * plan.micro // half}"
-    say(f"OUT OF MEMORY with {plan.micro} rows at a time: starting again from the last checkpoint with {again}; "
-        f"the effective batch stays {settings.batch_size}")  # fmt: skip
-    words = without_flag(sys.argv, "--micro-batch")
-    os.environ["TRAIN_RESTARTED"] = "memory"
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *words, "--micro-batch", str(half)])  # noqa: S606
-
-
-def without_flag(words: list[str], flag: str) -> list[str]:
-    """Return a command line without one flag and its value."""
-    kept, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word == flag:
-            skip = True
-        elif not word.startswith(f"{flag}="):
-            kept.append(word)
-    return kept

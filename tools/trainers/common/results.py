@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainers.common.folder import ARGUMENTS, put_in_place, write_json
+from trainers.common.folder import ARGUMENTS, FINAL, put_in_place, write_json
 from trainers.common.outcome import Exit, Stop, rank, say
 from trainers.common.settings import Settings
 
@@ -39,6 +39,22 @@ def write_result(settings: Settings, **values: Any) -> None:
                  "greater_is_better": settings.greater_is_better}  # fmt: skip
     body = {"objective": objective, **values, "settings": asdict(settings), "versions": versions()}
     write_json(Path(settings.out) / "result.json", body)
+
+
+def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
+    """Return the size and speed of a run. `tokens` is None where the method reads none."""
+    counts = [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
+    return {
+        # Two weights of 4 bits are one element.
+        "parameters": sum(
+            p.numel() * (2 * p.element_size() if type(p).__name__ == "Params4bit" else 1)
+            for p in trainer.model.parameters()
+        ),
+        "tokens": counts[-1] if counts else None,
+        "seconds": trained.get("train_runtime"),
+        "rows_per_second": trained.get("train_samples_per_second"),
+        "recomputes": bool(getattr(trainer.model, "is_gradient_checkpointing", False)),
+    }
 
 
 def need_push(settings: Settings) -> None:
@@ -93,7 +109,7 @@ def push(settings: Settings, final: Path) -> None:
 def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str, Any]) -> Path:
     """Write the final model and its card as one folder that appears whole."""
     out = Path(settings.out)
-    final, making = out / "final", out / ".saving" / "final"
+    final, making = out / FINAL, out / ".saving" / FINAL
     if rank() == 0:
         shutil.rmtree(making, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainers.common.coco import from_coco
 from trainers.common.outcome import Exit, Stop, rank, say
 from trainers.common.settings import Settings
 
@@ -14,7 +15,12 @@ BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parqu
 LOOK = 2000
 SHOW = 3
 ALL = "*"
-SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+SHAREGPT = {
+    "human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
+    "bard": "assistant", "bot": "assistant", "model": "assistant", "observation": "tool",
+}  # fmt: skip
+# Chat templates pass over a speaker that they don't know, without a word.
+NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
 
 
 @dataclass
@@ -78,11 +84,13 @@ def prepared(
     if not len(rows):
         raise Stop(Exit.DATA, f"{source} (split {split}) has no rows", "choose other data or another --split")
     renames = pairs(settings.columns)
-    for old in renames:
+    for old, new in renames.items():
         if old not in rows.column_names:
             raise Stop(
                 Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
             )
+        if (new in rows.column_names and new not in renames) or [*renames.values()].count(new) > 1:
+            raise Stop(Exit.DATA, f"{source} would have two columns {new}", "correct --columns; new=old moves one away")
     rows = rows.rename_columns(renames) if renames else rows
     before, (rows, what) = rows, converted(rows, wanted)
     has = set(rows.column_names)
@@ -90,7 +98,10 @@ def prepared(
     if found is None:
         needs = " or ".join(" + ".join(names) for names in wanted)
         message = f"{source} has the columns {', '.join(sorted(has))}; this method needs {needs}"
-        raise Stop(Exit.DATA, message, "rename with --columns old=new, or choose other data")
+        fix = "rename with --columns old=new, or choose other data"
+        if Path(source).is_dir() and "label" in needs:
+            fix = "make one subfolder of pictures for each class, all at the same depth"
+        raise Stop(Exit.DATA, message, fix)
     if what and rank() == 0:
         some = range(min(SHOW, len(rows)))
         print(f"rows converted from {what}; before:", *(f"  {shortened(before[i])}" for i in some), sep="\n")
@@ -160,28 +171,14 @@ def read_file_of_rows(settings: Settings, source: str, split: str) -> Any:
     return load_dataset(BUILDERS[suffix], data_files=source, split="train", **more)
 
 
-def from_coco(folder: Path, annotations: Path) -> Any:
-    """Return the pictures of a COCO folder with their boxes and the names of their categories."""
-    from datasets import Dataset, Image
-
-    coco = json.loads(annotations.read_text(encoding="utf-8"))
-    names = {c["id"]: c["name"] for c in coco["categories"]}
-    found: dict[int, dict[str, Any]] = {
-        i["id"]: {"image": str(folder / i["file_name"]), "objects": {"bbox": [], "category": []}}
-        for i in coco["images"]
-    }
-    for box in coco["annotations"]:
-        objects = found[box["image_id"]]["objects"]
-        objects["bbox"].append(box["bbox"])
-        objects["category"].append(names[box["category_id"]])
-    return Dataset.from_list(list(found.values())).cast_column("image", Image())
-
-
 def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
     """Return the exit, message and fix for data that can't be read."""
     cause = error.__cause__ or error
     text = " ".join(str(cause).split())[:300]
     kind = type(error).__name__
+    if Path(source).is_dir() and (kind == "EmptyDatasetError" or "corresponds to no data" in text):
+        fix = "give one subfolder of pictures for each class, COCO annotations beside pictures, or a file of rows"
+        return Exit.DATA, f"the folder {source} has no rows that can be read", fix
     if isinstance(cause, StopIteration):
         return Exit.DATA, f"{source} has no rows", "choose other data or another --split"
     if "Gated" in kind or "gated" in text:
@@ -263,15 +260,24 @@ def sample(rows: Any, most: int = LOOK) -> list[int]:
 def check_rows(rows: Any, source: str, names: set[str]) -> None:
     """Raise Stop at the first row whose values can't be trained on."""
     rows = rows.select_columns(sorted(names))
-    for index in sample(rows):
-        for name, value in rows[index].items():
+    looked, ties = sample(rows), 0
+    for index in looked:
+        row = rows[index]
+        ties += "rejected" in names and row["chosen"] == row["rejected"]
+        for name, value in row.items():
             if problem := why_bad(name, value):
                 message = f"{source}, row {index + 1}, column {name}: {problem}"
-                raise Stop(Exit.DATA, message, "correct or remove such rows")
+                raise Stop(Exit.DATA, message, "correct or remove such rows; `gpuwarden template convert` knows many")
+    if ties == len(looked):
+        raise Stop(Exit.DATA, f"{source}: every pair has the same answer twice", "give pairs of different answers")
+    if ties:
+        say(f"{ties} of {len(looked)} pairs have the same answer twice, which teaches nothing")
 
 
 def why_bad(name: str, value: Any) -> str:
     """Return what is wrong with one value, an empty string where nothing is."""
+    if name == "tools":
+        return "" if value is None or isinstance(value, list) else why_not_tools(value)
     if value is None or value in ("", []):
         return "empty"
     if name == "label" and not isinstance(value, (bool, int)):
@@ -282,6 +288,8 @@ def why_bad(name: str, value: Any) -> str:
         return "" if name != "text" or isinstance(value, str) else f"{type(value).__name__} instead of text"
     if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
         return "neither text nor a list of messages with role and content"
+    if strange := next((turn["role"] for turn in value if turn["role"] in NOT_ROLES), ""):
+        return f"a message by {strange!r}, which chat templates leave out; roles are system, user, assistant and tool"
     if any(turn["content"] is None and not turn.get("tool_calls") for turn in value):
         return "a message without content"
     if name != "prompt" and value[-1]["role"] != "assistant":
@@ -289,3 +297,11 @@ def why_bad(name: str, value: Any) -> str:
     if name == "prompt" and value[-1]["role"] == "assistant":
         return "the last message of a prompt is the assistant's"
     return ""
+
+
+def why_not_tools(text: Any) -> str:
+    """Return why a text is not a list of tools, an empty string where it is one."""
+    try:
+        return "" if isinstance(json.loads(text), list) else "not a list of tools"
+    except (TypeError, ValueError):
+        return "neither a list of tools nor JSON of one"

@@ -5,13 +5,15 @@ import dataclasses
 import difflib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
-from trainers.common.outcome import Exit, Stop
+from trainers.common.outcome import Exit, Stop, say
 
 ENVIRONMENT = "TRAIN_"
+NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -98,6 +100,14 @@ class Settings(Checked):
 S = TypeVar("S", bound=Checked)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of every other setting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise Stop."""
+        raise Stop(Exit.CONFIG, message, "see --help")
+
+
 def values_given(kind: type, words: list[str]) -> dict[str, Any]:
     """Return the values from `--config FILE`, variables TRAIN_NAME, and flags, as they were written.
 
@@ -107,7 +117,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
     """
     fields = {f.name: f for f in dataclasses.fields(kind)}
     types = get_type_hints(kind)
-    parser = argparse.ArgumentParser(description=kind.__doc__, allow_abbrev=False)
+    parser = Parser(description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", default="", help="YAML or JSON file with settings")
     for name, field in fields.items():
         flag = f"--{name.replace('_', '-')}"
@@ -128,7 +138,17 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise Stop(Exit.CONFIG, f"{name} is not a setting", f"did you mean {near[0]}?" if near else "see --help")
+    mention_near_misses(fields)
     return values
+
+
+def mention_near_misses(fields: Mapping[str, Any]) -> None:
+    """Print variables that are almost a setting's; others that begin alike may belong to somebody else."""
+    for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
+        name = variable.removeprefix(ENVIRONMENT).lower()
+        near = difflib.get_close_matches(name, fields, 1, 0.8)
+        if near and name not in fields:
+            say(f"{variable} is not a setting and is not read; did you mean {ENVIRONMENT}{near[0].upper()}?")
 
 
 def read_settings(kind: type[S], words: list[str]) -> S:
@@ -147,11 +167,18 @@ def read_settings(kind: type[S], words: list[str]) -> S:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML or JSON file."""
+    """Return the settings of a YAML or JSON file, as flags and variables would give them.
+
+    A setting without a value is left at its default. A list is what commas separate, a mapping what `old=new` renames.
+    """
+    fix = "correct the file, one `name: value` for each setting; --help lists them"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}") from None
+        fix = "correct --config; paths start in the working folder"
+        raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}", fix) from None
+    except UnicodeDecodeError:
+        raise Stop(Exit.CONFIG, f"config {path} is not UTF-8 text", fix) from None
     try:
         if path.suffix == ".json":
             values = json.loads(text)
@@ -160,10 +187,17 @@ def read_file(path: Path) -> dict[str, Any]:
 
             values = yaml.safe_load(text)
     except Exception as error:
-        raise Stop(Exit.CONFIG, f"config {path} is not valid: {error}".replace("\n", " ")) from None
+        raise Stop(Exit.CONFIG, f"config {path} is not valid: {' '.join(str(error).split())}", fix) from None
     if not isinstance(values, dict):
-        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings")
-    return values
+        raise Stop(Exit.CONFIG, f"config {path} is not a mapping of settings", fix)
+    return {str(name): joined(value) for name, value in values.items() if value is not None}
+
+
+def joined(value: Any) -> Any:
+    """Return a list or a mapping of a file as the text that a flag takes."""
+    if isinstance(value, dict):
+        value = [f"{old}={new}" for old, new in value.items()]
+    return ",".join(str(part) for part in value) if isinstance(value, list) else value
 
 
 def convert(name: str, kind: type, value: Any) -> Any:
@@ -183,7 +217,7 @@ def convert(name: str, kind: type, value: Any) -> Any:
             raise ValueError
         return kind(value)
     except (TypeError, ValueError):
-        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}") from None
+        raise Stop(Exit.CONFIG, f"{name} is {value!r}, which is not {kind.__name__}", f"pass {NEEDED[kind]}") from None
 
 
 def check_limits(name: str, value: Any, limits: Any) -> None:

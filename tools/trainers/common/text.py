@@ -1,5 +1,6 @@
 """Language models: the tokenizer's checks, the lengths of rows, and loading."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,8 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
         special = [t for t in tokenizer.get_added_vocab() if "pad" in t.lower() or "reserved" in t.lower()]
         fix = f"pass --pad-token {special[0] if special else tokenizer.eos_token!r}"
         raise Stop(Exit.DATA, f"the tokenizer of {settings.model} has no padding token", fix)
-    conversations = [n for n, v in data.train[0].items() if isinstance(v, list) and v and isinstance(v[0], dict)]
+    first = {n: v for n, v in data.train[0].items() if n != "tools"}
+    conversations = [n for n, v in first.items() if isinstance(v, list) and v and isinstance(v[0], dict)]
     if conversations and tokenizer.chat_template is None:
         message = (
             f"rows are conversations ({conversations[0]}) and the tokenizer of {settings.model} has no chat template"
@@ -71,13 +73,15 @@ def length(tokenizer: Any, row: dict[str, Any]) -> int:
         value = row.get(name)
         if value is not None:
             whole.append(prompt + value if type(prompt) is type(value) else value)
-    return max(tokens(tokenizer, value) for value in whole or [prompt])
+    tools = row.get("tools")
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    return max(tokens(tokenizer, value, tools) for value in whole or [prompt])
 
 
-def tokens(tokenizer: Any, value: Any) -> int:
-    """Return how many tokens a text or a conversation makes."""
+def tokens(tokenizer: Any, value: Any, tools: list[Any] | None = None) -> int:
+    """Return how many tokens a text, or a conversation with its tools, makes."""
     if isinstance(value, list):
-        value = tokenizer.apply_chat_template(value, tokenize=False)
+        value = tokenizer.apply_chat_template(value, tools=tools, tokenize=False)
     return len(tokenizer(value or "", add_special_tokens=True)["input_ids"])
 
 

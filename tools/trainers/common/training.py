@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainers.common.callbacks import Finite, Interrupted, Metrics, Reporter, own_callbacks
-from trainers.common.folder import ARGUMENTS, claim, lock, need_disk, newest, put_in_place, write_json
-from trainers.common.hardware import AMPERE, HOPPER, Plan, free_memory_retry, look, need_world, start_processes
+from trainers.common.folder import ARGUMENTS, BASELINE, claim, lock, need_disk, newest, put_in_place, write_json
+from trainers.common.hardware import AMPERE, HOPPER, Plan, look
+from trainers.common.launch import free_memory_retry, leave_note, need_world, start_processes
 from trainers.common.outcome import Exit, Stop, complain, rank, say
-from trainers.common.results import need_push, push, save_final, write_result
+from trainers.common.results import figures, need_push, push, save_final, write_result
 from trainers.common.rows import Data
 from trainers.common.settings import Settings, read_settings
 from trainers.common.smoke import Smoke, with_inputs
@@ -132,7 +133,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
     trainer._load_from_checkpoint = load_translated  # noqa: SLF001
 
 
-def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, interrupted: Interrupted) -> None:
+def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -> None:
     """Attach what watches the run; check the processes and the disk."""
     need_world(plan, trainer.args.world_size)
     parameters = list(trainer.model.parameters())
@@ -142,13 +143,13 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, reporter: Reporter, in
     need_disk(Path(settings.out), weights, trained, settings.keep)
     save_whole(trainer, settings.keep)
     load_whole(trainer, settings)
-    for callback in (Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)):
-        trainer.add_callback(callback)
+    for watcher in watchers:
+        trainer.add_callback(watcher)
 
 
 def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
     """Return the evaluation of the model as it was before training, once for a run."""
-    file = Path(settings.out) / "baseline.json"
+    file = Path(settings.out) / BASELINE
     if data.held_out is None or settings.sharding != "none":
         return {}
     try:
@@ -160,6 +161,15 @@ def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
     return found
 
 
+def need_objective(settings: Settings, before: dict[str, float]) -> None:
+    """Raise Stop where the evaluation has no such metric; the Trainer notices at the first checkpoint."""
+    if before and settings.objective not in before:
+        speed = ("_runtime", "_per_second", "_time")
+        known = ", ".join(sorted(n for n in before if n.startswith("eval_") and not n.endswith(speed)))
+        message = f"objective is {settings.objective!r}, and the evaluation has {known}"
+        raise Stop(Exit.CONFIG, message, "pass --objective with one of these")
+
+
 def train(
     trainer: Any, settings: Settings, plan: Plan, data: Data, method: str, reporter: Reporter, interrupted: Interrupted
 ) -> Exit:
@@ -169,14 +179,16 @@ def train(
     started, out = time.monotonic(), Path(settings.out)
     checkpoint = newest(out)
     before = baseline(trainer, settings, data)
+    need_objective(settings, before)
     set_seed(settings.seed)
     say(f"resuming from {checkpoint.name}" if checkpoint else "starting from the first step")
     reporter.alert("job_started", "running", total_steps=settings.steps)
     interrupted.training = True
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    done = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     step = trainer.state.global_step
     if interrupted.signal:
         write_result(settings, status="interrupted", step=step, baseline=before)
+        trainer.accelerator.wait_for_everyone()  # the first process to end ends the others
         raise Stop(Exit.INTERRUPTED, f"signal {interrupted.signal}: saved at step {step}", "the same command goes on")
     metrics = {n: v for n, v in trainer.evaluate().items() if isinstance(v, (int, float))} if data.held_out else {}
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -186,7 +198,7 @@ def train(
     write_result(
         settings, status="completed", method=method, step=step, metrics=metrics, baseline=before,
         resumed_from=checkpoint.name if checkpoint else None, seconds=round(time.monotonic() - started, 1),
-        plan=asdict(plan), peak_memory_gb=peak_memory(), final=str(final),
+        plan=asdict(plan), peak_memory_gb=peak_memory(), figures=figures(trainer, done.metrics), final=str(final),
     )  # fmt: skip
     reporter.alert("job_completed", "completed", current_step=step, total_steps=step, progress=100.0)
     say(f"completed {step} steps; final model in {final}")
@@ -201,6 +213,21 @@ def peak_memory() -> float | None:
 
 
 def run(
+    kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
+) -> int:
+    """Run one method with the command line's settings; return the exit code, which the starting process learns too."""
+    code = 1
+    try:
+        code = attempt(kind, method, load, build, smoke)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+        raise
+    finally:
+        leave_note("code", code)
+    return code
+
+
+def attempt(
     kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
 ) -> int:
     """Run one method with the command line's settings; return the exit code."""
@@ -254,9 +281,11 @@ def whole(
     """Build the trainer and train."""
     from transformers import set_seed
 
+    # The user's own callbacks are loaded before any weight.
+    watchers = [Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)]
     set_seed(settings.seed)
     trainer = build(settings, plan, data)
-    prepare(trainer, settings, plan, reporter, interrupted)
+    prepare(trainer, settings, plan, watchers)
     return train(trainer, settings, plan, data, method, reporter, interrupted)
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_async
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_async, without_secrets
+from gpuwarden.interfaces.launch import CLIENT_NAMES
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
+
+MOST_OTHERS: Final = 3
+"""Servers with another ledger that a reply names."""
 
 
 @cli.command()
@@ -24,9 +33,50 @@ async def doctor(as_json: bool, ledger: bool) -> int:
 
 
 @cli.command()
+@click.argument("names", nargs=-1, metavar="[CLIENT...]", type=click.Choice(CLIENT_NAMES))
+@click.option("--yes", is_flag=True, help="Write without asking. It only adds what is missing.")
+@click.option("--undo", is_flag=True, help="Take out what it wrote. It asks at a terminal.")
+@JSON
+def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
+    """Enter the server and the guard into the agents' clients.
+
+    It shows the lines that it adds to each file and asks. Without a terminal nothing is written unless --yes is given.
+    Clients: claude, codex, gemini, cursor, vscode, zed; without a name all that are installed here.
+    """
+    from gpuwarden.config import load_config
+    from gpuwarden.core.errors import Refused
+    from gpuwarden.interfaces.cli import console
+    from gpuwarden.interfaces.cli.approval import has_terminal, open_terminal
+    from gpuwarden.interfaces.setup.use_case import carry_out, make_plan, take_back
+
+    config = load_config()
+    if undo:
+        with open_terminal() as terminal:
+            if terminal.ask("Type yes to take out what gpuwarden setup wrote: ") != "yes":
+                raise Refused("not undone; nothing was changed")
+        return answer(take_back(names, config, os.environ), as_json, "setup")
+    person = has_terminal() and not as_json
+    plan = make_plan(names, config, os.environ, person=person)
+    if not plan.empty and not yes:
+        if not person:
+            plan.reply.hint = "Nothing was written. gpuwarden setup --yes writes it."
+            return answer(plan.reply, as_json, "setup")
+        console.setup(without_secrets(plan.reply))
+        with open_terminal() as terminal:
+            if terminal.ask("Type yes to write this: ") != "yes":
+                raise Refused("nothing was written")
+        plan.reply.changes.clear()
+    return answer(carry_out(plan, config, os.environ), as_json, "setup")
+
+
+@cli.command()
 @click.argument("action", type=click.Choice(["install", "uninstall", "status"]), metavar="ACTION")
 @click.option(
-    "--client", "names", multiple=True, type=click.Choice(["claude", "codex", "cursor"]), help="Only this one."
+    "--client",
+    "names",
+    multiple=True,
+    type=click.Choice(["claude", "codex", "gemini", "cursor"]),
+    help="Only this one.",
 )
 @JSON
 def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
@@ -42,18 +92,33 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 
 @cli.command()
 @click.option("--write-answers", is_flag=True, hidden=True, help="Write the snapshot of the first answers again.")
-def mcp(write_answers: bool) -> int:
+@click.option("--client", default="", metavar="NAME", help="Which client starts it, for `gpuwarden doctor`.")
+def mcp(write_answers: bool, client: str) -> int:
     """Serve the tools to an MCP client, over stdio."""
     from gpuwarden.interfaces.mcp.stdio_start import start
 
     if not write_answers:
-        return start(lambda: open_context("mcp"))
+        with contextlib.ExitStack() as listed:
+            return start(lambda: _opened(client, listed))
     import anyio
 
     from gpuwarden.interfaces.mcp import stdio
 
     anyio.run(stdio.write_answers, open_context("mcp"))
     return 0
+
+
+def _opened(client: str, listed: contextlib.ExitStack) -> Context:
+    """Open the ledger for a server, list the server until `listed` closes, and note those with another ledger."""
+    from gpuwarden.policy_record import Notice, absolute
+    from gpuwarden.running_servers import elsewhere, entered
+
+    ctx = open_context("mcp")
+    place = absolute(ctx.home), ctx.policy_file or absolute(ctx.home)
+    others = [Notice("other_server", s.title, s.home, about=s.policy) for s in elsewhere(*place)]
+    ctx.notices = (*ctx.notices, *others[:MOST_OTHERS])
+    listed.enter_context(entered(client, *place))
+    return ctx
 
 
 @cli.command()

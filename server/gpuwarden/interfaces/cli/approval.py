@@ -10,7 +10,7 @@ import contextlib
 import getpass
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
@@ -20,7 +20,7 @@ from anyio import to_thread
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.models import Verb
+from gpuwarden.core.models import JobSpec, Verb, digest
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import hash_pin, pin_matches
@@ -29,9 +29,23 @@ from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result, torn_down
 from gpuwarden.ledger.event import Event
-from gpuwarden.ledger.events import ApprovalGranted, JobAccepted, PinWrong, PolicyAllowed, ReceiptIssued
+from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
+from gpuwarden.lifecycle.fan_out.limits import Rise
+from gpuwarden.lifecycle.records import receipt_used
+from gpuwarden.lifecycle.submission.budgets import spending_approved
+from gpuwarden.lifecycle.submission.rehearsing import (
+    NeedsConsent,
+    allow,
+    allowed,
+    asked_for,
+    permit,
+    whole_script,
+)
+from gpuwarden.lifecycle.team import check_approver
+from gpuwarden.people import user_here
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
@@ -121,6 +135,8 @@ async def ask(
     ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False, decided: Decided = NOTHING
 ) -> Result:
     """Do the same on a given terminal."""
+    if ticket.startswith("s"):
+        return await ask_script(ctx, ticket, terminal)
     if ticket.startswith("r"):
         return await ask_spending(ctx, ticket, terminal, decided)
     if decided != NOTHING:
@@ -155,28 +171,86 @@ async def ask(
     return torn_down(view)
 
 
-def _warn(ctx: Context, terminal: Terminal) -> None:
+def warn(ctx: Context, terminal: Terminal) -> None:
+    """Show what is odd about this installation before a person decides."""
     for notice in ctx.notices:
         terminal.say(f"warning: {notice.text} {in_commands(notice.next_steps)}")
 
 
 def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
     """Show what a person is asked to approve: the machine, what dies with it, where copies are, and the findings."""
+    warn(ctx, terminal)
+    for text in request_facts(view):
+        terminal.say(text)
+
+
+def request_facts(view: TeardownView) -> list[str]:
+    """Return what a person is asked to approve, a line each; the page shows the same."""
     lease = view.lease
-    _warn(ctx, terminal)
-    terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
-    terminal.say(f"  the job {view.job.state.told}; cost so far: {usd(lease.cost)}")
-    terminal.say(f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:")
     worst_first = sorted(view.dying, key=lambda f: (f.copied, f.stored))
+    found = [
+        f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}",
+        f"  the job {view.job.state.told}; cost so far: {usd(lease.cost)}",
+        f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:",
+    ]
     for file in worst_first[:SHOWN]:
         state = "copied" if file.copied else "in the kept store" if file.stored else "NOT COPIED"
-        terminal.say(f"    {line(file.path)}  {file.size:,} bytes  {state}")
-    if len(view.dying) > SHOWN:
-        terminal.say(f"    and {len(view.dying) - SHOWN:,} more")
-    if view.copy_at:
-        terminal.say(f"  the copy is in {line(view.copy_at)}")
-    for f in view.findings:
-        terminal.say(f"  {f.severity} {f.rule}: {line(f.message, 600)}")
+        found.append(f"    {line(file.path)}  {file.size:,} bytes  {state}")
+    found += [f"    and {len(view.dying) - SHOWN:,} more"] if len(view.dying) > SHOWN else []
+    found += [f"  the copy is in {line(view.copy_at)}"] if view.copy_at else []
+    return [*found, *(f"  {f.severity} {f.rule}: {line(f.message, 600)}" for f in view.findings)]
+
+
+def open_spending(ctx: Context, receipt: str) -> Event[ReceiptIssued]:
+    """Return the receipt whose price a person may approve. Raises NotFound, or Conflict where it has expired."""
+    found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+    if found is None:
+        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
+    if ctx.clock.now() > found.data.expires_at:
+        raise Conflict("the receipt has expired", "Submit again for a fresh one.")
+    return found
+
+
+def ordered_by(ctx: Context, receipt: str) -> Verb | None:
+    """Return the verb of the standing order that a job gets with its acceptance, if any."""
+    present = order_for(ctx, receipt)
+    return present.verb if present else None
+
+
+def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
+    """Return what a person is asked to spend, a line each; the page shows the same."""
+    price = usd_per_hour(issued.price)
+    limit = "no timeout" if issued.timeout_s is None else f"timeout {issued.timeout_s} s"
+    what = f"{issued.fan_out or 'fan-out'} {issued.name}" if issued.cells else f"job {issued.name}"
+    found = [f"{what} on {issued.platform}: price {price}, {limit}"]
+    if issued.choices:
+        found.append("  the first of these with capacity; the price above is the highest:")
+        each = (
+            f"{c.platform} {line(c.gpu or '', 64)}".strip() + f" at {usd_per_hour(c.price)}" for c in issued.choices
+        )
+        found += [f"    {n}. {text}" for n, text in enumerate(each, 1)]
+    if issued.cells:
+        machines = counted(issued.machines, "machine")
+        found.append(f"  {counted(issued.cells, 'cell')} on at most {machines} at a time; the timeout is of each cell")
+    if issued.worst_cost is not None:
+        most = at_most(issued.worst_cost, order)
+        found.append(f"  {most.replace('for the job', 'in all', 1) if issued.cells else most}")
+    found += [f"  {issued.ask}"] if issued.ask else []
+    return [*found, *([f"  What it saves is uploaded to {issued.keep}."] if issued.keep else [])]
+
+
+def is_asked(ctx: Context, issued: Event[ReceiptIssued]) -> bool:
+    """Return whether a receipt's spending waits for a yes. A second one would replace what came with the first."""
+    receipt = issued.subject.removeprefix("receipt/")
+    return bool(issued.data.ask) and not receipt_used(ctx.ledger, receipt) and not spending_approved(ctx, receipt)
+
+
+def spending_digest(issued: Event[ReceiptIssued], facts: Sequence[str]) -> str:
+    """Return the digest of a spending and its shown facts.
+
+    The receipt's own digest leaves out a standing order, and a price that rose since.
+    """
+    return digest([issued.subject.removeprefix("receipt/"), issued.data.facts_digest, *facts])
 
 
 async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: Decided = NOTHING) -> Result:
@@ -184,18 +258,16 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
 
     Raises NotFound, Conflict or Refused.
     """
-    found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
-    if found is None:
-        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
+    found = open_spending(ctx, receipt)
     issued, order, budget = found.data, decided.order, decided.relaunch_usd
     if not issued.ask and decided == NOTHING:
         return Result(
             message="This spending is inside the caps; it needs no approval.",
             next=(do(Action.SUBMIT, receipt=receipt),),
         )
-    if ctx.clock.now() > issued.expires_at:
-        raise Conflict("the receipt has expired", "Submit again for a fresh one.")
-    if decided != NOTHING and (issued.job is not None or ctx.ledger.used(JobAccepted, receipt) is not None):
+    if budget is not None and issued.cells:
+        raise BadRequest("a fan-out rents further machines inside its own budget", "Leave --relaunch-budget out.")
+    if decided != NOTHING and (issued.job is not None or receipt_used(ctx.ledger, receipt)):
         given = "--end-when-proven" if order else "--relaunch-budget"
         raise Conflict("the job is under way, and what becomes of it was decided before", f"Leave {given} out.")
     if budget is not None and (issued.worst_cost is None or budget < issued.worst_cost):
@@ -203,13 +275,9 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
         raise BadRequest(
             f"one relaunch may cost {worst}, so a budget of {usd(budget)} allows none", f"Give {worst} or more."
         )
-    _warn(ctx, terminal)
-    price = usd_per_hour(issued.price)
-    terminal.say(f"job {issued.name} on {issued.platform}: price {price}, timeout {issued.timeout_s} s")
-    if issued.worst_cost is not None:
-        terminal.say(f"  {at_most(issued.worst_cost)}")
-    if issued.ask:
-        terminal.say(f"  {issued.ask}")
+    warn(ctx, terminal)
+    for text in spending_facts(issued, order or ordered_by(ctx, receipt)):
+        terminal.say(text)
     if order is not None:
         minutes = ctx.policy.ending.grace_minutes
         terminal.say(f"  Once it has succeeded and all that it saved is proven here, {order} its machine without a")
@@ -221,7 +289,13 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
         raise Refused("not approved; nothing was launched")
     await check_pin(ctx, terminal)
     grant_spending(ctx, found, "terminal", user(), order, budget)
-    resume = do(Action.CHECK, "to launch it", job_id=issued.job) if issued.job else do(Action.SUBMIT, receipt=receipt)
+    resume = do(Action.SUBMIT, receipt=receipt)
+    if issued.job:
+        resume = do(Action.CHECK, "to launch it", job_id=issued.job)
+    elif issued.fan_out:
+        resume = Rise(issued.fan_out, receipt, issued).next_steps[-1]
+    elif issued.cells:
+        resume = do(Action.MANUAL, text=f"Give the call that checked the fan-out again, with receipt {receipt}.")
     return Result(code="approved", message="Approved.", next=(resume,))
 
 
@@ -234,6 +308,7 @@ def grant_spending(
     relaunch_usd: float | None = None,
 ) -> None:
     """Record a person's yes to one receipt's spending, with the standing order and the budget that came with it."""
+    check_approver(ctx)
     granted = ApprovalGranted(
         digest=issued.data.facts_digest,
         channel=channel,
@@ -246,6 +321,47 @@ def grant_spending(
     if relaunch_usd is not None:
         granted = granted.model_copy(update={"relaunch_budget_usd": relaunch_usd})
     ctx.ledger.add(issued.subject, granted)
+
+
+async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
+    """Ask whether a script may be rehearsed on this machine. Raises NotFound, or Refused when the answer is no."""
+    asked = asked_for(ctx, ticket)
+    if allowed(ctx, asked.digest):
+        return Result(message="This script may be rehearsed here already.", next=(do(Action.REHEARSE),))
+    warn(ctx, terminal)
+    terminal.say(
+        f"rehearse the script {asked.name} on this machine: {asked.script_bytes:,} bytes, {asked.script_digest}"
+    )
+    terminal.say(f"  arguments: {' '.join(asked.args) or 'none'}")
+    terminal.say(f"  packages: {', '.join(asked.packages) or 'those that are here'}")
+    for what, listed in (("files", asked.inputs), ("variables", asked.variables)):
+        if listed:
+            terminal.say(f"  {what} that go along: {', '.join(listed)}")
+    for text in asked.start.splitlines():
+        terminal.say(f"  | {text}")
+    terminal.say("  It runs in the sandbox of local jobs: no network, no secrets, no files but its own.")
+    script = whole_script(ctx, asked)
+    answer = terminal.ask("Type yes to run it: " if script is None else "Type yes to run it, all to read it first: ")
+    if answer == "all" and script is not None:
+        for number, text in enumerate(script.splitlines(), 1):
+            terminal.say(f"{number:>5} | {text}")
+        answer = terminal.ask("Type yes to run it: ")
+    if answer != "yes":
+        raise Refused("not allowed; nothing was run")
+    await check_pin(ctx, terminal)
+    allow(ctx, asked, "terminal", user())
+    return Result(code="approved", message="Allowed, for exactly this script.", next=(do(Action.REHEARSE),))
+
+
+async def ask_consent(ctx: Context, spec: JobSpec) -> None:
+    """Ask for what a rehearsal needs, where a person is at this terminal; without one the rehearsal itself refuses."""
+    if "terminal" not in ctx.policy.approval.channels or not has_terminal():
+        return
+    try:
+        await permit(ctx, spec)
+    except NeedsConsent as asked:
+        with open_terminal() as terminal:
+            await ask_script(ctx, asked.ticket, terminal)
 
 
 def kept(job_id: str, *, voided: bool) -> Result:
@@ -320,7 +436,4 @@ def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
 
 def user() -> str:
     """Return the name of the terminal's user."""
-    try:
-        return f"user {getpass.getuser()}"
-    except (KeyError, OSError):
-        return "user unknown"
+    return f"user {user_here()}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import click
@@ -114,32 +117,47 @@ def open_context(actor: str = "cli") -> Context:
 
     ctx = open_context(actor)
     ctx.phrase = in_commands  # alerts are sent to people
-    _OPENED[:] = [ctx]
+    _RUN.ctx = ctx
     return ctx
 
 
-_OPENED: list[Context] = []
-"""The ledger that this command opened, so that its end can say what waits for a person."""
+@dataclass
+class _Run:
+    """One run of the command line: the ledger that it opened, and whether it `named` every approval."""
+
+    ctx: Context | None = None
+    named: bool = False
+
+
+_RUN = _Run()
+
+
+def begin() -> None:
+    """Forget the run before, in a process that runs several."""
+    _RUN.ctx, _RUN.named = None, False
+
+
 SCREENS: Final = frozenset({"status", "jobs", "costs", "waits"})
 """Replies that `screen` draws."""
 _SHOW_IT_ALL: Final = frozenset({"status", "waits"})
 """Replies that name every approval themselves."""
 
 
-def tell_what_waits(show: str) -> None:
-    """End a command's output on a terminal with the approval that waits, where there is one."""
-    from gpuwarden.core.errors import WardenError
-    from gpuwarden.interfaces.cli import console
-
-    if not _OPENED or show in _SHOW_IT_ALL or not console.out.is_terminal:
+def tell_what_waits() -> None:
+    """End a command's output on a terminal with what waits for a person, also where the command opened no ledger."""
+    if _RUN.named or not sys.stdout.isatty():
         return
-    from gpuwarden.interfaces.cli.screen import pending
-    from gpuwarden.interfaces.cli.wording import command
+    from gpuwarden.config import load_config
+    from gpuwarden.core.errors import WardenError
+    from gpuwarden.interfaces.cli import console, screen
     from gpuwarden.lifecycle.monitoring.waiting import what_waits
 
     with contextlib.suppress(WardenError, OSError):  # the command itself has been answered
-        if waiting := what_waits(_OPENED[0]):
-            console.out.print(pending(len(waiting), command(waiting[0].next_steps[0])), soft_wrap=True)
+        config = load_config()
+        if _RUN.ctx is None and not config.policy.ledger.host and not (config.home / "ledger.db").exists():
+            return
+        for text in screen.pending(what_waits(_RUN.ctx or open_context())):
+            console.out.print(text, soft_wrap=True)
 
 
 def warned(reply: R, notices: Sequence[Notice]) -> R:
@@ -171,8 +189,7 @@ def answer(reply: Result, as_json: bool, show: str) -> int:
     if as_json:
         emit(reply.model_dump(mode="json"))
     else:
-        from gpuwarden.interfaces.cli import console, screen
-
-        getattr(screen if show in SCREENS else console, show)(reply)
-        tell_what_waits(show)
+        drawing = "screen" if show in SCREENS else "console"
+        getattr(import_module(f"gpuwarden.interfaces.cli.{drawing}"), show)(reply)
+        _RUN.named = show in _SHOW_IT_ALL
     return 0 if reply.ok else EXITS.get(reply.code, 1)

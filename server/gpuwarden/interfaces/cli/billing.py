@@ -1,4 +1,4 @@
-"""Commands on what costs: teardown, approve, keep, instances, watch."""
+"""Commands on what costs: teardown, approve, keep, instances, offers, watch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context, runs_async, warned, without_secrets
 
 if TYPE_CHECKING:
+    from gpuwarden.interfaces.results import Result
     from gpuwarden.lifecycle.monitoring.watch import Round
 
 
@@ -43,6 +44,12 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
 
 @cli.command()
 @click.argument("ticket", required=False)
+@click.option(
+    "--code",
+    default=None,
+    metavar="PAGE",
+    help="Show a one-time code here that approves on that page; the page has PAGE.",
+)
 @click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval on a terminal asks for.")
 @click.option("--without-proof", is_flag=True, help="Give up what is not proven. You will have to type the job's name.")
 @click.option(
@@ -62,6 +69,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
 @runs_async
 async def approve(
     ticket: str | None,
+    code: str | None,
     set_pin: bool,
     without_proof: bool,
     end_when_proven: Any,
@@ -72,7 +80,10 @@ async def approve(
 
     It asks a person at a terminal; nothing else counts.
     """
+    from gpuwarden.config import load_config
     from gpuwarden.interfaces.cli import approval
+    from gpuwarden.interfaces.cli.doctor import other_servers
+    from gpuwarden.interfaces.cli.page_code import show_code
 
     if set_pin:
         return answer(await approval.choose_pin(open_context()), as_json, "message")
@@ -80,10 +91,19 @@ async def approve(
         from gpuwarden.interfaces import results
         from gpuwarden.lifecycle.monitoring.waiting import what_waits
 
-        return answer(results.waits(what_waits(open_context())), as_json, "waits")
+        reply: Result = results.waits(what_waits(open_context()))
+        elsewhere = " ".join([reply.message, *other_servers(load_config())])
+        return answer(reply.model_copy(update={"message": elsewhere}), as_json, "waits")
     ctx = open_context()
     decided = approval.Decided(end_when_proven, relaunch_budget)
-    reply = await approval.on_terminal(ctx, ticket, without_proof=without_proof, decided=decided)
+    try:
+        if code is not None:
+            if without_proof or decided != approval.NOTHING:
+                raise BadRequest("a code approves what the page shows, and decides nothing else", "Leave --code out.")
+            return answer(await show_code(ctx, ticket, code), as_json, "message")
+        reply = await approval.on_terminal(ctx, ticket, without_proof=without_proof, decided=decided)
+    except NotFound as error:
+        raise NotFound(error.message, (*other_servers(load_config()), *error.next_steps)) from error
     return answer(reply, as_json, "message")
 
 
@@ -116,6 +136,30 @@ async def instances(as_json: bool) -> int:
 
 
 @cli.command()
+@click.option("--gpu", required=True, metavar="NAME", help="Such as H100 or L40S.")
+@click.option("--gpus", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many.")
+@click.option("--interruptible", is_flag=True, help="Cheaper ones that the platform may take back.")
+@click.option("--durable-storage", is_flag=True, help="With the storage that survives the machine's end.")
+@click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only this one; may come again.")
+@JSON
+@runs_async
+async def offers(
+    gpu: str, count: int, interruptible: bool, durable_storage: bool, platforms: tuple[str, ...], as_json: bool
+) -> int:
+    """Compare what a GPU costs on every configured platform.
+
+    Price, capacity, and what survives a stop; the cheapest first. A platform that does not answer is unknown. Nothing
+    is rented or reserved.
+    """
+    from gpuwarden.core.models import Resources
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.offers import offers as use_case
+
+    wanted = Resources(gpu=gpu, gpu_count=count, interruptible=interruptible, durable_storage=durable_storage)
+    return answer(results.offered(await use_case(open_context(), wanted, platforms)), as_json, "offered")
+
+
+@cli.command()
 @click.option("--once", is_flag=True, help="One round; exit code 1 while an alert is open.")
 @click.option(
     "--every",
@@ -129,25 +173,32 @@ async def instances(as_json: bool) -> int:
 @click.option("--install", is_flag=True, help="Run it as a service of this account, from now on.")
 @click.option("--uninstall", is_flag=True, help="Remove that service.")
 @click.option("--keys", type=click.Path(path_type=Path), default=None, help="A private file of NAME=VALUE lines.")
+@click.option("--beside", type=int, hidden=True, help="The process id of the server that starts it.")
 @JSON
 @runs_async
-async def watch(once: bool, every_s: float, install: bool, uninstall: bool, keys: Path | None, as_json: bool) -> int:
+async def watch(
+    once: bool, every_s: float, install: bool, uninstall: bool, keys: Path | None, beside: int | None, as_json: bool
+) -> int:
     """Move every job on, and say what needs a person.
 
     An idle GPU, a stall, a failure, a finished job that bills, a cap that is met. It copies and proves what jobs saved.
     It ends a machine only by your standing order. Alerts go to the ledger and where the policy's [watch] says.
     """
+    import anyio
+
+    from gpuwarden.core.task_groups import first_error
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.cli.wording import in_commands
+    from gpuwarden.interfaces.http.record import replaced
     from gpuwarden.lifecycle.monitoring.watch import Watcher
 
     if install or uninstall:
         from gpuwarden.config import load_config
         from gpuwarden.interfaces.cli import watch_service
 
-        beside = load_config().policy_file.parent / watch_service.KEYS
-        done = watch_service.uninstall() if uninstall else watch_service.install((keys or beside).absolute())
+        usual = load_config().policy_file.parent / watch_service.KEYS
+        done = watch_service.uninstall() if uninstall else watch_service.install((keys or usual).absolute())
         return answer(done, as_json, "message")
     if keys is not None:
         from gpuwarden.interfaces.cli.watch_service import read_keys
@@ -171,7 +222,12 @@ async def watch(once: bool, every_s: float, install: bool, uninstall: bool, keys
         console.watched(results.worded(reply, in_commands))
 
     if not console.out.is_terminal:
-        await watcher.run(show)
+        with first_error():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watcher.run, show)
+                if beside is not None:
+                    await replaced(ctx.home, beside)
+                    tasks.cancel_scope.cancel()
         return 0
     from gpuwarden.interfaces.cli.screen import live_overview
 

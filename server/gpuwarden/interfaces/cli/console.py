@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,8 +16,8 @@ from rich.table import Table
 
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
-from gpuwarden.core.sanitize import plain, unquoted
-from gpuwarden.interfaces.cli.drawing import local, progress_of, zone
+from gpuwarden.core.sanitize import plain, unfenced, unquoted
+from gpuwarden.interfaces.cli.drawing import ending_of, local, progress_of, sparkline, zone
 from gpuwarden.interfaces.results.base import RefusalReply
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from gpuwarden.interfaces.cli.notes_service import NotesReply
     from gpuwarden.interfaces.cli.policy_choice import PolicyReply
+    from gpuwarden.interfaces.cli.tokens import TokensReply
     from gpuwarden.interfaces.hooks.install import HooksReply
     from gpuwarden.interfaces.results import (
         AlertReply,
@@ -39,13 +40,22 @@ if TYPE_CHECKING:
         FindingReply,
         InstancesReply,
         MeterReply,
+        MetricsReply,
+        OffersReply,
         PullReply,
         Result,
         SubmitReply,
         TeardownReply,
         WatchReply,
     )
+    from gpuwarden.interfaces.results.check import DiagnosisReply
+    from gpuwarden.interfaces.results.decisions import DecisionReply
+    from gpuwarden.interfaces.results.diagnosing import DiagnoseReply
+    from gpuwarden.interfaces.results.nodes import NodesReply
     from gpuwarden.interfaces.results.references import EntryReply, SearchReply
+    from gpuwarden.interfaces.results.rehearsal import RehearsalReply
+    from gpuwarden.interfaces.results.version_skew import SkewReply
+    from gpuwarden.interfaces.setup.use_case import SetupReply
     from gpuwarden.remote.transfer.receive import Progress
 
 PIPED = 160
@@ -122,9 +132,100 @@ def submitted(reply: SubmitReply) -> None:
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
         source = shown(reply.price_source or "")
-        out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), {at_most(reply.worst_cost_usd)}")
+        bound = at_most(reply.worst_cost_usd, reply.standing_order)
+        out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), {bound}")
+    for choice in reply.choices:
+        where = f"{choice.platform} {choice.gpu or ''}".strip()
+        worst = at_most(choice.worst_cost_usd, reply.standing_order)
+        out.print(f"  on {shown(where)}: {usd_per_hour(choice.price_usd_per_hour)}, {worst}")
     if reply.receipt:
         out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} {zone()}")
+    message(reply)
+
+
+def rehearsal(reply: RehearsalReply) -> None:
+    """Print what came of a rehearsal: how far it came, what was not the real thing, and where it failed."""
+    out.print(" ".join(["[dim]reached[/]", *(f"[green]{shown(stage)}[/]" for stage in reply.reached)]))
+    for text in reply.substitutes:
+        out.print(f"[dim]substitute[/] {shown(text)}")
+    if reply.lacking:
+        out.print(f"[dim]not installed here[/] {shown(', '.join(reply.lacking))}")
+    if reply.log:
+        out.print(shown(unfenced(reply.log)), style="dim", soft_wrap=True)
+    if reply.source:
+        out.print(f"line {reply.line}: {shown(reply.source)}")
+    if reply.seconds:
+        out.print(f"[dim]{reply.seconds:.0f} s, {reply.cpu_s:.0f} s of processor time, {reply.peak_mb:,.0f} MB[/]")
+    message(reply)
+
+
+def nodes(reply: NodesReply) -> None:
+    """Print the answer of each check of several nodes, with what is behind it, and the variables for every rank."""
+    colors = {"yes": "green", "no": "red", "unknown": "yellow", "note": "dim"}
+    for check, found in reply.checks.items():
+        out.print(f"[{colors[found]}]{found:8}[/]{check.replace('_', ' ')}")
+        for one in (f for f in reply.details if f.check == check):
+            where = f"{shown(one.node)}: " if one.node else ""
+            out.print(f"          [{colors[one.answer]}]{one.answer}[/] {where}{shown(one.message)}", soft_wrap=True)
+    if reply.environment:
+        pairs = " ".join(f"{name}={value}" for name, value in reply.environment.items())
+        out.print(f"for every rank: {shown(pairs)}", soft_wrap=True)
+    if reply.meeting_place:
+        out.print(f"ranks meet at {shown(reply.meeting_place)}")
+    for name, key in reply.new_host_keys.items():
+        out.print(f"[yellow]first contact[/] with {shown(name)}: compare its host key {shown(key)} with what you know")
+    message(reply)
+
+
+def reported(reply: MetricsReply) -> None:
+    """Print what a job reported: a line for each metric, then the alerts."""
+    for one in reply.metrics:
+        step = f"step {one.step:,}" if one.step is not None else "no steps"
+        value = "not finite" if one.last is None else f"{one.last:.4g}"
+        odd = f" [yellow]{one.odd:,} not finite[/]" if one.odd else ""
+        curve = sparkline(list(one.curve)) if "utf" in (out.encoding or "").lower() else ""
+        out.print(f"{shown(one.name)} {value} [dim]({step}, {one.points:,} points)[/]{odd} {curve}".rstrip())
+    for alert in reply.alerts:
+        out.print(f"  [yellow]{shown(alert)}[/]")
+    message(reply)
+
+
+FIGURES: Final = 52
+"""Columns that the figures of a fan-out's table take."""
+
+
+def fanned_out(reply: SubmitReply) -> None:
+    """Print a fan-out: a row for each configuration with its spread, then the cells that need a look."""
+    _findings(reply.findings)
+    if reply.receipt:
+        out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} {zone()}")
+    fan = reply.fan_out
+    assert fan is not None
+    if fan.table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        metric = next((row.metric for row in fan.table if row.metric), "objective")
+        axes = list(fan.table[0].settings)
+        wide = sum(max(len(name), *(len(row.settings.get(name, "")) for row in fan.table)) + 2 for name in axes)
+        apart = bool(axes) and wide <= out.width - FIGURES  # else a column of words that are folded
+        for name in axes if apart else ["settings"]:
+            table.add_column(shown(name), overflow="fold")
+        for head in ("proven", shown(metric), "std", "lowest", "highest"):
+            table.add_column(head, no_wrap=True, justify="right")
+        for row in fan.table:
+            values = ("-" if v is None else f"{v:.4g}" for v in (row.mean, row.std, row.low, row.high))
+            whole = " ".join(f"{k}={v}" for k, v in row.settings.items()) or "all"
+            settings = [row.settings.get(name, "-") for name in axes] if apart else [whole]
+            table.add_row(*map(shown, settings), f"{row.proven}/{row.cells}", *values)
+        out.print(table)
+    if fan.states:
+        out.print(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in fan.states.items()))
+    for cell in fan.odd:
+        out.print(
+            f"  [yellow]cell {cell.index}[/] {cell.state.replace('_', ' ')} after {counted(cell.tries, 'try', 'tries')}"
+            f" {shown(cell.problem)}".rstrip()
+        )
+    for job, why in fan.unknown.items():
+        out.print(f"  [magenta]{job}[/] {shown(why)}")
     message(reply)
 
 
@@ -142,20 +243,83 @@ def checked(reply: CheckReply) -> None:
         out.print(f"  [yellow]{shown(alert)}[/]")
     if reply.meter:
         out.print("  " + _meter(reply.meter))
+    if reply.ending:
+        for text in ending_of(reply.ending):
+            out.print(f"  {shown(text)}")
+    if reply.kept:
+        what = f"{counted(reply.kept.files, 'file')}, {reply.kept.bytes:,} bytes" if reply.kept.files else "unknown"
+        out.print(f"  kept in [bold]{shown(reply.kept.store)}[/]: {what}")
+        for text in (*reply.kept.newest, *([reply.kept.why] if reply.kept.why else ())):
+            out.print(f"    [dim]{shown(text)}[/]")
     if reply.log:
-        out.print(shown(_unfenced(reply.log)), style="dim")
-    for found in reply.diagnoses:
-        title = f"[bold]{found.id}[/] {shown(found.title)}"
-        out.print(f"[yellow]{found.certainty}[/] {title} [dim]({shown(found.why)})[/]")
-        if found.lines:
-            out.print(shown(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
-        out.print(f"  [dim]fix:[/] {shown(found.fix)}")
+        out.print(shown(unfenced(reply.log)), style="dim")
+    _skew(reply.skew)
+    _diagnoses(reply.diagnoses)
+    if reply.checks:
+        from gpuwarden.interfaces.results.decisions import outcome_line
+    for outcome in reply.checks:
+        out.print(f"  [dim]checked[/] {shown(outcome_line(outcome))}")
     message(reply)
 
 
-def _unfenced(text: str) -> str:
-    """Return foreign text without its fence, which is for models."""
-    return "\n".join(text.splitlines()[1:-1])
+def _decision(decision: DecisionReply | None) -> None:
+    if decision is not None:
+        from gpuwarden.interfaces.results.decisions import steps_of
+
+        out.print(f"[bold]{shown(decision.title)}[/] [dim]has several causes; check in this order[/]")
+        for text in steps_of(decision):
+            out.print(f"  {shown(text)}")
+
+
+def _skew(skew: SkewReply | None) -> None:
+    if skew is not None:
+        from gpuwarden.interfaces.results.version_skew import told
+
+        out.print(f"[yellow]{skew.certainty}[/] [bold]{shown(skew.package)}[/]: {shown(told(skew))}")
+
+
+def _diagnoses(rows: list[DiagnosisReply]) -> None:
+    for found in rows:
+        title = f"[bold]{found.id}[/] {shown(found.title)}"
+        out.print(f"[yellow]{found.certainty}[/] {title} [dim]({shown(found.why)})[/]")
+        if found.lines:
+            out.print(shown(textwrap.indent(unfenced(found.lines), "  > ")), style="dim")
+        out.print(f"  [dim]fix:[/] {shown(found.fix)}")
+
+
+def diagnosed(reply: DiagnoseReply) -> None:
+    """Print what a log says about the end of its run, and the entries that fit."""
+    failure = reply.failure
+    raised = failure.exception
+    where = f"{raised.package} {raised.version}".strip() if raised else ""
+    parts = {
+        "outcome": failure.outcome,
+        "exception": f"{raised.type}: {raised.message}" if raised else "",
+        "raised at": f"{raised.frame}{f' ({where})' if where else ''}" if raised and raised.frame else "",
+        "rank": raised.rank if raised else "",
+        "caused by": "\n".join(f"{one.type}: {one.message}" for one in failure.chain),
+        "message of": reply.origin.told if reply.origin else "",
+        "does not exist": " ".join(failure.missing.values()),
+        "exit": " ".join(str(part) for part in (failure.exit_code, failure.signal) if part not in (None, "")),
+        "last progress": failure.last_progress,
+        "device": "\n".join(failure.device),
+        "recovered from": "\n".join(f"{one.type}: {one.message}" for one in failure.recovered),
+    }
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for label, text in parts.items():
+        if text:
+            table.add_row(label, shown(text))
+    out.print(table)
+    _skew(reply.skew)
+    _diagnoses(reply.diagnoses)
+    _decision(reply.decision)
+    if reply.query:
+        out.print(f"[dim]search for:[/] {shown(reply.query)}")
+    for text in reply.collect:
+        out.print(f"  [dim]collect:[/] {shown(text)}")
+    message(reply)
 
 
 def _meter(meter: MeterReply) -> str:
@@ -225,6 +389,32 @@ def listed(reply: InstancesReply) -> None:
     message(reply)
 
 
+_CAPACITY = {"available": "green", "unknown": "magenta", "none": "yellow", "not_sold": "dim"}
+
+
+def offered(reply: OffersReply) -> None:
+    """Print the offers, the cheapest first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("platform", "price", "capacity"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("a stop spares", overflow="fold")
+    table.add_column("", overflow="fold")
+    for row in reply.offers:
+        kept = shown(", ".join(row.survives_stop or ()) or "nothing")
+        if row.survives_stop is None:
+            kept = "[dim]unknown[/]" if row.capacity == "unknown" else "[dim]no stop[/]"
+        table.add_row(
+            shown(row.platform),
+            usd_per_hour(row.price_usd_per_hour),
+            f"[{_CAPACITY[row.capacity]}]{row.capacity.replace('_', ' ')}[/]",
+            kept + (" [dim](bills on)[/]" if row.bills_when_stopped else ""),
+            f"[dim]{shown(row.note)}[/]",
+        )
+    if reply.offers:
+        out.print(table)
+    message(reply)
+
+
 def hooks(reply: HooksReply) -> None:
     """Print where the guard is installed, and what it can't do."""
     for client, state in reply.clients.items():
@@ -232,11 +422,40 @@ def hooks(reply: HooksReply) -> None:
     message(reply)
 
 
+def tokens(reply: TokensReply) -> None:
+    """Print the valid tokens of the HTTP server."""
+    table = Table(box=None, pad_edge=False)
+    for head in ("id", "name", "scopes", "until"):
+        table.add_column(head, overflow="fold")
+    for row in reply.tokens:
+        table.add_row(row.id, shown(row.name), " ".join(row.scopes), row.expires_at)
+    out.print(table)
+    message(reply)
+
+
+def setup(reply: SetupReply) -> None:
+    """Print what is added to which file, and how each client and its guard are then."""
+    for change in reply.changes:
+        out.print(f"[bold]{shown(change.file)}[/], after line {change.after_line}:", soft_wrap=True)
+        for row in change.added:
+            out.print(f"[green]+ {shown(row)}[/]", soft_wrap=True)
+    for client in dict.fromkeys((*reply.clients, *reply.guards)):
+        state = reply.clients.get(client, "")
+        guard = f"guard: {reply.guards[client]}" if client in reply.guards else ""
+        out.print(f"{client:8} {shown(state):22} [dim]{shown(guard)}[/]")
+    for file, text in reply.paste.items():
+        out.print(f"To add it to {shown(file)} by hand:", soft_wrap=True)
+        out.print(shown(text), soft_wrap=True)
+    message(reply)
+
+
 def watched(reply: WatchReply) -> None:
     """Print the new alerts of a round."""
     for alert in reply.news:
         color = "red" if alert.state == "raised" else "green"
-        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {shown(alert.kind)}: {shown(alert.text)}")
+        out.print(
+            f"[dim]{when(alert.at)} {zone()}[/] [{color}]{alert.state}[/] {shown(alert.kind)}: {shown(alert.text)}"
+        )
         _hint(alert)
     for what, why in reply.unknown.items():
         out.print(f"[magenta]unknown[/] {shown(what)}: {shown(why)}")
@@ -247,7 +466,7 @@ def standing(reply: WatchReply) -> None:
     watched(reply)
     fresh = {(a.about, a.kind) for a in reply.news}
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
-        out.print(f"[dim]{when(alert.at)}[/] [yellow]open[/] {shown(alert.kind)}: {shown(alert.text)}")
+        out.print(f"[dim]{when(alert.at)} {zone()}[/] [yellow]open[/] {shown(alert.kind)}: {shown(alert.text)}")
         _hint(alert)
     message(reply)
 
@@ -283,12 +502,14 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
 
 def found(reply: SearchReply) -> None:
     """Print the hits of a search."""
+    _skew(reply.skew)
     for hit in reply.hits:
         out.print(f"[bold]{shown(hit.id)}[/] {shown(hit.title)} [dim]({shown(hit.why)})[/]")
         out.print(f"  {shown(hit.summary)}")
         if hit.fix:
             out.print(f"  [dim]fix:[/] {shown(hit.fix)}")
         out.print(f"  [dim]{shown(hit.uri)}[/]")
+    _decision(reply.decision)
     message(reply)
 
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from gpuwarden.app import open_context
 from gpuwarden.config import Config, in_short, load_config
-from gpuwarden.core.errors import WardenError
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.guidance import steps
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import Policy
@@ -19,12 +20,15 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.cli import watch_service
 from gpuwarden.interfaces.cli.notes_service import summary
 from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.http.record import running_server
+from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.audit import audit
 from gpuwarden.ledger.chain import BreakCode
-from gpuwarden.policy_record import absolute, usual_homes
+from gpuwarden.policy_record import Notice, absolute, usual_homes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
+from gpuwarden.running_servers import elsewhere, running
 
 
 class SettingReply(BaseModel):
@@ -61,8 +65,8 @@ class DoctorReply(WarnedReply):
 async def examine_ledger() -> LedgerReply:
     """Walk the ledger's whole chain of hashes and compare what follows from it. Raises LedgerError without a ledger."""
     ctx = open_context("doctor")
-    found = await to_thread.run_sync(audit, ctx.ledger.path)
-    reply = LedgerReply(path=str(ctx.ledger.path), events=ctx.ledger.count())
+    found = await to_thread.run_sync(audit, ctx.ledger)
+    reply = LedgerReply(path=ctx.ledger.name, events=ctx.ledger.count())
     doubt = ctx.ledger.trouble()
     if found.broken is not None:
         at = found.broken
@@ -89,6 +93,13 @@ _RESTORE: Final = (
 )
 
 
+def _watch(config: Config) -> CheckedReply:
+    """Check for a watch: without one nobody carries out a standing order, and no alert is sent."""
+    found, needed = watch_service.runs(config.home), config.policy.ending.when_proven != "ask"
+    ok = found.leads or found.installed or not needed
+    return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; a standing order waits for one"))
+
+
 async def examine() -> DoctorReply:
     """Check the configuration and what it needs. Raises BadRequest for a policy that can't be read."""
     config = load_config()
@@ -98,13 +109,17 @@ async def examine() -> DoctorReply:
     policy = " ".join(other) or f"{config.policy_file}{there}, {config.digest[:19]}"
     existing = next(p for p in (config.home, *config.home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
+    others = other_servers(config)
+    here = counted(len(running()) - len(others), "server")
     checks = [
         ledger,
         CheckedReply(what="policy", ok=not other, found=policy),
         CheckedReply(what="disk", ok=free > 100 << 20, found=f"{free / 2**30:.1f} GiB free at {existing}"),
         _notes(),
         await to_thread.run_sync(_sandbox, config.policy),
-        CheckedReply(what="watch", ok=True, found=await to_thread.run_sync(watch_service.runs, config.home)),
+        await to_thread.run_sync(_watch, config),
+        _server(config),
+        CheckedReply(what="servers", ok=not others, found=" ".join([f"{here} on this ledger.", *others])),
     ]
     for name, why in PROGRAMS:
         path = shutil.which(name)
@@ -144,7 +159,10 @@ def setting_rows(config: Config) -> list[SettingReply]:
 
 
 NO_POLICY = "There is no policy file, so every spending is a question. docs/policy.md shows one."
-PROGRAMS = (("uv", "runs scripts whose packages are not here"), ("ssh", "reaches real machines"))
+PROGRAMS = (
+    ("uv", "starts the plugins of Claude Code, Codex and Gemini, and runs scripts whose packages are not here"),
+    ("ssh", "reaches real machines"),
+)
 
 
 def in_short_unless_secret(path: str, value: object) -> str:
@@ -164,7 +182,7 @@ def _ledger(config: Config) -> CheckedReply:
         return CheckedReply(what="ledger", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
     usual = usual_homes()
     other = "" if absolute(config.home) in usual else f"; not the usual one, which is in {usual[0]}"
-    return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events{other}")
+    return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.name}, {ctx.ledger.count()} events{other}")
 
 
 def _notes() -> CheckedReply:
@@ -173,6 +191,25 @@ def _notes() -> CheckedReply:
         return CheckedReply(what="notes", ok=ok, found=found)
     except WardenError as error:
         return CheckedReply(what="notes", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
+
+
+def _server(config: Config) -> CheckedReply:
+    """Say where the HTTP server of this ledger listens, and how many tokens there are."""
+    try:
+        where = f"at {running_server(config.home).url}"
+    except NotFound:
+        where = "not running"
+    try:
+        tokens = counted(len(TokenStore(config.home, SystemClock()).listed()), "token")
+        return CheckedReply(what="server", ok=True, found=f"{where}; {tokens}")
+    except WardenError as error:
+        return CheckedReply(what="server", ok=False, found=f"{error.message}. {in_commands(error.next_steps)}")
+
+
+def other_servers(config: Config) -> list[str]:
+    """Name the running servers that have another ledger or policy file than this shell, a sentence each."""
+    found = elsewhere(absolute(config.home), config.policy_file)
+    return [Notice("other_server", s.title, s.home, about=s.policy).text for s in found]
 
 
 def _sandbox(policy: Policy) -> CheckedReply:

@@ -7,10 +7,13 @@ from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from gpuwarden.core.money import usd
+from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.plural import counted
 
 if TYPE_CHECKING:
+    from gpuwarden.interfaces.results.base import EndingReply
     from gpuwarden.interfaces.results.check import CheckReply
+    from gpuwarden.interfaces.results.overview import JobLineReply, StatusReply
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 24
@@ -50,16 +53,67 @@ def sparkline(values: list[float], width: int = CURVE) -> str:
     return "".join(BLOCKS[round((v - low) / (high - low) * 7) if high > low else 0] for v in means)
 
 
+def ending_of(found: EndingReply) -> list[str]:
+    """Return the lines on what a person decided in advance about a machine's end."""
+    lines = []
+    if found.standing_order:
+        origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} in the policy"
+        if found.through == "approval":
+            origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} with its approval, by {found.by}"
+        after = f"once everything is proven, {span((found.grace_minutes or 0) * 60)} after an alert"
+        if found.ends_at is not None:
+            after = f"at {local(found.ends_at)} {zone()}"
+        text = f"standing order: {found.standing_order} the machine {after} ({origin})"
+        if found.objected_at is not None:
+            text = f"standing order to {found.standing_order} is void since {local(found.objected_at)} {zone()}"
+        lines.append(text)
+    if found.parks_after_minutes is not None:
+        lines.append(f"the machine stops itself {span(found.parks_after_minutes * 60)} after the job, if nobody comes")
+    return lines
+
+
+def progress_parts(line: JobLineReply) -> list[str]:
+    """Return how far one job of a list is: its step, its loss, the time that is left, its GPU."""
+    parts = []
+    if line.step is not None:
+        parts.append(f"step {line.step:,}" + (f"/{line.total_steps:,}" if line.total_steps else ""))
+    parts += [f"loss {line.loss:.4g}"] if line.loss is not None else []
+    parts += [f"{span(line.remaining_s)} left"] if line.remaining_s is not None else []
+    parts += [f"GPU {line.gpu_percent:.0f} %"] if line.gpu_percent is not None else []
+    return parts
+
+
+def billing_now(reply: StatusReply) -> str:
+    """Return what bills now by the hour. A price that is not known is named, never counted as nothing."""
+    billing = [line for line in (*reply.running, *reply.ended) if line.billing]
+    real = [line for line in billing if not line.pretend]
+    if not real:
+        return "only rehearsals bill" if billing else "no instance bills"
+    unknown = sum(line.price_usd_per_hour is None for line in real)
+    more = f" and {counted(unknown, 'machine')} at an unknown price" if unknown else ""
+    return f"now {usd_per_hour(reply.spending.usd_per_hour)}{more}"
+
+
 def progress_of(reply: CheckReply) -> list[str]:
-    """Return the lines below a job's state: how far, how long, at what cost, and its curve."""
+    """Return the lines below a job's state: how far, how long, at what cost, its curve and its proof."""
     lines = []
     if reply.started_at is not None:
         left = f", about {span(reply.remaining_s)} left" if reply.remaining_s is not None else ""
+        if reply.remaining_range_s:
+            least, most = reply.remaining_range_s
+            left = (
+                (left or ", ") + (" (" if left else "") + f"{span(least)} to {span(most)}" + (")" if left else " left")
+            )
         begun = f"{local(reply.started_at, '%Y-%m-%d %H:%M')} {zone()}"
         cost = f", {usd(reply.projected_cost_usd)} at its end" if reply.projected_cost_usd is not None else ""
         lines.append(
             f"started {begun}, {span(reply.elapsed_s)} ago{left}{cost}" if reply.elapsed_s else f"started {begun}"
         )
+    if reply.allocation:
+        told = ("engine", "id", "state", "queue", "nodes", "why", "resources")
+        restarts = reply.allocation.get("restarts")
+        named = " ".join(str(reply.allocation[key]) for key in told if key in reply.allocation)
+        lines.append(named + (f", restarted {restarts} times" if restarts else ""))
     curve = sparkline(reply.curve) if "utf" in (sys.stdout.encoding or "").lower() else ""
     if curve:
         lines.append(f"loss {curve} {reply.curve[0]:.4g} -> {reply.curve[-1]:.4g}")
@@ -67,4 +121,7 @@ def progress_of(reply: CheckReply) -> list[str]:
     if gpu is not None:
         memory = reply.usage.get("gpu_mem_used")
         lines.append(f"GPU {gpu:.0f} %" + (f", {memory / 2**30:.1f} GiB" if memory else ""))
+    if reply.evidence:
+        proof = ", ".join(f"{rung} {held.replace('_', ' ')}" for rung, held in reply.evidence.items())
+        lines.append(f"outputs: {proof}")
     return lines

@@ -7,8 +7,8 @@ import click
 from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_async, warned
 
 STATES = click.Choice(
-    ["accepted", "provisioning", "submitting", "queued", "running", "preempted", "unknown", "succeeded", "failed",
-     "canceled"]
+    ["accepted", "provisioning", "submitting", "queued", "running", "preempted", "paused", "unknown", "succeeded",
+     "failed", "canceled"]
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int,
 @cli.command()
 @click.option(
     "--by",
-    type=click.Choice(["day", "platform", "project"]),
+    type=click.Choice(["day", "platform", "project", "person", "job"]),
     default="day",
     show_default=True,
     help="One row for each.",
@@ -59,13 +59,13 @@ async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int,
 @JSON
 @runs_async
 async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
-    """Show what machines cost by day, platform or project."""
+    """Show what machines cost, by day or another part."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.spending import charges, day_start
 
     ctx = open_context()
     since = day_start(ctx.clock.now() - (days - 1) * 86_400)
-    reply = warned(results.costs_of(charges(ctx, since), since, by), ctx.notices)
+    reply = warned(results.costs_of(charges(ctx, since), since, by, ctx.policy.team), ctx.notices)
     if as_csv and not as_json:
         from gpuwarden.interfaces.cli.screen import costs_csv
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,16 @@ from gpuwarden.interfaces.cli.base import (
     warned,
     without_secrets,
 )
+from gpuwarden.interfaces.cli.script_words import RunsProgram, read_script_file
 
 LEVELS = click.Choice(["structure", "content", "load", "resume"])
 
 
-@cli.command()
-@click.argument("what", nargs=-1, required=True)
+@cli.command(cls=RunsProgram)
+@click.argument("what", nargs=-1)
 @click.option(
     "--platform",
-    required=True,
+    default=None,
     help="See `gpuwarden profiles`; rehearsal/NAME is simulated.",
 )
 @click.option("--name", default=None, help="Short name; by default the script's.")
@@ -51,6 +53,10 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")
 @click.option("--gpu", default=None, help="GPU name.")
+@click.option(
+    "--or", "alternatives", multiple=True, metavar="PLATFORM[:GPU]",
+    help="Where to run instead when there is no capacity; may come again, in order.",
+)  # fmt: skip
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
 @click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk to rent.")
 @click.option("--interruptible", is_flag=True, help="Cheaper; resumes from its last checkpoint.")
@@ -61,26 +67,50 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
     "--option", "options", multiple=True, metavar="NAME=VALUE",
     help="What only this platform has, see its profile; VALUE may be JSON.",
 )  # fmt: skip
+@click.option("--image", default=None, help="Container image, where the platform takes one.")
+@click.option("--region", default=None, help="Data center, region or country, in the platform's words.")
+@click.option("--namespace", default=None, help="Organization that the job runs in and bills, on Hugging Face.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
-@click.option("--receipt", default=None, help="From a checking call, to launch exactly these arguments.")
+@click.option("--rehearse", is_flag=True, help="Run the script's first step on this machine before.")
+@click.option("--receipt", default=None, help="From a checking call; alone it launches what was checked.")
 @JSON
 @runs_async
-async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: str | None, **given: Any) -> int:
+async def submit(
+    what: tuple[str, ...], as_json: bool, dry_run: bool, rehearse: bool, receipt: str | None, **given: Any
+) -> int:
     """Check a job, and launch it.
 
-    WHAT is a script.py with its arguments, or a command after `--`. On a rented platform the first call prints a
-    receipt; the same call with --receipt launches.
+    WHAT is a script.py with its arguments, or a command. These options come before it: what follows the script is the
+    script's. On a rented platform the first call prints a receipt; --receipt alone then launches.
     """
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec
     from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.submission.inputs import below
     from gpuwarden.lifecycle.submission.submit import submit as use_case
 
+    for name, missing in (("WHAT", not what), ("--platform", not given["platform"])):
+        if missing and (what or not receipt):
+            raise click.UsageError(f"Missing {name}.", click.get_current_context())
     pairs = [text.partition("=") for text in given.pop("envs")]
     if any(not mark for _, mark, _ in pairs):
         raise BadRequest("--env takes NAME=VALUE", "Use --secret NAME for a secret.")
     given["env"] = {name: value for name, _, value in pairs}
     given["options"] = read_options(given["options"])
+    for wish in ("image", "region", "namespace"):
+        if (text := given.pop(wish)) is not None and given["options"].setdefault(wish, text) != text:
+            raise BadRequest(f"--{wish} and --option {wish}= differ", "Leave one of them out.")
+    ctx = open_context()
+    if not what and receipt:
+        if dry_run or rehearse:
+            raise BadRequest("a receipt launches what was checked; nothing was done", "Leave the other option out.")
+        from gpuwarden.lifecycle.fan_out.launching import FanOutResult
+        from gpuwarden.lifecycle.submission.receipts import launch_receipt
+
+        launched = await launch_receipt(ctx, receipt, {k: v for k, v in given.items() if k != "name" or v})
+        if isinstance(launched, FanOutResult):
+            return answer(warned(results.fanned_out(launched), ctx.notices), as_json, "fanned_out")
+        return answer(warned(results.submitted(launched), ctx.notices), as_json, "submitted")
     program, *args = what
     if program.endswith(".py"):
         given |= {"script": read_script_file(Path(program)), "args": args}
@@ -88,8 +118,13 @@ async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: s
     else:
         given |= {"command": what, "name": given["name"] or Path(program).name[:40] or "job"}
     spec = build(JobSpec, {k: v for k, v in given.items() if v is not None})
-    ctx = open_context()
-    reply = results.submitted(await use_case(ctx, spec, dry_run=dry_run, receipt=receipt))
+    file = below(ctx.cwd or Path.cwd(), Path(program)) if spec.script is not None else ""
+    if rehearse:
+        from gpuwarden.interfaces.cli.approval import ask_consent
+
+        await ask_consent(ctx, spec)
+    found = await use_case(ctx, spec, dry_run=dry_run, receipt=receipt, script_file=file, rehearse=rehearse)
+    reply = results.submitted(found)
     return answer(warned(reply, ctx.notices), as_json, "submitted")
 
 
@@ -107,25 +142,6 @@ def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
             value = [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
         found[name] = value
     return found
-
-
-def read_script_file(path: Path) -> str:
-    """Return a script's text, bounded. Raises BadRequest that says what is wrong with the file."""
-    from gpuwarden.core.models import MAX_SCRIPT_BYTES
-
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_SCRIPT_BYTES + 1)
-    except OSError as error:
-        raise BadRequest(f"the script {path} can't be read: {error.strerror}", "Check the path.") from error
-    if len(content) > MAX_SCRIPT_BYTES:
-        raise BadRequest(
-            f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script."
-        )
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"the script {path} is not UTF-8 (byte {error.start})", "Save it as UTF-8.") from error
 
 
 @cli.command()
@@ -147,6 +163,9 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import check as use_case
 
+    if job_id.endswith(".py"):  # what other tools call a check is a dry run here
+        dry = f"Run `gpuwarden submit --dry-run {shlex.quote(job_id)}` to check the script."
+        raise BadRequest("`gpuwarden check` looks at a job, and this is a script", dry)
     ctx = open_context()
     while True:
         result = await use_case(ctx, job_id, cursor=cursor, limit=log_bytes)
@@ -170,7 +189,41 @@ async def cancel(job_id: str, as_json: bool) -> int:
     from gpuwarden.lifecycle.monitoring.check import cancel as use_case
 
     ctx = open_context()
-    return answer(warned(results.canceled(await use_case(ctx, job_id)), ctx.notices), as_json, "checked")
+    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx.notices), as_json, "checked")
+
+
+@cli.command()
+@click.argument("job_id")
+@JSON
+@runs_async
+async def pause(job_id: str, as_json: bool) -> int:
+    """Let a job save and end its process, to go on later.
+
+    Its files stay for `gpuwarden resume`. Its machine stays and bills on:
+    `gpuwarden teardown --verb stop` asks for a stop, which a person approves.
+    """
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring.check import pause as use_case
+
+    ctx = open_context()
+    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx.notices), as_json, "checked")
+
+
+@cli.command()
+@click.argument("job_id")
+@JSON
+@runs_async
+async def resume(job_id: str, as_json: bool) -> int:
+    """Launch a paused job again from its checkpoint.
+
+    What that may cost stays within what was approved for the job, or within the caps. A machine that is stopped is
+    started.
+    """
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring.check import resume as use_case
+
+    ctx = open_context()
+    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx.notices), as_json, "checked")
 
 
 @cli.command()

@@ -6,40 +6,72 @@ a non-zero exit. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from typing import Final
 
 import click
 
 from gpuwarden.core.errors import BadRequest, WardenError, as_warden_error
 from gpuwarden.interfaces.cli import (  # each adds its commands to the group
     admin,
+    audit,
     billing,
+    estimating,
+    fan_out,
     glance,
     jobs,
     knowledge,
+    metrics,
+    nodes,
+    passkeys,
     policy,
     reference,
     rehearsal,
+    rehearsing,
+    serving,
     templates,
 )
-from gpuwarden.interfaces.cli.base import GroupedCommands, cli, fail
+from gpuwarden.interfaces.cli.base import GroupedCommands, begin, cli, fail, tell_what_waits
 
 GroupedCommands.rooms = {
     glance.__name__: "At a glance",
     jobs.__name__: "A job",
+    fan_out.__name__: "Many runs",
+    metrics.__name__: "What a job reports",
+    nodes.__name__: "Several nodes",
     templates.__name__: "A script to take",
+    estimating.__name__: "Before a job",
+    rehearsing.__name__: "A script's first step",
     billing.__name__: "What costs",
     reference.__name__: "What is known",
     knowledge.__name__: "What you keep",
     policy.__name__: "What you allow",
+    passkeys.__name__: "Approving on the page",
+    serving.__name__: "Over HTTP",
+    audit.__name__: "For an auditor",
     admin.__name__: "This installation",
     rehearsal.__name__: "Practice",
 }
 
 
+SILENT: Final = frozenset({"mcp", "hooks"})
+"""Commands whose output is read by programs."""
+
+
 def run(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command, end its output with what waits for a person, and return its exit code."""
+    begin()
+    code = _run(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if not _wants_json(argv) and not SILENT & set(words[:1]):
+        with contextlib.suppress(BrokenPipeError):
+            tell_what_waits()
+    return code
+
+
+def _run(argv: list[str] | None) -> int:
     try:
         code = cli.main(argv, standalone_mode=False, prog_name="gpuwarden")
         sys.stdout.flush()

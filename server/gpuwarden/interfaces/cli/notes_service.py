@@ -11,7 +11,7 @@ from gpuwarden.core.errors import BadRequest, NotFound, WardenError
 from gpuwarden.core.plural import counted
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result
-from gpuwarden.lifecycle.context import SSH, Context
+from gpuwarden.lifecycle.context import Context
 from gpuwarden.notes import Notes, change, load_notes
 
 
@@ -50,14 +50,14 @@ def complaints(ctx: Context, notes: Notes) -> list[str]:
     found = []
     for name, told in notes.platforms.items():
         try:
-            # `ssh` alone is about every machine behind SSH, so any alias will do.
-            profile = ctx.profile(f"{name}/ALIAS" if f"{name}/" == SSH else name)
+            # `ssh` alone is about every machine behind SSH.
+            profile = ctx.profile(name) if "/" in name else ctx.family(name)
         except NotFound:
             found.append(f"platforms.{name}: unknown platform; gpuwarden profiles lists the known ones.")
             continue
         if (told.host or told.scratch) and profile.meter.metered:
             found.append(f"platforms.{name}: host and scratch are for machines of your own; {name} is rented.")
-        elif told.host and (profile.backend == "local" or f"{profile.id}/" == SSH):
+        elif told.host and (profile.backend == "local" or profile.id == "ssh"):
             found.append(f"platforms.{name}: host says nothing here: it is this machine, or the name's own alias.")
     return found
 

@@ -1,11 +1,16 @@
-"""The demo of a night: a job under a standing order, and its twin without one, from 18:00 to 9:00 in pretend hours.
+"""The demo of a night: a laptop is shut at 18:00, and at 8:00 a job's files are proven here and its machine is ended.
 
-The hours are set forward in a file. The processes, files, proofs, notices and bills are real, through the use cases
-that the tools and the watch call. The twin waits for its person until 9:00, so that both bills are measured.
+The job has a standing order, a kept store and leave to park its machine. Its twin has none of them: its person is asked
+at 9:00, and both bills are measured. The hours are set forward in a file. The processes, uploads, files, proofs,
+notices and bills are real, through the use cases that the tools and the watch call. While the laptop is shut, none of
+these is called: the demo looks at the machines from outside, as nobody can who rents one.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,42 +18,50 @@ from typing import Any, Final
 
 from rich.markup import escape
 from rich.padding import Padding
+from rich.table import Table
 
 from gpuwarden.core.clock import ShiftedClock, SystemClock
 from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
-from gpuwarden.core.policy import Approval, Caps, Ending, Local, Policy
+from gpuwarden.core.policy import Approval, Caps, Ending, Keep, Local, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.interfaces.cli.demo import LOOK_S, PLATFORM, Stage, demo_spec, say_sandbox
-from gpuwarden.interfaces.cli.drawing import local
+from gpuwarden.interfaces.cli.drawing import ending_of, local, span
 from gpuwarden.interfaces.cli.screen import drawn
+from gpuwarden.interfaces.results import base
 from gpuwarden.interfaces.results.overview import status_of
-from gpuwarden.ledger.events import ApprovalGranted, EndingOrdered
+from gpuwarden.ledger.events import ApprovalGranted, ArtifactsPulled, EndingAnnounced, ResumeIntent
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.situation import arranged
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.cloud import Cloud
-from gpuwarden.rehearsal.model import Settings
+from gpuwarden.rehearsal.hub.server import HubServer
+from gpuwarden.rehearsal.model import Settings, Truth
 
 EVENING, MORNING, ASKED = 18, 8, 9
 """The hours at which the job is submitted, the laptop is opened, and the person is asked about the twin."""
 TRAINING_S: Final = 19_800
 STEPS, SAVE_EVERY = 120, 60
-PACE_S: Final = "0.012"
+PACE_S: Final = "0.08"
+"""Slow enough that both jobs train when the clock is set forward: an idle machine stops itself soon after its job."""
+REPO: Final = "you/night-run"
+PARK_MINUTES: Final = 15
 STRIDE_S: Final = 240.0
-"""The time between two looks while a notice is out: after a longer one the watch takes it that nobody could object, and
-gives the notice again. Nothing changes at other times, so that longer strides are the same."""
-IDLE_STRIDE_S: Final = 3600.0
-TRAIN_LOOK_S: Final = 0.5
-"""Real seconds between two looks while the jobs train."""
-MOST_LOOKS: Final = 1_000
+"""The time between two rounds of the watch in the morning: after a longer one it takes it that nobody could object."""
+LOOK_AGAIN: Final = 200
+"""Looks after which the clock is set forward again while a machine is expected to stop itself."""
+MOST_LOOKS: Final = 3000
+"""Looks before the demo gives up: minutes, for a machine that is busy with other work."""
 
 
 class SetForward(ShiftedClock):
@@ -64,26 +77,19 @@ class SetForward(ShiftedClock):
 
 @dataclass
 class Night:
-    """One night: its clock, the watch that goes on while the laptop is shut, and when each thing was seen first."""
+    """One night: its clock, its cloud, its kept store, and when each thing was seen first."""
 
     ctx: Context
     clock: SetForward
     stage: Stage
-    watch: Watcher
+    cloud: Cloud
+    hub: HubServer
     evening: datetime
     seen: dict[str, float] = field(default_factory=dict)
 
-    def at(self, hour: int) -> float:
-        """Return when the clock shows an hour next, after the evening."""
-        return next_hour(self.evening, hour)
-
-    async def look(self, stride_s: float) -> None:
-        """Let time pass, and let the watch look once."""
-        self.clock.advance(stride_s)
-        done = await self.watch.once()
-        for alert in done.news:
-            if alert.raised:
-                self.say(f"[yellow]alert[/] {escape(alert.text)}")
+    def until(self, hour: int) -> None:
+        """Let time pass until the clock shows an hour, the next one after the evening."""
+        self.clock.advance(next_hour(self.evening, hour) - self.clock.now())
 
     def say(self, text: str) -> None:
         """Print a line with the hour."""
@@ -95,6 +101,21 @@ class Night:
             self.seen[what] = self.clock.now()
             if text:
                 self.say(text)
+
+    async def comes(self, true: Callable[[], bool], what: str, again_s: float = 0.0) -> None:
+        """Wait in real time until something is true of the machines; set the clock forward where that takes long."""
+        for look in range(1, MOST_LOOKS):
+            if true():
+                return
+            await self.clock.sleep(LOOK_S)
+            if look % LOOK_AGAIN == 0:
+                self.clock.advance(again_s)
+        raise WardenError(f"the demo's night has not ended ({what}): this machine is busy", "Run it once more.")
+
+    def truth(self, job: JobRecord) -> Truth:
+        """Return the true state of a job's machine, as only the rehearsal's cloud knows it."""
+        machine = _machine(self, job).instance_id or ""
+        return self.cloud.truths()[machine]
 
 
 def next_hour(after: datetime, hour: int) -> float:
@@ -113,145 +134,237 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
         approval=Approval(channels=("terminal", "rehearsal")),
         local=Local(unsandboxed=True),  # the script is part of gpuwarden
         rehearsal_caps=caps,
-        ending=Ending(when_proven="terminate"),
+        ending=Ending(when_proven="terminate", self_park_minutes=PARK_MINUTES),
+        keep=Keep(stores=(f"hf://{REPO}",)),
     )
-    ctx = Context(Ledger(home / "ledger.db", clock, "demo"), policy, clock, home, {})
-    profile = ctx.profile(PLATFORM)
-    settings = Settings(boot_s=0.2, stop_s=0.1, settle_s=0.1)
-    Cloud(home / "providers" / "rehearsal" / profile.id, profile, clock, settings=settings)
-    night = Night(ctx, clock, stage, Watcher(ctx), datetime.fromtimestamp(clock.now()).astimezone())
-    stage.say(f"[dim]platform {PLATFORM}, pretend money and pretend hours: a night takes some seconds[/]")
-    await say_sandbox(stage)
-    ordered, twin = await _evening(night)
-    await _sleep(night, ordered, twin)
-    return await _morning(night, ordered, twin)
+    reads, writes = (f"hf_{secrets.token_hex(17)}" for _ in range(2))
+    with HubServer(home / "hub", clock=clock) as hub:
+        hub.store.add_user(reads, "you", role="read")
+        hub.store.add_user(writes, "you")
+        hub.store.create("model", REPO, private=True)
+        env = {**hub.env, "HF_TOKEN": reads, "GPUWARDEN_KEEP_HF_TOKEN": writes}
+        ctx = Context(Ledger(home / "ledger.db", clock, "demo"), policy, clock, home, env)
+        profile, root = ctx.profile(PLATFORM), home / "providers" / "rehearsal"
+        cloud = Cloud(root / profile.id, profile, clock, settings=Settings(boot_s=0.2, stop_s=0.1, settle_s=0.1))
+        night = Night(ctx, clock, stage, cloud, hub, datetime.fromtimestamp(clock.now()).astimezone())
+        stage.say(f"[dim]platform {PLATFORM}, pretend money and hours, a Hub on this computer[/]")
+        stage.say("[dim]the processes, files, uploads and proofs are real[/]")
+        await say_sandbox(stage)
+        ordered, twin = await _evening(night)
+        await _sleep(night, ordered, twin)
+        await _morning(night, ordered, twin)
+        await _asked(night, twin)
+        return _bills(night, ordered, twin)
+
+
+# ------------------------------------------------------------------------------------------------------- the evening
 
 
 async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
-    """Submit a job under the policy's order, and its twin under a policy that asks. Return both."""
+    """Submit a job under the policy's order, and its twin under a policy that asks. Return both, running."""
     ctx, stage = night.ctx, night.stage
-    stage.act("An agent submits a job in the evening, under a standing order")
-    ordered = await _launched(night, "ordered")
-    order = ctx.ledger.last(ordered.subject, EndingOrdered)
-    assert order is not None
-    minutes = order.data.grace_s / 60
-    stage.say(
-        f"its policy has a standing order: {order.data.verb} the machine without a question, {minutes:.0f} minutes "
-        "after a notice, if the job has succeeded and every file is proven here. No tool can set that"
-    )
-    ctx.policy = ctx.policy.model_copy(update={"ending": Ending(when_proven="ask")})
+    stage.act(f"{EVENING}:00 An agent submits a job, under a standing order")
+    ordered = await _launched(night, "ordered", keep=f"hf://{REPO}")
+    decided = base.ending_of(arranged(ctx, ordered))
+    assert decided is not None
+    for text in ending_of(decided):
+        stage.say(escape(text))
+    stage.say(f"kept store: the machine uploads what the job saves to hf://{REPO}")
+    ctx.policy = ctx.policy.model_copy(update={"ending": Ending()})
     twin = await _launched(night, "asked")
-    stage.say("for comparison the same job under when_proven = ask: its person will be asked")
+    stage.say("the same job without any of that: its person will be asked")
     return ordered, twin
 
 
-async def _launched(night: Night, name: str) -> JobRecord:
-    changes = {"name": name, "interruptible": False, "gpu": "H100", "timeout_s": 28_800, "estimate_s": TRAINING_S}
+async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
+    """Submit a job, and return it once it runs."""
     # The name is an argument too: the same work would be refused while the first job does it.
-    args = (str(STEPS), str(SAVE_EVERY), name)
-    more = {"max_cost_usd": 60.0, "env": {"PACE_S": PACE_S, "OMP_NUM_THREADS": "1"}, "args": args}
-    spec = demo_spec().model_copy(update=changes | more)
+    changes = {
+        "name": name,
+        "interruptible": False,
+        "gpu": "H100",
+        "timeout_s": 28_800,
+        "estimate_s": TRAINING_S,
+        "max_cost_usd": 60.0,
+        "env": {"PACE_S": PACE_S, "OMP_NUM_THREADS": "1"},
+        "args": (str(STEPS), str(SAVE_EVERY), name),
+    }
+    spec: JobSpec = demo_spec().model_copy(update=changes | more)
     checked = await submit(night.ctx, spec)
     done = await submit(night.ctx, spec, receipt=checked.receipt)
     if done.job is None or checked.quote is None:
         raise WardenError("the demo's job was not accepted")
     price = usd_per_hour(checked.quote.price_usd_per_hour)
-    night.say(f"[green]accepted[/] {name} as {done.job.id}: {price}, at most {usd(checked.worst_cost_usd)} for the job")
-    return done.job
+    night.say(f"[green]accepted[/] {name} as {done.job.id} at {price}")
+    job = done.job
+    for _ in range(MOST_LOOKS):
+        if job.handle is not None:
+            return job
+        await night.clock.sleep(LOOK_S)
+        job = await advance(night.ctx, job.id)
+    raise WardenError(f"the demo's job is {job.state}: {job.why}")
+
+
+# --------------------------------------------------------------------------------------------------------- the night
 
 
 async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
-    """Let the night pass until the morning: training, the proofs, the notice and the end of one machine."""
-    night.stage.act("The laptop is shut. The watch runs on, as a service of a host that stays on")
-    started = night.clock.now()
+    """Let the night pass until the morning. Nothing of gpuwarden runs but what it left on the machines."""
+    night.stage.act("The laptop is shut; nothing runs on it until the morning")
+    night.stage.say("[dim]this happens on the machines; nobody sees it but the demo[/]")
+    began, folder = night.clock.now(), _folder(ordered)
+    for step in range(SAVE_EVERY, STEPS + 1, SAVE_EVERY):
+        # Before the step is there: after the last one the job ends, and a machine whose job has ended counts the hours.
+        night.clock.advance(began + TRAINING_S * step / STEPS - night.clock.now())
+        saved = folder / "work" / "out" / f"checkpoint-{step}"
+        await night.comes(saved.exists, f"step {step}")
+        night.say(f"ordered saved checkpoint-{step}")
+    for job in (ordered, twin):
+        await night.comes(lambda job=job: _succeeded(job), job.spec.name)  # type: ignore[misc]
+        night.first(f"{job.spec.name} succeeded", f"{job.spec.name}: its job has [green]succeeded[/]")
+    await night.comes(lambda: _reported(folder / "keep.json") == "done", "the upload")
+    repo = night.hub.store.get("model", REPO)
+    commit = repo.commit_of("main") if repo else None
+    stored = [ref for path, ref in (commit.files if commit else {}).items() if f"/{ordered.id}/" in f"/{path}"]
+    size = sum(ref.size for ref in stored)
+    night.first("kept", f"ordered: uploaded {len(stored)} files, {size:,} bytes, their list the last")
+    night.clock.advance(PARK_MINUTES * 60 + 1)
+    off = InstanceState.STOPPED
+    await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", PARK_MINUTES * 60.0)
+    night.first("ordered off", f"ordered: its machine [green]stopped itself[/]: {PARK_MINUTES} minutes without a visit")
+    night.say(f"asked: its machine bills on, {usd_per_hour(night.truth(twin).usd_per_hour)}, for nothing")
+    night.until(MORNING)
+
+
+def _folder(job: JobRecord) -> Path:
+    """Return a job's folder on its machine, which is a folder of this one."""
+    assert job.handle is not None
+    return Path(job.handle.run_dir)
+
+
+def _reported(file: Path) -> str:
+    """Return the state in a file that a runner writes; empty where there is none yet."""
+    try:
+        return str(json.loads(file.read_bytes())["state"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _succeeded(job: JobRecord) -> bool:
+    """Return whether a job has succeeded, by its machine's own word. Raises WardenError where it ended otherwise."""
+    state = _reported(_folder(job) / "status.json")
+    if state in TERMINAL_JOBS - {Job.SUCCEEDED}:
+        raise WardenError(f"the demo's job ended as {state}")
+    return state == Job.SUCCEEDED
+
+
+# ------------------------------------------------------------------------------------------------------- the morning
+
+
+async def _morning(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
+    """Open the laptop: the watch goes round until the ordered machine is gone and the twin's files are proven."""
+    ctx, stage, watch = night.ctx, night.stage, Watcher(night.ctx)
+    stage.act(f"{MORNING}:00 The laptop wakes, and the watch goes round")
     for _ in range(MOST_LOOKS):
-        left = night.at(MORNING) - night.clock.now()
-        if left <= 0:
-            return
-        await night.look(min(left, _stride(night, ordered, twin, started)))
-        for job in (read_job(night.ctx.ledger, ordered.id), read_job(night.ctx.ledger, twin.id)):
-            _tell(night, job)
-            if job.state in TERMINAL_JOBS - {Job.SUCCEEDED}:
-                raise WardenError(f"the demo's job ended as {job.state}: {job.why}")
-        if read_job(night.ctx.ledger, ordered.id).state not in TERMINAL_JOBS:
-            await night.clock.sleep(TRAIN_LOOK_S)
-    raise WardenError("the demo's night has not ended: this machine is busy", "Run it once more.")
-
-
-def _stride(night: Night, ordered: JobRecord, twin: JobRecord, started: float) -> float:
-    """Return how much time passes before the next look: while it trains, as much as its steps stand for."""
-    if f"{ordered.spec.name} off" in night.seen and f"{twin.spec.name} proven" in night.seen:
-        return IDLE_STRIDE_S
-    if f"{ordered.spec.name} succeeded" in night.seen:
-        return STRIDE_S
-    look = night.ctx.observed.get(ordered.id)
-    trained = TRAINING_S * ((look.step or 0) if look else 0) / STEPS
-    return min(IDLE_STRIDE_S, max(0.0, started + trained - night.clock.now()))
-
-
-def _tell(night: Night, job: JobRecord) -> None:
-    """Say what is true of a job for the first time."""
-    name = job.spec.name
-    if job.state in {Job.RUNNING, Job.SUCCEEDED}:
-        night.first(f"{name} {job.state}", f"{name}: [green]{job.state}[/]")
-    if copy_state(night.ctx, job.id) is Copy.PROVEN:
-        night.first(f"{name} proven", f"{name}: everything that it saved is copied here and [green]proven[/]")
-    if _machine(night, job).state is Lease.STOPPED:
-        night.first(f"{name} off", f"{name}: its machine is [green]seen gone[/], its meter stopped")
-
-
-def _machine(night: Night, job: JobRecord) -> LeaseRecord:
-    """Return the lease of a job's machine."""
-    lease = read_job(night.ctx.ledger, job.id).lease
-    assert lease is not None
-    return lease_now(night.ctx, lease)
-
-
-async def _morning(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
-    """Show the overview at 8:00, have the twin's person asked at 9:00, and return both bills."""
-    ctx, stage = night.ctx, night.stage
-    stage.act("In the morning the laptop is opened: gpuwarden status")
+        raised = [alert for alert in (await watch.once()).news if alert.raised]
+        for alert in raised:
+            if alert.kind == "parked":  # before what was made of it
+                night.say(f"[yellow]alert[/] {escape(alert.text)}")
+        for job in (ordered, twin):
+            if copy_state(ctx, job.id) is Copy.PROVEN:
+                night.first(
+                    f"{job.spec.name} proven", f"{job.spec.name}: copied {_source(ctx, job)} and [green]proven[/]"
+                )
+        for alert in raised:
+            if alert.kind != "parked":
+                night.say(f"[yellow]alert[/] {escape(alert.text)}")
+        if _machine(night, ordered).state is Lease.STOPPED and night.truth(ordered).state is InstanceState.GONE:
+            night.first("ordered gone", "ordered: its machine is seen [green]gone[/], with its disk")
+            break
+        night.clock.advance(STRIDE_S)
+        await night.clock.sleep(LOOK_S)
+    else:
+        raise WardenError("the demo's machine was not ended: this machine is busy", "Run it once more.")
     if not stage.quiet:
+        stage.say("[bold]$ gpuwarden[/]")
         stage.console.print(Padding(drawn(status_of(await overview(ctx))), (0, 0, 0, 3)))
-    stage.act("The twin's person is asked an hour later, and says yes")
-    night.clock.advance(night.at(ASKED) - night.clock.now())
+
+
+def _source(ctx: Context, job: JobRecord) -> str:
+    """Return where a job's copy came from."""
+    pulled, woken = ctx.ledger.last(job.subject, ArtifactsPulled), ctx.ledger.last(f"lease/{job.lease}", ResumeIntent)
+    if pulled is not None and pulled.data.store:
+        return f"from {escape(pulled.data.store)}, the machine staying off,"
+    return "from its machine, started for that," if woken else "from its machine"
+
+
+async def _asked(night: Night, twin: JobRecord) -> None:
+    """Ask the twin's person at nine, who says yes."""
+    ctx = night.ctx
+    night.stage.act(f"{ASKED}:00 The twin's person is asked, and says yes")
+    night.until(ASKED)
     view = await request(ctx, twin.id, "terminate")
     if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
         raise WardenError(f"the demo's teardown is {view.record.state}: {'; '.join(f.message for f in view.findings)}")
     await approve(ctx, view.record.id, view.record.digest, channel="rehearsal", by="the demo, at nine")
-    night.say("recorded as channel rehearsal, which counts for pretend machines only")
+    night.stage.say("[dim]recorded as channel rehearsal, which counts for pretend machines only[/]")
     for _ in range(MOST_LOOKS):
         view = await proceed(ctx, view.record.id)
         if view.record.state is not Teardown.EXECUTING:
             break
         night.clock.advance(1.0)
         await night.clock.sleep(LOOK_S)
-    _tell(night, read_job(ctx.ledger, twin.id))
+    night.first("asked off")
+    night.first("asked gone", "asked: its machine is seen [green]gone[/]")
+
+
+# --------------------------------------------------------------------------------------------------------- the bills
+
+
+def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
+    """Print both bills, and return them with whether everything went as it has to."""
+    ctx, stage = night.ctx, night.stage
     stage.act("The two bills")
-    bills = [_bill(night, job) for job in (ordered, twin)]
-    saved = bills[1]["cost_usd"] - bills[0]["cost_usd"]
+    bills = {job.spec.name: _bill(night, job) for job in (ordered, twin)}
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("", "cost", "job ended", "GPU off", "gone", "GPU for nothing"):
+        table.add_column(head, no_wrap=True, justify="right" if head else "left")
+    for name, label in (("ordered", "standing order"), ("asked", f"asked at {ASKED}:00")):
+        row = bills[name]
+        idle = span(row["idle_hours"] * 3600)
+        table.add_row(label, usd(row["cost_usd"]), row["ended_at"], row["off_at"], row["gone_at"], idle)
+    if not stage.quiet:
+        stage.console.print(Padding(table, (0, 0, 0, 3)))
+    saved = bills["asked"]["cost_usd"] - bills["ordered"]["cost_usd"]
     stage.say(f"[bold]{usd(saved)}[/] less of pretend money for the same proven files; {ctx.ledger.count()} events")
     granted = [e.data.channel for e in ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
-    whole = all(b["proven"] and b["lease"] == Lease.STOPPED and b["job"] == Job.SUCCEEDED for b in bills)
-    ok = whole and saved > 0 and granted == ["standing_order", "rehearsal"]
-    return {"ok": ok, "ordered": bills[0], "asked": bills[1], "approvals": granted, "saved_usd": round(saved, 6)}
+    whole = all(b["proven"] and b["lease"] == Lease.STOPPED and b["job"] == Job.SUCCEEDED for b in bills.values())
+    announced = ctx.ledger.last(ordered.subject, EndingAnnounced) is not None
+    starts = night.cloud.store.state().calls.get("start", 0)
+    ok = whole and announced and saved > 0 and granted == ["standing_order", "rehearsal"]
+    return {"ok": ok, **bills, "approvals": granted, "starts": starts, "saved_usd": round(saved, 6)}
 
 
 def _bill(night: Night, job: JobRecord) -> dict[str, Any]:
-    """Print what a job's machine cost, and return it with how its files and machine are."""
+    """Return what a job's machine cost, with how its files and machine are."""
     name, machine = job.spec.name, _machine(night, job)
-    ended, off = night.seen[f"{name} succeeded"], night.seen.get(f"{name} off", night.clock.now())
-    cost, idle_h = machine.cost or 0.0, (off - ended) / 3600
-    by = {"ordered": "by the standing order", "asked": f"asked at {ASKED}:00"}[name]
-    night.stage.say(
-        f"{by:<22} {usd(cost):>7}   job ended {local(ended, '%H:%M')}, machine gone {local(off, '%H:%M')}, "
-        f"{idle_h:.1f} h for nothing"
-    )
+    ended, off, gone = (night.seen[f"{name} {what}"] for what in ("succeeded", "off", "gone"))
+    pulled = night.ctx.ledger.last(job.subject, ArtifactsPulled)
     return {
         "job": str(read_job(night.ctx.ledger, job.id).state),
         "proven": copy_state(night.ctx, job.id) is Copy.PROVEN,
+        "copied_from": (pulled.data.store if pulled else "") or "machine",
         "lease": str(machine.state),
-        "cost_usd": round(cost, 6),
-        "idle_hours": round(idle_h, 3),
-        "gone_at": local(off, "%H:%M"),
+        "cost_usd": round(machine.cost or 0.0, 6),
+        "idle_hours": round((off - ended) / 3600, 3),
+        "ended_at": local(ended, "%H:%M"),
+        "off_at": local(off, "%H:%M"),
+        "gone_at": local(gone, "%H:%M"),
     }
+
+
+def _machine(night: Night, job: JobRecord) -> LeaseRecord:
+    """Return the lease of a job's machine."""
+    found = read_job(night.ctx.ledger, job.id).lease
+    assert found is not None
+    return lease_now(night.ctx, found)

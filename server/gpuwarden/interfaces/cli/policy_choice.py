@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from pydantic import Field
@@ -21,6 +22,7 @@ from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.events import PolicyAccepted
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.policy_record import Record, absolute, write_record
+from gpuwarden.running_servers import remember
 
 
 class PolicyReply(WarnedReply):
@@ -88,6 +90,8 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     )
     ctx.ledger.add("policy/file", accepted)
     write_record(ctx.home, Record(path=str(file), digest=digest, at=ctx.clock.now(), chosen=True))
+    with contextlib.suppress(OSError):
+        remember(absolute(ctx.home))
     return Result(
         message=f"{file} is the policy file of the ledger in {ctx.home} from now on.",
         hint="Start running MCP servers again: each reads the policy when it starts.",

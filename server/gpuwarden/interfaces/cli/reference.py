@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import BinaryIO
+
 import click
 
 from gpuwarden.core.errors import NotFound
@@ -50,6 +52,22 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     if reply.hits:  # a resource's address is of use to an MCP client only
         reply.hint = f"{LEAD} `gpuwarden search ID` shows one entry whole."
     return answer(reply, as_json, "found")
+
+
+@cli.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--exit-code", type=click.IntRange(-64, 255), help="How the run ended, where the log does not say so.")
+@click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="How many entries.")
+@JSON
+def diagnose(file: BinaryIO, exit_code: int | None, limit: int, as_json: bool) -> int:
+    """Read a log: what failed, where, and which known failure fits.
+
+    FILE is a log of any size, or - for standard input. The exit code is 0 whatever is found.
+    """
+    from gpuwarden.interfaces.results.diagnosing import diagnose_log
+    from gpuwarden.knowledge.log_lines import read_log
+
+    return answer(diagnose_log(read_log(file), exit_code, limit), as_json, "diagnosed")
 
 
 def _written(changed: int, as_json: bool) -> int:
@@ -108,7 +126,6 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
     Of one: what survives what, what bills on, what the platform does by itself.
     """
     from gpuwarden.interfaces.cli import console
-    from gpuwarden.lifecycle.context import SSH
     from gpuwarden.profiles import profile_file, rewrite_blocks
 
     if write:
@@ -118,7 +135,7 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
         titles = {p: ctx.profile(p).title for p in ctx.platforms()}
         emit({"ok": True, "code": "ok", "platforms": titles}) if as_json else console.platforms(titles)
         return 0
-    profile = ctx.profile(f"{SSH}ALIAS" if f"{name}/" == SSH else name)
+    profile = ctx.profile(name) if "/" in name else ctx.family(name)
     told = ctx.notes.of(name).model_dump(exclude_none=True)
     if as_json:
         emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json"), "notes": told})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,8 +14,9 @@ from rich.text import Text
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.interfaces.cli import console
-from gpuwarden.interfaces.cli.drawing import local, span, zone
+from gpuwarden.interfaces.cli.drawing import billing_now, local, progress_parts, zone
 from gpuwarden.interfaces.cli.wording import command
+from gpuwarden.interfaces.results.base import EndingReply
 from gpuwarden.interfaces.results.overview import (
     CostsReply,
     JobLineReply,
@@ -24,7 +25,8 @@ from gpuwarden.interfaces.results.overview import (
     WaitingReply,
     WaitsReply,
 )
-from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.waiting import Waiting
 
 MIN_ROWS = 3
 
@@ -80,7 +82,7 @@ def _waiting(waiting: list[WaitingReply]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column()
     for w in waiting:
-        ends = f" [dim](until {local(w.expires_at)})[/]" if w.expires_at else ""
+        ends = f" [dim](until {local(w.expires_at)} {zone()})[/]" if w.expires_at else ""
         way = " ".join(f"[bold]{console.shown(command(step))}[/]" for step in w.next)
         table.add_row(f"  {w.ticket}", f"{console.shown(w.text)}{ends}\n{way}")
     return table
@@ -99,19 +101,19 @@ def _jobs(lines: list[JobLineReply]) -> Table:
             f"  [bold]{line.job_id}[/]",
             f"{console.colored(line.state)} {local(line.since)}",
             console.shown(line.platform),
-            f"{console.shown(line.name)} {_progress(line)}{bills}{cost}{clocks}".rstrip(),
+            " ".join(
+                [console.shown(line.name), *progress_parts(line), f"{bills}{cost}{clocks}{_ending(line.ending)}"]
+            ).rstrip(),
         )
     return table
 
 
-def _progress(line: JobLineReply) -> str:
-    parts = []
-    if line.step is not None:
-        parts.append(f"step {line.step:,}" + (f"/{line.total_steps:,}" if line.total_steps else ""))
-    parts += [f"loss {line.loss:.4g}"] if line.loss is not None else []
-    parts += [f"{span(line.remaining_s)} left"] if line.remaining_s is not None else []
-    parts += [f"GPU {line.gpu_percent:.0f} %"] if line.gpu_percent is not None else []
-    return " ".join(parts) + " " if parts else ""
+def _ending(found: EndingReply | None) -> str:
+    """Return a standing order in a few words."""
+    if found is None or found.standing_order is None or found.objected_at is not None:
+        return ""
+    at = f" at {local(found.ends_at)}" if found.ends_at is not None else " once proven"
+    return f" [cyan]{found.standing_order}s{at} by your order[/]"
 
 
 def _money(reply: StatusReply) -> list[str]:
@@ -133,17 +135,6 @@ def _money(reply: StatusReply) -> list[str]:
     return [*lines, f"[dim]{local(reply.at, '%Y-%m-%d %H:%M:%S')} {zone()}[/]"]
 
 
-def billing_now(reply: StatusReply) -> str:
-    """Return what bills now by the hour. A price that is not known is named, never counted as nothing."""
-    billing = [line for line in (*reply.running, *reply.ended) if line.billing]
-    real = [line for line in billing if not line.platform.startswith(REHEARSAL)]
-    if not real:
-        return "only rehearsals bill" if billing else "no instance bills"
-    unknown = sum(line.price_usd_per_hour is None for line in real)
-    more = f" and {counted(unknown, 'machine')} at an unknown price" if unknown else ""
-    return f"now {usd_per_hour(reply.spending.usd_per_hour)}{more}"
-
-
 def _plain_table() -> Table:
     return Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
 
@@ -156,14 +147,16 @@ def jobs(reply: JobsReply) -> None:
             table.add_column(head, no_wrap=True)
         table.add_column("what")
         table.add_column("cost", justify="right", no_wrap=True)
+        people = {line.person for line in reply.jobs}
         for line in reply.jobs:
             what = f"{line.project}/{line.name}" if line.project else line.name
+            what = f"{what} ({line.person})" if line.person and len(people) > 1 else what
             bills = "[yellow]bills[/] " if line.billing else ""
             table.add_row(
                 f"[bold]{line.job_id}[/]",
                 f"{console.colored(line.state)} {local(line.since, '%m-%d %H:%M')}",
                 console.shown(line.platform),
-                f"{console.shown(what)} {_progress(line)}".rstrip(),
+                " ".join([console.shown(what), *progress_parts(line)]),
                 f"{bills}{usd(line.cost_usd)}" if line.cost_usd or line.billing else "-",
             )
         console.out.print(table)
@@ -180,7 +173,8 @@ def costs(reply: CostsReply) -> None:
         table.add_column(head, justify="right", no_wrap=True)
     for row in reply.rows:
         doubt = f" [magenta]and {row.unknown} unknown[/]" if row.unknown else ""
-        table.add_row(console.shown(row.key), f"{usd(row.usd)}{doubt}", str(row.machines))
+        cap = "" if row.per_day_cap_usd is None else f" [dim](cap of a day {usd(row.per_day_cap_usd)})[/]"
+        table.add_row(console.shown(row.key), f"{usd(row.usd)}{doubt}{cap}", str(row.machines))
     table.add_row("[bold]total[/]", f"[bold]{usd(reply.total_usd)}[/]", "")
     console.out.print(table)
     console.out.print(
@@ -207,9 +201,15 @@ def waits(reply: WaitsReply) -> None:
     console.message(reply)
 
 
-def pending(count: int, first: str) -> str:
-    """Return the line that other commands end with while something waits."""
-    more = f" (and {count - 1} more)" if count > 1 else ""
-    return (
-        f"[yellow]{counted(count, 'approval')} {'waits' if count == 1 else 'wait'} for you:[/] [bold]{first}[/]{more}"
-    )
+def pending(waiting: Sequence[Waiting]) -> list[str]:
+    """Return the lines that other commands end with while something waits for a person, or ends unless they object."""
+    lines = []
+    ordered, asked = ([w for w in waiting if (w.kind == "ordered") is wanted] for wanted in (True, False))
+    for found, text in (
+        (asked, f"{counted(len(asked), 'approval')} {'waits' if len(asked) == 1 else 'wait'} for you:"),
+        (ordered, f"{counted(len(ordered), 'machine')} will end by your standing order; to object:"),
+    ):
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            lines.append(f"[yellow]{text}[/] [bold]{console.shown(command(found[0].next_steps[0]))}[/]{more}")
+    return lines

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -147,19 +148,31 @@ def _ask(*argv: str) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"{argv[0]} failed"])[0][:200]
 
 
-def runs(home: Path) -> str:
-    """Return whether a watch leads the ledger in `home`, and whether the service is installed, as a sentence."""
+@dataclass(frozen=True)
+class Runs:
+    """State of the watch: does one lead a ledger, and is the service installed?"""
+
+    leads: bool
+    installed: bool
+
+    def __str__(self) -> str:
+        now = "a watch runs" if self.leads else "no watch runs"
+        return f"{now}; it is {'' if self.installed else 'not '}installed as a service"
+
+
+def runs(home: Path) -> Runs:
+    """Return whether a watch leads the ledger in `home`, and whether the service is installed."""
     lock = FileLock(private_folder(home / "locks") / "watch.lock", mode=0o600)
     try:
         with lock.acquire(blocking=False):
-            now = "no watch runs"
+            leads = False
     except Timeout:
-        now = "a watch runs"
+        leads = True
     try:
         installed = service_file().exists()
     except NotSupported:
         installed = False
-    return f"{now}; it is {'' if installed else 'not '}installed as a service"
+    return Runs(leads, installed)
 
 
 def read_keys(file: Path) -> dict[str, str]:

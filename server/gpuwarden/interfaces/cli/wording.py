@@ -6,13 +6,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpuwarden.core.guidance import Action, NextStep, Scalar
+from gpuwarden.core.guidance import Action, NextStep, Scalar, is_fan_out
 from gpuwarden.core.sanitize import line, plain
 from gpuwarden.interfaces.results.base import sentence
 
 COMMANDS: Final = {
     Action.CHECK: "check",
     Action.CANCEL: "cancel",
+    Action.PAUSE: "pause",
+    Action.RESUME: "resume",
     Action.PULL: "pull",
     Action.VERIFY: "verify",
     Action.TEARDOWN: "teardown",
@@ -23,8 +25,11 @@ COMMANDS: Final = {
     Action.SHOW_PROFILE: "profiles",
     Action.SHOW_NOTES: "notes",
     Action.DOCTOR: "doctor",
+    Action.WATCH: "watch",
     Action.USE_POLICY: "policy use",
+    Action.SETUP: "setup",
     Action.ALLOW_LOCAL: "policy allow local",
+    Action.ADD_PASSKEY: "passkey add",
     Action.CONVERT_ROWS: "template convert",
 }
 OPTIONS: Final = {
@@ -35,10 +40,13 @@ OPTIONS: Final = {
     "disk_gb": "--disk",
     "inputs": "--input",
     "options": "--option",
+    "alternatives": "--or",
     "outputs": "--output",
     "secrets": "--secret",
 }
 """Arguments whose option has another name; every other one is called alike."""
+_OF_A_FAN_OUT: Final = {Action.CHECK: "fan-out", Action.RESUME: "fan-out --resume", Action.CANCEL: "fan-out --end"}
+"""Commands for what the id of a fan-out is given to, in place of a job's."""
 _PLACES: Final = {"job_id": "JOB", "ticket": "TICKET", "file": "FILE", "query": "QUERY", "path": "PATH", "name": "NAME"}
 _POSITIONAL: Final = {
     Action.VERIFY: ("path",),
@@ -46,10 +54,13 @@ _POSITIONAL: Final = {
     Action.SEARCH_REFERENCES: ("query",),
     Action.USE_POLICY: ("file",),
     Action.ALLOW_LOCAL: (),
+    Action.SETUP: (),
+    Action.ADD_PASSKEY: ("name",),
     Action.LIST_INSTANCES: (),
     Action.SHOW_PROFILE: ("name",),
     Action.SHOW_NOTES: (),
     Action.DOCTOR: (),
+    Action.WATCH: (),
     Action.CONVERT_ROWS: ("name", "path"),
 }
 
@@ -60,7 +71,10 @@ def in_commands(steps: Sequence[NextStep]) -> str:
 
 
 def option(name: str) -> str:
-    """Return the option of `gpuwarden submit` for an argument of the spec."""
+    """Return the option of `gpuwarden submit` for an argument of the spec, or for one of its platform's options."""
+    family, dot, own = name.partition(".")
+    if dot:
+        return f"{OPTIONS[family]} {own}="
     return OPTIONS.get(name, f"--{name.replace('_', '-')}")
 
 
@@ -77,8 +91,12 @@ def in_command(step: NextStep) -> str:
         case Action.SUBMIT:
             # An empty value, as of a receipt, means that the option is left out.
             changes = " ".join(_options({name: value for name, value in given.items() if value != ""}))
+            if given.get("receipt") and len(given) == 1:  # a receipt has its arguments with it
+                return sentence(f"run `gpuwarden submit {changes}`", step)
             call = "run the same `gpuwarden submit` again" + (f" with `{changes}`" if changes else "")
             return sentence(call + (" without --receipt" if given.get("receipt") == "" else ""), step)
+        case Action.REHEARSE:
+            return sentence("run the same `gpuwarden submit` again with `--rehearse --dry-run`", step)
         case Action.LOOK_AT_REPO | Action.SEARCH_DATASETS:
             return sentence("look on huggingface.co", step)
     return sentence(f"run `{command(step)}`", step)
@@ -92,7 +110,9 @@ def command(step: NextStep) -> str:
     words = [_word(step.parameters[name]) if name in step.parameters else _PLACES[name] for name in names]
     options = _options({name: value for name, value in step.parameters.items() if name not in names})
     dash = ["--"] if any(word.startswith(("-", "'-")) for word in words) else []
-    return " ".join(["gpuwarden", COMMANDS[step.action], *options, *dash, *words])
+    fan_out = is_fan_out(str(step.parameters.get("job_id", ""))) and step.action in _OF_A_FAN_OUT
+    name = _OF_A_FAN_OUT[step.action] if fan_out else COMMANDS[step.action]
+    return " ".join(["gpuwarden", name, *options, *dash, *words])
 
 
 def _options(given: Mapping[str, Scalar]) -> list[str]:
@@ -113,6 +133,9 @@ def _argument(step: NextStep) -> str:
             return f"{verb} `{name} {_word(step.parameters[key])}`"
     if "at_least" in step.parameters:
         return f"set `{name} {_word(step.parameters['at_least'])}` or more"
+    if "at_most" in step.parameters:
+        joint = "" if name.endswith("=") else " "
+        return f"set `{name}{joint}{_word(step.parameters['at_most'])}` or less"
     return f"set {name}"
 
 

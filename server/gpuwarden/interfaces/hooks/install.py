@@ -1,20 +1,20 @@
 """Install the guard as a hook of coding agents, beside whatever other hooks the user has.
 
-Formats: Claude Code `settings.json` and Codex `hooks.json` have `hooks.PreToolUse`, a list of matcher groups; Cursor
-`hooks.json` has `version` 1 and a list of commands by event. The hook runs this installation's guard; what it protects
-and the patterns that providers declare are written into a file beside the ledger, so that a call imports no provider.
+Formats: Claude Code `settings.json`, Codex `hooks.json` and Gemini `settings.json` have lists of matcher groups by
+event; Cursor `hooks.json` has `version` 1 and a list of commands by event. The hook runs this installation's guard.
+What it protects, and the patterns that providers declare, are written into a file beside the ledger, so that a call
+imports no provider. A plugin brings the same hooks. Its guard runs from the plugin's folder, and writes that file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import errno
 import json
 import os
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,16 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from gpuwarden.config import Config
+from gpuwarden.config import Config, load_config
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.interfaces.hooks.codex_trust import EVENT, plugin_trusted, trusted
 from gpuwarden.interfaces.hooks.guard.settings import MARK, OLD_MARK
+from gpuwarden.interfaces.launch import FIRST_START_S, FROZEN, NAME
 from gpuwarden.interfaces.results import Result
+from gpuwarden.interfaces.setup.clients import BRINGS_GUARD, client_files, plugin_folder
 from gpuwarden.policy_record import RECORD
 from gpuwarden.private import private_folder, write_private
+from gpuwarden.running_servers import folder as servers_folder
 
 LIMITS: Final = (
     "The guard reads shell commands, edits and calls of other MCP servers. It can't stop a script file that is run, a "
@@ -37,11 +41,21 @@ LIMITS: Final = (
 TRUST: Final = "Codex runs no hook that nobody trusted: in Codex, a person types /hooks and trusts this one."
 # Claude Code shows a model this text whenever the guard says no, as part of the command: so it is short.
 GONE: Final = "the guard failed, so nothing passes: gpuwarden hooks install"
-# Every client takes an exit code that is not 2 for a pass: a crash's 1, a killed process's 137, a shell's 127.
-OR_DENY: Final = "" if os.name == "nt" else f" || {{ [ $? -eq 2 ] || echo {shlex.quote(GONE)} >&2; exit 2; }}"
+NO_UV: Final = (
+    "the guard of this plugin did not start, so nothing passes: install uv, then start the client again, online once"
+)
 TIMEOUT_S: Final = 60
 """The guard ends itself long before; a client lets a call pass whose hook is late."""
 BACKUP: Final = ".before-gpuwarden"
+GUARD: Final = "guard.json"
+
+
+def or_deny(why: str) -> str:
+    """Return the end of a hook's command that stops the call where the guard itself fails.
+
+    Every client takes an exit code that is not 2 for a pass: a crash's 1, a killed process's 137, a shell's 127.
+    """
+    return f" || {{ [ $? -eq 2 ] || echo {shlex.quote(why)} >&2; exit 2; }}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,22 @@ class Client:
         """Return whether an event has groups of hooks, as in Claude Code, or plain commands, as in Cursor."""
         return self.name != "cursor"
 
+    @property
+    def timeout(self) -> int:
+        """Return how long a call waits for the guard, in the client's unit."""
+        return TIMEOUT_S * (1000 if self.name == "gemini" else 1)
+
+    def entry(self, command: str, matcher: str | None) -> dict[str, Any]:
+        """Return the entry of one event that runs a command."""
+        if self.grouped:
+            return {
+                "matcher": matcher,
+                "hooks": [{"type": "command", "command": command, "timeout": self.timeout}],
+            }
+        return {"command": command, "timeout": self.timeout, "failClosed": True} | (
+            {"matcher": matcher} if matcher else {}
+        )
+
 
 CLIENTS: Final = (
     Client(
@@ -69,6 +99,13 @@ CLIENTS: Final = (
         (("PreToolUse", "Bash|Edit|Write|MultiEdit|NotebookEdit|mcp__.*"),),
     ),
     Client("codex", ".codex", "CODEX_HOME", "hooks.json", (("PreToolUse", "Bash|apply_patch|mcp__.*"),)),
+    Client(
+        "gemini",
+        ".gemini",
+        "",
+        "settings.json",
+        (("BeforeTool", "run_shell_command|write_file|replace|mcp_.*"),),
+    ),
     Client(
         "cursor",
         ".cursor",
@@ -81,7 +118,7 @@ CLIENTS: Final = (
 
 class HooksReply(Result):
     """By client: `installed`, `untrusted` (there, but not run before a person trusts it), `absent`, `stale` (ours, but
-    not of this installation) or `not found here`.
+    not of this installation), `the plugin brings it` or `not found here`.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)
@@ -94,7 +131,7 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
     Raises BadRequest, before a client's file is written, when one is not a JSON object of the known form or the guard
     can't start.
     """
-    homes = {c: Path(env.get(c.variable) or Path.home() / c.folder).expanduser() for c in CLIENTS}
+    homes = _homes(env)
     chosen = [c for c in CLIENTS if (c.name in names if names else homes[c].is_dir())]
     files = {c: homes[c] / c.file for c in chosen}
     tables = {c: _read(c, file) for c, file in files.items()}
@@ -109,8 +146,45 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
     states = {c.name: "not found here" for c in CLIENTS} | {
         c.name: _state(c, files[c], config, settings) for c in chosen
     }
+    states |= {
+        name: brought for name, state in states.items() if state == "absent" and (brought := by_plugin(name, env))
+    }
     said = f"{LIMITS} {TRUST}" if "untrusted" in states.values() else LIMITS
     return HooksReply(message=said, clients=states, files={c.name: str(f) for c, f in files.items()})
+
+
+def hook_lines(name: str, config: Config, env: Mapping[str, str]) -> tuple[Path, str]:
+    """Return the file of a client that `install` would write to, and what it would add there."""
+    client = next(c for c in CLIENTS if c.name == name)
+    command = _command(client, config)
+    table = {"hooks": {event: [client.entry(command, matcher)] for event, matcher in client.events}}
+    return _homes(env)[client] / client.file, json.dumps(table, indent=2)
+
+
+def plugin_hooks(name: str) -> dict[str, Any]:
+    """Return the hooks file of a plugin, whose folder the client puts in place of CLAUDE_PLUGIN_ROOT.
+
+    At the start of a session the plugin's packages are downloaded and the guard's file is written, so that a call
+    finds both. A call downloads nothing and waits for no download: it would be late, and a late hook lets it pass.
+    """
+    client = next(c for c in CLIENTS if c.name == name)
+    start = f'uv run --quiet --project "${{CLAUDE_PLUGIN_ROOT}}" {" ".join(FROZEN)}'
+    guard = f"python -E -P -m {MARK} {name}"
+    first = {"type": "command", "command": f"{start} {guard} --place", "timeout": FIRST_START_S}
+    call = f"{start} --no-sync {guard}{or_deny(NO_UV)}"
+    calls = {event: [client.entry(call, matcher)] for event, matcher in client.events}
+    return {"hooks": {"SessionStart": [{"hooks": [first]}], **calls}}
+
+
+def place_guard(env: Mapping[str, str]) -> Path:
+    """Write what a plugin's guard protects beside the ledger that the environment names, and return that file."""
+    config = load_config(env)
+    _place_guard(config, [home / c.file for c, home in _homes(env).items()])
+    return _folder(config) / GUARD
+
+
+def _homes(env: Mapping[str, str]) -> dict[Client, Path]:
+    return {c: Path(env.get(c.variable) or Path.home() / c.folder).expanduser() for c in CLIENTS}
 
 
 def _folder(config: Config) -> Path:
@@ -121,7 +195,7 @@ def _command(client: Client, config: Config) -> str:
     """Return what the client's shell runs. The environment can't give Python another place to import from."""
     words = (sys.executable, "-E", "-P", "-m", MARK, client.name, str(_folder(config) / "guard.json"))
     command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
-    return f"{command}{OR_DENY}"
+    return command if os.name == "nt" else command + or_deny(GONE)
 
 
 def _place_guard(config: Config, settings: list[Path]) -> None:
@@ -146,9 +220,18 @@ def _told(config: Config, settings: list[Path]) -> str:
     """Return what the guard reads at each call."""
     from gpuwarden.interfaces.hooks.guard.declared import table  # imports every provider
 
+    plugins = [  # where clients keep their copies of the plugin
+        folder / name
+        for home in {file.parent for file in settings}
+        for folder in (home / "plugins" / "cache", home / "plugins" / "marketplaces", home / "extensions")
+        for name in (NAME, f"{NAME}-marketplace")
+    ]
     kept = [
+        *sorted(plugins),
+        servers_folder().parent,
         config.home / "ledger.db",
         config.home / "ledger.head",
+        config.home / "live_runs.json",
         config.home / RECORD,
         config.policy_file,
         config.policy_file.parent / "profiles",
@@ -212,19 +295,13 @@ def _install(client: Client, file: Path, table: dict[str, Any], command: str) ->
         table.setdefault("version", 1)
     events = table.setdefault("hooks", {})
     for event, matcher in client.events:
-        if client.grouped:
-            hook = {"type": "command", "command": command, "timeout": TIMEOUT_S}
-            entry: dict[str, Any] = {"matcher": matcher, "hooks": [hook]}
-        else:
-            entry = {"command": command, "timeout": TIMEOUT_S, "failClosed": True}
-            entry |= {"matcher": matcher} if matcher else {}
-        events[event] = [*_without(events.get(event, [])), entry]
+        events[event] = [*_without(events.get(event, [])), client.entry(command, matcher)]
     if json.dumps(table) == before:
         return
     if file.exists() and not was_ours:
-        _write(file.with_name(file.name + BACKUP), file.read_bytes().decode("utf-8"))
+        replace_text(file.with_name(file.name + BACKUP), file.read_bytes().decode("utf-8"))
     file.parent.mkdir(parents=True, exist_ok=True)
-    _write(file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+    replace_text(file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
 
 
 def _installed(client: Client, table: dict[str, Any]) -> list[Any]:
@@ -244,11 +321,11 @@ def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
     backup = file.with_name(file.name + BACKUP)
     before = backup.read_bytes().decode("utf-8") if backup.exists() else ""
     if before and _same(client, json.loads(before.removeprefix("\ufeff")), table):
-        _write(file, before)
+        replace_text(file, before)
     elif not before and _same(client, {}, table):
         file.unlink()
     else:
-        _write(file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+        replace_text(file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
     backup.unlink(missing_ok=True)
 
 
@@ -278,34 +355,46 @@ def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> 
 
 
 def _trusted(client: Client, file: Path) -> bool:
-    """Return whether Codex would run the hook: a person trusted it, as it is now, and nobody switched it off since.
-
-    Codex keeps a digest of each hook that was trusted in its `config.toml`, under the hook's file and place.
-    """
-    try:
-        states = tomllib.loads((file.parent / "config.toml").read_text("utf-8"))["hooks"]["state"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    """Return whether Codex would run our hook in a file."""
     for g, group in enumerate(_read(client, file)["hooks"][client.events[0][0]]):
         for h, hook in enumerate(group.get("hooks", [])):
             if _is_ours(hook):
-                alone = {"async": False, **hook}
-                identity = {"event_name": "pre_tool_use", "matcher": group.get("matcher"), "hooks": [alone]}
-                text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-                digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-                kept = [states.get(f"{path}:pre_tool_use:{g}:{h}") for path in {file, file.resolve()}]
-                return any(
-                    isinstance(k, dict) and k.get("trusted_hash") == digest and k.get("enabled") is not False
-                    for k in kept
-                )
+                keys = [f"{path}:{EVENT}:{g}:{h}" for path in {file, file.resolve()}]
+                return trusted(file.parent / "config.toml", keys, group, hook)
     return False
 
 
-def _write(file: Path, text: str) -> None:
-    """Replace a file at once, through a link if it is one, with the mode it had."""
+def by_plugin(name: str, env: Mapping[str, str]) -> str:
+    """Return how the guard is that a client's plugin brings; empty where no plugin brings one."""
+    client = client_files(env)[name]
+    if name not in BRINGS_GUARD or (folder := plugin_folder(client)) is None:
+        return ""
+    if name == "codex" and not plugin_trusted(client.file, folder, NAME):
+        return "untrusted"
+    return "the plugin brings it"
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Replace a file at once, through a link if it is one, with the mode and the owner it had.
+
+    A new file is its owner's alone, since a person may put a key beside what was written. Raises OSError, for a file
+    that nobody may write to as well.
+    """
     target = file.resolve()
     fresh = target.with_name(f"{target.name}.{os.getpid()}.new")
-    fresh.write_bytes(text.encode())
-    with contextlib.suppress(FileNotFoundError):
-        fresh.chmod(target.stat().st_mode & 0o777)
-    fresh.replace(target)
+    info = target.stat() if target.exists() else None
+    if info is not None and not info.st_mode & 0o200:
+        raise PermissionError(errno.EACCES, "it is read-only", str(target))
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        if info is not None:
+            if hasattr(os, "chown"):
+                with contextlib.suppress(PermissionError):
+                    os.chown(fresh, info.st_uid, info.st_gid)
+            fresh.chmod(info.st_mode & 0o777)
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)

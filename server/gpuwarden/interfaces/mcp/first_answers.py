@@ -82,6 +82,7 @@ class FirstAnswers:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._version = ""
+        self._cards = False
         self._closed = not answers
 
     def __call__(self, content: bytes) -> tuple[bytes | None, bytes | None]:
@@ -94,6 +95,7 @@ class FirstAnswers:
         if self._version:
             return (self._reply(message), None) if self._fits(message) else (None, content)
         self._version = opening_version(message)
+        self._cards = bool(self._version) and shows_cards(message)
         if not self._fits(message, opening=True):
             self._closed = True
             return None, content
@@ -107,8 +109,11 @@ class FirstAnswers:
         if method == "initialize":
             return opening
         if self._version == MODERN:
-            return is_envelope(params)
-        return not opening and (params == {} or _is_shaped(params, {"_meta": {"progressToken": (int, str)}}))
+            plain = is_envelope(params)
+        else:
+            plain = not opening and (params == {} or _is_shaped(params, {"_meta": {"progressToken": (int, str)}}))
+        # The snapshot's list of tools names no cards.
+        return plain and not (method == "tools/list" and (self._cards or shows_cards(message)))
 
     def _reply(self, message: dict[str, Any]) -> bytes:
         result = self._answers[self._version][message["method"]]
@@ -151,6 +156,13 @@ def opening_version(message: dict[str, Any]) -> str:
     shape = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _INFO}
     whole = _is_shaped(params, shape) and params.keys() == shape.keys()
     return params["protocolVersion"] if whole and {"name", "version"} <= params["clientInfo"].keys() else ""
+
+
+def shows_cards(message: dict[str, Any]) -> bool:
+    """Return whether a request declares the extension for cards. Its parameters have been found to be plain."""
+    params = message.get("params", {})
+    said = params.get("capabilities") or (params.get("_meta") or {}).get(f"{META}clientCapabilities") or {}
+    return f"{META}ui" in (said.get("extensions") or {})
 
 
 def is_envelope(params: dict[str, Any]) -> bool:

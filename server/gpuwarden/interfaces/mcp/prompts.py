@@ -21,7 +21,7 @@ Read skill://gpu-training/SKILL.md first, then gpuwarden://references/preflight.
    fits, write the script, with its outputs, its checkpoints and where it resumes from, and let me see it.
 3. Call submit_job with dry_run. Fix every finding. Show me the price, the worst cost, and what the platform deletes
    and goes on billing for.
-4. After my word call submit_job, and again with its receipt.
+4. After my word call submit_job with nothing but its receipt.
 5. Call check_job within the first minute. The run has started when a first step is seen, not before.
 """
 

@@ -19,6 +19,7 @@ Kind: TypeAlias = Literal["references", "profiles", "skills", "notes"]
 MAX_BYTES = 1 << 20
 NOTES_URI = "gpuwarden://notes"
 ENTRY_TEMPLATE = "gpuwarden://entries/{id}"
+PROFILE_TEMPLATE = "gpuwarden://profiles/{name}.md"
 MARKDOWN = "text/markdown"
 TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", ".json": "application/json"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mcp.server.apps import EXTENSION_ID as APPS
 from mcp.server.caching import CacheHint
 from mcp.server.context import ServerRequestContext
 from mcp.server.extension import Extension, MethodBinding, RequestHandler
@@ -68,5 +69,6 @@ async def tell_legacy_clients(ctx: ServerRequestContext[Any, Any], call_next: An
     """Name the extensions in `initialize` too, which clients of the older protocol read."""
     result = await call_next(ctx)
     if ctx.method == "initialize" and isinstance(result, dict):
-        result.setdefault("capabilities", {})["extensions"] = {skills.EXTENSION: Skills().settings()}
+        extensions = {skills.EXTENSION: Skills().settings(), APPS: {}}
+        result.setdefault("capabilities", {})["extensions"] = extensions
     return result

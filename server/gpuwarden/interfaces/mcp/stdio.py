@@ -48,6 +48,7 @@ async def run_stdio(ctx: Context, lines: StdioLines) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(tend, ctx)
             server = make_server(ctx)
+            tasks.start_soon(server.live.run)
             lines.hand_over()
             await serve_lines(server, arriving(), write)
             tasks.cancel_scope.cancel()

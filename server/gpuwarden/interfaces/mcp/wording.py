@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpuwarden.core.guidance import Action, NextStep, Scalar
@@ -15,6 +15,8 @@ TOOLS: Final = {
     Action.SUBMIT: "submit_job",
     Action.CHECK: "check_job",
     Action.CANCEL: "cancel_job",
+    Action.PAUSE: "cancel_job",
+    Action.RESUME: "cancel_job",
     Action.PULL: "pull_artifacts",
     Action.VERIFY: "verify_checkpoint",
     Action.TEARDOWN: "teardown_request",
@@ -23,6 +25,12 @@ TOOLS: Final = {
     Action.LOOK_AT_REPO: "hub_repo_details",
     Action.SEARCH_DATASETS: "dataset_search",
 }
+FIXED: Final[dict[Action, dict[str, Scalar]]] = {
+    Action.PAUSE: {"action": "pause"},
+    Action.RESUME: {"action": "resume"},
+    Action.REHEARSE: {"rehearse": "true", "dry_run": "true"},
+}
+"""Arguments that distinguish the actions of one tool."""
 PROFILE_URI: Final = "gpuwarden://profiles/{name}.md"
 _BARE: Final = re.compile(r"[\w./:@~+-]+")
 
@@ -47,30 +55,37 @@ def in_call(step: NextStep) -> str:
             return sentence(
                 f"ask the user to run gpuwarden approve {proof}{_value(given['ticket'])} in a terminal", step
             )
-        case Action.KEEP:
-            return sentence(
-                f"ask the user to run gpuwarden keep {_value(given.get('job_id', 'JOB'))} in a terminal", step
-            )
+        case Action.KEEP | Action.RESUME if step.action is Action.KEEP or "max_cost_usd" in given:
+            return sentence(f"ask the user to run gpuwarden {_decision(step)} in a terminal", step)
         case Action.SHOW_PROFILE:
             return sentence(f"read {PROFILE_URI.format(name=plain(str(given['name'])))}", step)
-        case Action.DOCTOR | Action.SHOW_NOTES:
-            command = "doctor" if step.action is Action.DOCTOR else "notes"
+        case Action.DOCTOR | Action.SHOW_NOTES | Action.WATCH:
+            command = {Action.DOCTOR: "doctor", Action.WATCH: "watch"}.get(step.action, "notes")
             return sentence(f"ask the user to run gpuwarden {command}", step)
-        case Action.ALLOW_LOCAL:
-            return sentence("ask the user to run gpuwarden policy allow local in a terminal", step)
+        case Action.ALLOW_LOCAL | Action.SETUP | Action.ADD_PASSKEY:
+            commands = {Action.SETUP: "setup", Action.ADD_PASSKEY: "passkey add NAME"}
+            command = commands.get(step.action, "policy allow local")
+            return sentence(f"ask the user to run gpuwarden {command} in a terminal", step)
         case Action.CONVERT_ROWS:
             words = f"{_value(given.get('name', 'NAME'))} {_value(given.get('path', 'PATH'))}"
             return sentence(f"run gpuwarden template convert {words} in a terminal", step)
         case Action.USE_POLICY:
             return sentence(f"ask the user to run gpuwarden policy use {_value(given.get('file', 'FILE'))}", step)
-        case Action.SUBMIT:
-            # The arguments are those of the earlier call; an empty receipt means that it is left out.
-            changes = [f"{name}={_value(value)}" for name, value in given.items() if name != "receipt"]
-            changes += [f"receipt={_value(given['receipt'])}"] if given.get("receipt") else []
-            call = ", ".join(["call submit_job with the same arguments", *changes])
-            return sentence(call + (" and no receipt" if given.get("receipt") == "" else ""), step)
-    arguments = ", ".join(f"{name}={_value(value)}" for name, value in given.items())
+        case Action.SUBMIT | Action.REHEARSE:
+            return sentence(_submission({**given, **FIXED.get(step.action, {})}), step)
+    said = {**given, **FIXED.get(step.action, {})}
+    arguments = ", ".join(f"{name}={_value(value)}" for name, value in said.items())
     return sentence(f"call {TOOLS[step.action]}" + (f" with {arguments}" if arguments else ""), step)
+
+
+def _submission(given: Mapping[str, Scalar]) -> str:
+    """Return the call of submit_job: with the earlier call's arguments, or with a receipt alone, which has its own."""
+    changes = [f"{name}={_value(value)}" for name, value in given.items() if name != "receipt"]
+    changes += [f"receipt={_value(given['receipt'])}"] if given.get("receipt") else []
+    if given.get("receipt") and len(given) == 1:
+        return f"call submit_job with {changes[0]}"
+    call = ", ".join(["call submit_job with the same arguments", *changes])
+    return call + (" and no receipt" if given.get("receipt") == "" else "")
 
 
 def _argument(step: NextStep) -> str:
@@ -82,7 +97,19 @@ def _argument(step: NextStep) -> str:
             return words.format(_value(step.parameters[key]), name)
     if "at_least" in step.parameters:
         return f"set {name} to {_value(step.parameters['at_least'])} or more"
+    if "at_most" in step.parameters:
+        return f"set {name} to {_value(step.parameters['at_most'])} or less"
     return f"set {name}" + (f" to {_value(step.parameters['value'])}" if "value" in step.parameters else "")
+
+
+def _decision(step: NextStep) -> str:
+    """Return the command of what a person decides at a terminal: to keep a machine, or higher limits of a fan-out."""
+    given, job = step.parameters, _value(step.parameters.get("job_id", "JOB"))
+    if step.action is Action.KEEP:
+        return f"keep {job}"
+    options = {"max_cost_usd": "--max-cost", "max_machines": "--max-machines", "receipt": "--receipt"}
+    limits = [f"{option} {_value(given[name])}" for name, option in options.items() if name in given]
+    return " ".join(["fan-out --resume", *limits, job])
 
 
 def _value(value: Scalar) -> str:

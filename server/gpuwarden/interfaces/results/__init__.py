@@ -25,7 +25,8 @@ if TYPE_CHECKING:
         warned,
         worded,
     )
-    from gpuwarden.interfaces.results.check import CheckReply, DiagnosisReply, canceled, checked
+    from gpuwarden.interfaces.results.cells import FanOutReply
+    from gpuwarden.interfaces.results.check import CheckReply, DiagnosisReply, checked, signaled
     from gpuwarden.interfaces.results.copies import (
         FileReply,
         PullReply,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         pulled,
         verified,
     )
+    from gpuwarden.interfaces.results.fan_out import fan_out_checked, fanned_out
     from gpuwarden.interfaces.results.hub import (
         DatasetsReply,
         ReposReply,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
         InstancesReply,
         listed,
     )
+    from gpuwarden.interfaces.results.metrics import MetricReply, MetricsReply, reported
+    from gpuwarden.interfaces.results.offers import OffersReply, offered
     from gpuwarden.interfaces.results.overview import (
         CostsReply,
         JobsReply,
@@ -68,12 +72,16 @@ __all__ = [
     "DatasetsReply",
     "DiagnosisReply",
     "ErrorReply",
+    "FanOutReply",
     "FileReply",
     "FindingReply",
     "InstanceReply",
     "InstancesReply",
     "JobsReply",
     "MeterReply",
+    "MetricReply",
+    "MetricsReply",
+    "OffersReply",
     "PullReply",
     "RefusalReply",
     "ReposReply",
@@ -86,16 +94,20 @@ __all__ = [
     "WarnedReply",
     "WatchReply",
     "Words",
-    "canceled",
     "checked",
     "costs_of",
     "datasets_found",
     "error_reply",
+    "fan_out_checked",
+    "fanned_out",
     "findings",
     "jobs_of",
     "listed",
+    "offered",
     "pulled",
+    "reported",
     "repos_seen",
+    "signaled",
     "status_of",
     "submitted",
     "torn_down",
@@ -128,8 +140,8 @@ _HOMES: Final = {
     "check": (
         "CheckReply",
         "DiagnosisReply",
-        "canceled",
         "checked",
+        "signaled",
     ),
     "copies": (
         "FileReply",
@@ -137,6 +149,11 @@ _HOMES: Final = {
         "VerifyReply",
         "pulled",
         "verified",
+    ),
+    "cells": ("FanOutReply",),
+    "fan_out": (
+        "fan_out_checked",
+        "fanned_out",
     ),
     "hub": (
         "DatasetsReply",
@@ -150,6 +167,15 @@ _HOMES: Final = {
         "InstanceReply",
         "InstancesReply",
         "listed",
+    ),
+    "metrics": (
+        "MetricReply",
+        "MetricsReply",
+        "reported",
+    ),
+    "offers": (
+        "OffersReply",
+        "offered",
     ),
     "overview": (
         "CostsReply",

@@ -34,12 +34,11 @@ class WatchReply(WarnedReply):
 def watched(done: Round) -> WatchReply:
     """Return the reply to one round of the watch; not ok while an alert goes on."""
     unknown = {named(k, 80): quoted(v) for k, v in done.trouble.items()}
-    standing = len(done.standing)
-    calls = any(alert.raised for alert in done.news) or bool(done.standing)
+    calls = {alert.key for alert in (*done.news, *done.standing) if alert.raised}
     return WatchReply(
         ok=not calls and not unknown,
         code="alert" if calls else "unknown" if unknown else "ok",
-        message=f"{counted(standing, 'open alert').capitalize()}.",
+        message=f"{counted(len(calls), 'open alert').capitalize()}.",
         next=steps("Do what each alert says." if calls or unknown else ""),
         news=[_alert(a) for a in done.news],
         standing=[_alert(a) for a in done.standing],

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.guidance import NextStep, for_job
+from gpuwarden.core.models import Verb
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import Lease
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.policy_record import Notice
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.execution.situation import Arranged
 
 SHOWN = 20
 """Entries of a list that a reply names; more are not for a model to read."""
@@ -23,25 +34,28 @@ Words = Callable[[Sequence[NextStep]], str]
 """Renders next steps: `interfaces.mcp.wording.in_calls` or `interfaces.cli.wording.in_commands`."""
 
 
+Steps = Annotated[
+    tuple[NextStep, ...],
+    PlainSerializer(lambda value: [step.as_dict() for step in value], return_type=list[dict[str, Any]]),
+]
+
+
 class Guided(BaseModel):
     """Base of what carries next steps: `next` as values, and a text field with the same in an interface's words."""
 
-    next: tuple[NextStep, ...] = ()
-
-    @field_serializer("next")
-    def _as_dicts(self, value: tuple[NextStep, ...]) -> list[dict[str, Any]]:
-        return [step.as_dict() for step in value]
+    next: Steps = ()
 
 
-class Result(Guided):
+class Result(BaseModel):
     """Base of every reply. `hint` is `next` in the words of the interface that the reply leaves by."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     ok: bool = True
     code: str = "ok"
     message: str = ""
     hint: str = ""
+    next: Steps = ()
 
     def short(self) -> dict[str, Any]:
         """Return the reply without empty values, and without `next`, which `hint` and `fix` say as well."""
@@ -124,6 +138,40 @@ class MeterReply(BaseModel):
     price_usd_per_hour: float | None = None
     cost_usd: float | None = None
     host_key: str | None = None
+
+
+class EndingReply(BaseModel):
+    """A person's decision in advance about the end of a job's machine. `ends_at` is known after a notice."""
+
+    standing_order: Verb | None = None
+    grace_minutes: float | None = None
+    through: str = ""
+    by: str = ""
+    set_at: float | None = None
+    ends_at: float | None = None
+    objected_at: float | None = None
+    parks_after_minutes: float | None = None
+
+    @model_serializer(mode="wrap")
+    def _known(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not known or was not decided."""
+        return {k: v for k, v in whole(self).items() if v not in (None, "")}
+
+
+def ending_of(found: Arranged | None) -> EndingReply | None:
+    """Return what was decided about the end of a job's machine; None where a person is asked then."""
+    if found is None:
+        return None
+    return EndingReply(
+        standing_order=found.verb,
+        grace_minutes=round(found.grace_s / 60, 1) if found.verb else None,
+        through=found.through,
+        by=named(found.by, 80) if found.by else "",
+        set_at=found.set_at,
+        ends_at=found.ends_at,
+        objected_at=found.objected_at,
+        parks_after_minutes=None if found.parks_after_s is None else round(found.parks_after_s / 60, 1),
+    )
 
 
 def findings(found: Sequence[Finding]) -> list[FindingReply]:

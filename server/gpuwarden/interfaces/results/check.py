@@ -9,11 +9,17 @@ from pydantic import BaseModel, Field
 from gpuwarden.core.models import Observation
 from gpuwarden.core.sanitize import fence, line, named, quoted, redact
 from gpuwarden.core.states import TERMINAL_JOBS, Job
-from gpuwarden.interfaces.results.base import SHOWN, MeterReply, WarnedReply, meter_of
+from gpuwarden.interfaces.results.base import SHOWN, EndingReply, MeterReply, WarnedReply, ending_of, meter_of
+from gpuwarden.interfaces.results.cells import FanOutReply
+from gpuwarden.interfaces.results.decisions import CheckOutcomeReply, outcome_reply
+from gpuwarden.interfaces.results.version_skew import SkewReply, skew_reply
 from gpuwarden.knowledge import Diagnosis
-from gpuwarden.lifecycle.monitoring.check import Canceled, Checked
+from gpuwarden.lifecycle.artifacts.ladder import Held
+from gpuwarden.lifecycle.monitoring.check import Checked, Signaled
 from gpuwarden.lifecycle.records import LeaseRecord
 
+FOREIGN = frozenset({"why", "queue", "nodes", "resources"})
+"""What of an allocation is a text that others chose."""
 LOG_LIMIT = 16_000
 """Characters of a log in one reply, at most."""
 
@@ -27,6 +33,16 @@ class DiagnosisReply(BaseModel):
     why: str
     fix: str
     lines: str = ""
+
+
+class KeptReply(BaseModel):
+    """A job's kept store by its list. `why`: what is unknown of it, or why it may lack files of the machine."""
+
+    store: str
+    files: int = 0
+    bytes: int = 0
+    newest: list[str] = Field(default_factory=list)
+    why: str = ""
 
 
 class CheckReply(WarnedReply):
@@ -47,16 +63,30 @@ class CheckReply(WarnedReply):
     elapsed_s: float | None = None
     remaining_s: float | None = None
     """Seconds until the last step, at the pace of the last minutes."""
+    remaining_range_s: list[int] = Field(default_factory=list)
+    """The least and the most of them, by this run's pace and by earlier runs of the script."""
     projected_cost_usd: float | None = None
     """Cost when the last step is reached, of the present machine."""
     curve: list[float] = Field(default_factory=list)
     """The loss from the first step to the last, in a few points."""
     usage: dict[str, float] = Field(default_factory=dict)
     """The machine's last report on its GPU, memory and disk, in percent and bytes."""
+    allocation: dict[str, str | float] = Field(default_factory=dict)
+    """What the engine that runs the job says of it, such as Slurm: its own id, queue, nodes and restarts."""
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None
+    ending: EndingReply | None = None
     diagnoses: list[DiagnosisReply] = Field(default_factory=list)
+    skew: SkewReply | None = None
+    """The releases that have the name which the failed job lacked."""
+    checks: list[CheckOutcomeReply] = Field(default_factory=list)
+    """Outcomes of the checks that only read, on the machine of a job in trouble."""
+    kept: KeptReply | None = None
+    """The copy in the kept store, where the machine can't be read."""
+    evidence: dict[str, str] = Field(default_factory=dict)
+    """Steps of the proof of its outputs: yes, no, not_yet or unknown."""
+    fan_out: FanOutReply | None = None
     log: str = ""
     log_cursor: int | None = None
     log_bytes: int | None = None
@@ -72,6 +102,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     log = result.log.text if result.log else ""
     # A job that runs may run without its supervisor: what was just seen says so, the last move of the job does not.
     current = seen is not None and seen.state is job.state and job.state not in TERMINAL_JOBS
+    said = seen.allocation.model_dump(exclude_none=True) if seen and seen.allocation else {}
     return CheckReply(
         job_id=job.id,
         state=job.state,
@@ -84,10 +115,27 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         **_progress(seen, result.lease, running=current and seen is not None and seen.state is Job.RUNNING),
         metrics={named(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
         usage=seen.beat.model_dump(exclude_none=True) if seen and current and seen.beat else {},
+        allocation={
+            k: quoted(v, 200) if isinstance(v, str) and k in FOREIGN else v for k, v in said.items() if v not in ("", 0)
+        },
         exit_code=seen.exit_code if seen else None,
         alerts=[quoted(a) for a in seen.alerts[-SHOWN:]] if seen else [],
         meter=meter_of(result.lease) if result.lease else None,
+        ending=ending_of(result.ending),
         diagnoses=[diagnosis_reply(d, values) for d in result.diagnoses],
+        skew=skew_reply(result.skew),
+        checks=[outcome_reply(one) for one in result.checks],
+        kept=KeptReply(
+            store=kept.address,
+            files=kept.files,
+            bytes=kept.bytes,
+            newest=[named(name, 200) for name in kept.newest],
+            why=quoted(kept.why),
+        )
+        if (kept := result.kept)
+        else None,
+        remaining_range_s=[round(result.remaining.low), round(result.remaining.high)] if result.remaining else [],
+        evidence={step.rung: step.held for step in result.evidence if step.held is not Held.UNASKED},
         log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
         log_cursor=result.log.next if result.log else None,
         log_bytes=result.log.size if result.log else None,
@@ -113,8 +161,8 @@ def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: b
     }
 
 
-def canceled(result: Canceled) -> CheckReply:
-    """Return the reply to cancel_job."""
+def signaled(result: Signaled) -> CheckReply:
+    """Return the reply to cancel_job, and to a pause and a resume."""
     job = result.job
     return CheckReply(
         job_id=job.id,
@@ -123,6 +171,7 @@ def canceled(result: Canceled) -> CheckReply:
         reason=str(job.reason or ""),
         next=result.next_steps,
         meter=meter_of(result.lease) if result.lease else None,
+        ending=ending_of(result.ending),
     )
 
 
@@ -138,5 +187,5 @@ def diagnosis_reply(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply
         certainty=found.certainty,
         why=found.why,
         fix=line(found.fix, 400),
-        lines=fence(evidence, f"the evidence for {found.id}", values=values),
+        lines=fence(evidence, f"the evidence for {found.id}", values=values) if evidence else "",
     )

@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.artifacts.pull import PullResult
 
 
 class PullReply(Result):
-    """Copied files. `missing` are declared outputs that do not exist on the machine."""
+    """Copied files. `missing` are declared outputs that do not exist on the machine. `store`: they came from there."""
 
     job_id: str
     dest: str
@@ -28,6 +28,7 @@ class PullReply(Result):
     missing: list[str] = Field(default_factory=list)
     problems: list[str] = Field(default_factory=list)
     log: str | None = None
+    store: str = ""
 
 
 class FileReply(BaseModel):
@@ -105,13 +106,18 @@ def pulled(result: PullResult) -> PullReply:
         missing=[named(m) for m in result.missing[:SHOWN]],
         problems=[quoted(f"{p.path}: {p.why}") for p in got.problems[:SHOWN]],
         log=str(result.log) if result.log else None,
+        store=result.store,
         next=result.next_steps,
     )
+    if result.store:
+        reply.message = f"Copied from {result.store}, since the machine can't be read."
+        if result.unsettled:
+            reply.message += quoted(f" It may lack files: {result.unsettled}.")
     if got.problems:
         reply.ok, reply.code = False, "incomplete"
-        reply.message = f"{counted(len(got.problems), 'file')} could not be copied."
+        reply.message = f"{counted(len(got.problems), 'file')} could not be copied. {reply.message}".rstrip()
         reply.next = steps(("Fix what the problems say.", *result.next_steps))
-    elif not got.files:
+    elif not got.files and not result.store:
         reply.message = "No declared output exists on the machine; only the log was copied."
     return reply
 

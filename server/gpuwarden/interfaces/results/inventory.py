@@ -12,6 +12,7 @@ from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import WarnedReply
+from gpuwarden.interfaces.results.offers import OfferReply
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 
 
@@ -69,6 +70,8 @@ class InstancesReply(WarnedReply):
     accounts: list[AccountReply] = Field(default_factory=list)
     jobs: list[dict[str, str]] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
+    offers: list[OfferReply] = Field(default_factory=list)
+    """What another machine costs, where that was asked."""
 
 
 def listed(inventory: Inventory) -> InstancesReply:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Final
 
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.plural import counted
+from gpuwarden.core.policy import Team
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.interfaces.results.base import Guided, Result, WarnedReply
+from gpuwarden.interfaces.results.base import EndingReply, Guided, Result, WarnedReply, ending_of
 from gpuwarden.interfaces.results.inventory import (
     AccountReply,
     ClockReply,
@@ -20,11 +22,13 @@ from gpuwarden.interfaces.results.inventory import (
     clock_reply,
     instance_reply,
 )
+from gpuwarden.lifecycle.context import REHEARSAL
 from gpuwarden.lifecycle.monitoring.overview import JobLine, JobPage, Overview
 from gpuwarden.lifecycle.monitoring.spending import Charge, total
 from gpuwarden.lifecycle.monitoring.waiting import Waiting
 
 SHOWN = 100
+NOBODY: Final = Team()
 
 
 class WaitingReply(Guided):
@@ -51,6 +55,7 @@ class JobLineReply(Guided):
     state: str
     since: float
     project: str = ""
+    person: str = ""
     step: int | None = None
     total_steps: int | None = None
     loss: float | None = None
@@ -60,6 +65,12 @@ class JobLineReply(Guided):
     price_usd_per_hour: float | None = None
     billing: bool = False
     clocks: list[ClockReply] = Field(default_factory=list)
+    ending: EndingReply | None = None
+
+    @property
+    def pretend(self) -> bool:
+        """Return whether a rehearsal bills it, with pretend money."""
+        return self.platform.startswith(REHEARSAL)
 
 
 class SpendingReply(BaseModel):
@@ -101,10 +112,12 @@ class CostReply(BaseModel):
     usd: float
     machines: int
     unknown: int = 0
+    per_day_cap_usd: float | None = None
+    """Of a person or a project, by the policy."""
 
 
 class CostsReply(WarnedReply):
-    """Costs of a time by day, platform or project. Rehearsals' pretend money is not in the total."""
+    """Costs of a time by day, platform, project, person or job. Rehearsals' pretend money is not in the total."""
 
     since: float
     by: str
@@ -154,6 +167,7 @@ def job_line(line: JobLine) -> JobLineReply:
         state=job.state,
         since=job.since,
         project=job.spec.project,
+        person=job.person,
         step=seen.step if seen else None,
         total_steps=seen.total_steps if seen else None,
         loss=losses[0] if losses else None,
@@ -163,6 +177,7 @@ def job_line(line: JobLine) -> JobLineReply:
         price_usd_per_hour=line.price_usd_per_hour,
         billing=line.billing,
         clocks=[clock_reply(clock) for clock in line.clocks],
+        ending=ending_of(line.ending),
         next=(do(Action.CHECK, job_id=job.id),) if line.billing and job.state in TERMINAL_JOBS else (),
     )
 
@@ -185,8 +200,11 @@ def waiting_reply(waiting: Waiting) -> WaitingReply:
 
 def waits(found: Sequence[Waiting]) -> WaitsReply:
     """Return the reply to `approve` without a ticket."""
+    ordered = sum(w.kind == "ordered" for w in found)
+    asked = len(found) - ordered
+    ends = f" {counted(ordered, 'machine').capitalize()} will end by your standing order." if ordered else ""
     return WaitsReply(
-        message=f"{counted(len(found), 'approval').capitalize()} {'waits' if len(found) < 2 else 'wait'} for you.",
+        message=f"{counted(asked, 'approval').capitalize()} {'waits' if asked < 2 else 'wait'} for you.{ends}",
         waiting=[waiting_reply(w) for w in found],
     )
 
@@ -200,17 +218,19 @@ def jobs_of(page: JobPage) -> JobsReply:
     )
 
 
-def costs_of(found: Sequence[Charge], since: float, by: str) -> CostsReply:
-    """Return the reply to costs, grouped by `day`, `platform` or `project`."""
+def costs_of(found: Sequence[Charge], since: float, by: str, team: Team = NOBODY) -> CostsReply:
+    """Return the reply to costs, grouped by `day`, `platform`, `project`, `person` or `job`."""
+    caps = {"person": team.people, "project": team.projects}.get(by, {})
     groups: dict[str, list[Charge]] = defaultdict(list)
     for charge in found if by == "platform" else (c for c in found if not c.pretend):
-        groups[{"day": charge.day, "platform": charge.platform, "project": charge.project}[by]].append(charge)
+        groups[charge.job_id if by == "job" else getattr(charge, by)].append(charge)
     rows = [
         CostReply(
             key=named(key, 80) if key else "(none)",
             usd=round(sum(c.usd or 0.0 for c in mine), 4),
             machines=len({c.job_id for c in mine}),
             unknown=len({c.job_id for c in mine if c.usd is None}),
+            per_day_cap_usd=caps[key].per_day_usd if key in caps else None,
         )
         for key, mine in sorted(groups.items())
     ]

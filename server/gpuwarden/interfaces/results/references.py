@@ -9,18 +9,27 @@ from gpuwarden.core.guidance import steps
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, page_uri
 from gpuwarden.interfaces.results import Result
+from gpuwarden.interfaces.results.decisions import DecisionReply, decision_reply
+from gpuwarden.interfaces.results.version_skew import SkewReply, skew_reply
 from gpuwarden.knowledge import search, shipped
+from gpuwarden.knowledge.decisions import for_entries, for_words
+from gpuwarden.knowledge.failure import Reading
+from gpuwarden.knowledge.search import both_ends, nothing_failed
+from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
+FEW = 3
+"""A text of more lines is a log, which is not matched with the words of a symptom."""
 LEAD = "A match is a lead, not a proof."
 
 
 class HitReply(BaseModel):
-    """One answer, short. `why` says what it matched by; `uri` is the whole page."""
+    """One answer, short. `why` says what it matched by; `uri` is the whole page; likely is right in most cases."""
 
     id: str
     title: str
     why: str
+    certainty: str = "possible"
     summary: str
     fix: str = ""
     uri: str
@@ -47,6 +56,10 @@ class SearchReply(Result):
     """The few best answers, best first; none when nothing fits."""
 
     hits: list[HitReply] = Field(default_factory=list)
+    skew: SkewReply | None = None
+    """The releases that have a name which a log says is missing."""
+    decision: DecisionReply | None = None
+    """What to check, in order, for a symptom with several causes."""
 
 
 def entry(key: str) -> EntryReply | None:
@@ -73,7 +86,17 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
     if not 1 <= limit <= MAX_HITS:
         raise BadRequest(f"limit is {limit}", f"Give 1 to {MAX_HITS}.")
     hits = search(shipped(), query, limit)
-    if not hits:
+    reading = Reading(both_ends(query))
+    skew = skew_reply(explain(reading.failure))
+    if not hits and nothing_failed(reading):
+        return SearchReply(
+            code="nothing_failed",
+            message="Nothing failed in this log.",
+            next=steps("If the run hangs or slows down all the same, search by that symptom in words."),
+        )
+    best = [hit.id for hit in hits[:1] if hit.certainty != "likely"]
+    decision = decision_reply(for_entries(best) or (for_words(query) if len(reading.lines) <= FEW else None))
+    if not hits and skew is None and decision is None:
         return SearchReply(
             code="nothing_fits",
             message="Nothing in the references fits, which does not mean that nothing is wrong.",
@@ -87,5 +110,15 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
         elif hit.how == "signature" and hit.lines:
             why = f"its signature matches: {line(hit.lines[0].text, 160)}"
         summary, fix = line(hit.summary, 300), line(hit.fix, 400)
-        rows.append(HitReply(id=hit.id, title=hit.title, why=why, summary=summary, fix=fix, uri=page_uri(hit.page)))
-    return SearchReply(hits=rows, next=steps(LEAD))
+        rows.append(
+            HitReply(
+                id=hit.id,
+                title=hit.title,
+                why=why,
+                certainty=hit.certainty,
+                summary=summary,
+                fix=fix,
+                uri=page_uri(hit.page),
+            )
+        )
+    return SearchReply(hits=rows, skew=skew, decision=decision, next=steps(LEAD))

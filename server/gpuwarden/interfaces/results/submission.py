@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from gpuwarden.core.guidance import Action, approval, do, steps
+from gpuwarden.core.models import Verb
 from gpuwarden.core.money import at_most
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.sanitize import quoted
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.results.base import FindingReply, WarnedReply, findings
+from gpuwarden.interfaces.results.cells import FanOutReply
+from gpuwarden.interfaces.results.rehearsal import rehearsed
 from gpuwarden.lifecycle.submission.submit import Submission
+
+
+class ChoiceReply(BaseModel):
+    """One platform of a job's list, with what it costs there. Null is unknown."""
+
+    platform: str
+    gpu: str | None
+    price_usd_per_hour: float | None
+    worst_cost_usd: float | None
 
 
 class SubmitReply(WarnedReply):
@@ -24,8 +36,13 @@ class SubmitReply(WarnedReply):
     price_usd_per_hour: float | None = None
     price_source: str | None = None
     worst_cost_usd: float | None = Field(
-        default=None, description="The job, at most; its machine bills on until a person approves its end"
+        default=None, description="The job, at most; its machine bills on until its end is approved or was ordered"
     )
+    standing_order: Verb | None = Field(default=None, description="How a person's order ends the machine once proven")
+    fan_out: FanOutReply | None = None
+    rehearsal: str = Field(default="", description="What came of the script's first step on this machine")
+    choices: list[ChoiceReply] = Field(default_factory=list)
+    """Where it may run, in order; the price and the cost above are then the highest of these."""
     findings: list[FindingReply] = Field(default_factory=list)
 
 
@@ -35,12 +52,23 @@ def submitted(result: Submission) -> SubmitReply:
         findings=findings(result.findings),
         receipt=None if result.job else result.receipt,
         receipt_expires_at=None if result.job else result.expires_at,
-        price_usd_per_hour=result.quote.price_usd_per_hour if result.quote else None,
+        price_usd_per_hour=result.price,
         price_source=quoted(result.quote.source) if result.quote else None,
         worst_cost_usd=result.worst_cost_usd,
+        standing_order=result.ordered,
         adopted=result.adopted,
+        rehearsal=rehearsed(result.rehearsal).message if result.rehearsal else "",
+        choices=[
+            ChoiceReply(
+                platform=choice.platform,
+                gpu=choice.gpu,
+                price_usd_per_hour=choice.price,
+                worst_cost_usd=choice.worst_cost,
+            )
+            for choice in result.choices
+        ],
     )
-    bound = f" It costs {at_most(result.worst_cost_usd)}." if result.worst_cost_usd else ""
+    bound = f" It costs {at_most(result.worst_cost_usd, result.ordered)}." if result.worst_cost_usd else ""
     launch = do(Action.SUBMIT, "to launch", receipt=result.receipt or "")
     if result.job is not None:
         job = result.job

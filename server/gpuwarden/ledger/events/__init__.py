@@ -11,9 +11,25 @@ from typing import Annotated, Any, Final, get_args
 
 from pydantic import Field
 
+from gpuwarden.ledger.events.approval_code import (
+    ApprovalCodeMade,
+    ApprovalCodeUsed,
+    ApprovalCodeWrong,
+)
 from gpuwarden.ledger.events.base import (
     Body,
     Unrecognized,
+)
+from gpuwarden.ledger.events.fan_out import (
+    ArrayIntent,
+    CellProven,
+    FanOutAccepted,
+    FanOutAsked,
+    FanOutEnded,
+    FanOutLimited,
+    FanOutResumed,
+    QueueCollected,
+    QueueIntent,
 )
 from gpuwarden.ledger.events.job import (
     ArtifactsExaminedThere,
@@ -25,11 +41,14 @@ from gpuwarden.ledger.events.job import (
     JobCanceled,
     JobEnded,
     JobFailed,
+    JobMovedOn,
     JobObserved,
+    JobPaused,
     JobPreempted,
     JobProvisioning,
     JobQueued,
     JobRefused,
+    JobRested,
     JobRunning,
     JobSubmitted,
     JobSubmitting,
@@ -37,12 +56,14 @@ from gpuwarden.ledger.events.job import (
     JobUnknown,
     MachineSeen,
     OutputsDeclared,
+    PauseRequested,
     PriceAccepted,
     PriceAsk,
     ProcessGone,
     ReceiptIssued,
     RelaunchAllowed,
     RelaunchIntent,
+    ResumeRequested,
     SubmitIntent,
 )
 from gpuwarden.ledger.events.lease import (
@@ -76,6 +97,17 @@ from gpuwarden.ledger.events.lease import (
     StartRefused,
     VerbSent,
 )
+from gpuwarden.ledger.events.passkey import (
+    PasskeyAllowed,
+    PasskeyRegistered,
+    PasskeyRemoved,
+    PasskeyUsed,
+)
+from gpuwarden.ledger.events.rehearsal import (
+    RehearsalAllowed,
+    RehearsalAsked,
+    ScriptRehearsed,
+)
 from gpuwarden.ledger.events.teardown import (
     ApprovalDeclined,
     ApprovalGranted,
@@ -88,12 +120,15 @@ from gpuwarden.ledger.events.teardown import (
     PinWrong,
     PolicyAccepted,
     PolicyAllowed,
+    SessionOpened,
     TeardownAwaitingHuman,
     TeardownBlocked,
     TeardownNeedsHuman,
     TeardownRequested,
     TeardownVerifiedStopped,
     TeardownWithdrawn,
+    TokenMade,
+    TokenRevoked,
 )
 from gpuwarden.ledger.events.watch import (
     AlertBody,
@@ -106,6 +141,7 @@ AnyEvent = Annotated[
     ReceiptIssued
     | JobAccepted
     | JobRefused
+    | JobMovedOn
     | JobProvisioning
     | JobSubmitting
     | SubmitIntent
@@ -114,10 +150,13 @@ AnyEvent = Annotated[
     | JobRunning
     | JobUnknown
     | JobPreempted
+    | JobPaused
     | JobSucceeded
     | JobFailed
     | JobCanceled
     | CancelRequested
+    | PauseRequested
+    | ResumeRequested
     | MachineSeen
     | FolderGone
     | ProcessGone
@@ -171,9 +210,31 @@ AnyEvent = Annotated[
     | PinWrong
     | PolicyAccepted
     | PolicyAllowed
+    | RehearsalAsked
+    | RehearsalAllowed
+    | ScriptRehearsed
+    | PasskeyAllowed
+    | PasskeyRegistered
+    | PasskeyRemoved
+    | PasskeyUsed
+    | SessionOpened
+    | ApprovalCodeMade
+    | ApprovalCodeWrong
+    | ApprovalCodeUsed
+    | TokenMade
+    | TokenRevoked
     | AlertRaised
     | AlertCleared
-    | AlertUnsent,
+    | AlertUnsent
+    | FanOutAccepted
+    | FanOutAsked
+    | QueueIntent
+    | QueueCollected
+    | ArrayIntent
+    | CellProven
+    | FanOutEnded
+    | FanOutResumed
+    | FanOutLimited,
     Field(discriminator="event"),
 ]
 BODIES: Final[dict[str, type[Body]]] = {body.kind(): body for body in get_args(get_args(AnyEvent)[0])}
@@ -204,14 +265,19 @@ __all__ = [
     "AlertRaised",
     "AlertUnsent",
     "AnyEvent",
+    "ApprovalCodeMade",
+    "ApprovalCodeUsed",
+    "ApprovalCodeWrong",
     "ApprovalDeclined",
     "ApprovalGranted",
     "ApprovalUsed",
+    "ArrayIntent",
     "ArtifactsExaminedThere",
     "ArtifactsPulled",
     "ArtifactsVerified",
     "Body",
     "CancelRequested",
+    "CellProven",
     "CreateAbsent",
     "CreateDoubted",
     "CreateIntent",
@@ -220,6 +286,11 @@ __all__ = [
     "EndingAnnounced",
     "EndingObjected",
     "EndingOrdered",
+    "FanOutAccepted",
+    "FanOutAsked",
+    "FanOutEnded",
+    "FanOutLimited",
+    "FanOutResumed",
     "FolderGone",
     "HostChecked",
     "HostTrusted",
@@ -228,11 +299,14 @@ __all__ = [
     "JobCanceled",
     "JobEnded",
     "JobFailed",
+    "JobMovedOn",
     "JobObserved",
+    "JobPaused",
     "JobPreempted",
     "JobProvisioning",
     "JobQueued",
     "JobRefused",
+    "JobRested",
     "JobRunning",
     "JobSubmitted",
     "JobSubmitting",
@@ -259,16 +333,28 @@ __all__ = [
     "OutputsDeclared",
     "ParkingArmed",
     "ParkingOrdered",
+    "PasskeyAllowed",
+    "PasskeyRegistered",
+    "PasskeyRemoved",
+    "PasskeyUsed",
+    "PauseRequested",
     "PinWrong",
     "PolicyAccepted",
     "PolicyAllowed",
     "PriceAccepted",
     "PriceAsk",
     "ProcessGone",
+    "QueueCollected",
+    "QueueIntent",
     "ReceiptIssued",
+    "RehearsalAllowed",
+    "RehearsalAsked",
     "RelaunchAllowed",
     "RelaunchIntent",
     "ResumeIntent",
+    "ResumeRequested",
+    "ScriptRehearsed",
+    "SessionOpened",
     "StartRefused",
     "SubmitIntent",
     "TeardownAwaitingHuman",
@@ -277,6 +363,8 @@ __all__ = [
     "TeardownRequested",
     "TeardownVerifiedStopped",
     "TeardownWithdrawn",
+    "TokenMade",
+    "TokenRevoked",
     "Unrecognized",
     "VerbSent",
     "decode",

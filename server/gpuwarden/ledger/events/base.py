@@ -26,7 +26,7 @@ class Body(BaseModel):
     Fields that an older ledger may lack have defaults; a changed meaning takes a new `VERSION` and an `upcast`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True, defer_build=True)
 
     VERSION: ClassVar[int] = 1
     MOVES_TO: ClassVar[StrEnum | None] = None

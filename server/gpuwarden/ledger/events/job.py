@@ -6,14 +6,21 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gpuwarden.core.models import Handle, InputFile, JobSpec, Level, Place, Verdict
+from gpuwarden.core.fan_out import Roster
+from gpuwarden.core.models import Choice, Handle, InputFile, JobSpec, Level, Place, Verdict
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job
 from gpuwarden.ledger.events.base import Body
 
 
 class ReceiptIssued(Body):
-    """The submit gate let a spec pass. `job` is set where the price of a rented machine is asked about."""
+    """The submit gate let a spec pass. `job` is set where the price of a rented machine is asked about.
+
+    `cells` counts the runs of a fan-out on at most so many `machines`; `fan_out` is the one whose limits would change.
+    `choices` are the platforms of a job that may run on several, in order; price and cost are then the highest of them.
+    `spec` or `roster` is what a launch by the receipt alone runs, and `script_file` the file below the working
+    directory that its script came from.
+    """
 
     event: Literal["receipt.issued"] = "receipt.issued"
     spec_digest: str
@@ -27,11 +34,21 @@ class ReceiptIssued(Body):
     ask: str = ""
     hub: dict[str, Any] = Field(default_factory=dict)
     inputs: dict[str, str] = Field(default_factory=dict)
+    keep: str = ""
     job: str | None = None
+    cells: int = 0
+    machines: int = 1
+    fan_out: str = ""
+    choices: tuple[Choice, ...] = ()
+    spec: JobSpec | None = None
+    roster: Roster | None = None
+    script_file: str = ""
 
 
 class JobAccepted(Body):
     """A job was accepted against a receipt. `price` is USD an hour when it was checked, `worst_cost` USD.
+
+    Of a job with several `choices` the spec and the price are those of the first one.
 
     `script_digest` is empty for a job without a script, None where an older ledger did not record it.
     """
@@ -46,6 +63,7 @@ class JobAccepted(Body):
     receipt: str = ""
     script_digest: str | None = None
     inputs: tuple[InputFile, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
 
 class JobRefused(Body):
@@ -68,13 +86,32 @@ class JobProvisioning(Body):
     generation: int = 0
 
 
+class JobMovedOn(Body):
+    """A platform had no capacity for certain, so the job goes on with the next of its choices.
+
+    `choice` is its place in the list, from 0, `lease` and `generation` those of the request that was given up.
+    """
+
+    event: Literal["job.moved_on"] = "job.moved_on"
+    choice: int
+    platform: str
+    gpu: str | None = None
+    lease: str
+    generation: int
+
+
 class JobSubmitting(Body):
-    """A machine is ready, and an attempt will be launched there."""
+    """A machine is ready, and an attempt will be launched there. `timeout_s` is its own where the job was paused.
+
+    `array` is the token of the array that it is launched with, empty for a job that is launched by itself.
+    """
 
     event: Literal["job.submitting"] = "job.submitting"
     MOVES_TO: ClassVar = Job.SUBMITTING
     place: Place | None = None
     attempt: int = 1
+    timeout_s: int | None = None
+    array: str = ""
 
 
 class SubmitIntent(Body):
@@ -132,7 +169,18 @@ class JobPreempted(JobObserved):
     MOVES_TO: ClassVar = Job.PREEMPTED
 
 
-class JobEnded(JobObserved):
+class JobRested(JobObserved):
+    """Base of the moves after which no process of a job writes any more."""
+
+
+class JobPaused(JobRested):
+    """The job's process was ended on request, to be launched again on request."""
+
+    event: Literal["job.paused"] = "job.paused"
+    MOVES_TO: ClassVar = Job.PAUSED
+
+
+class JobEnded(JobRested):
     """Base of the moves after which a job moves no more."""
 
 
@@ -168,6 +216,20 @@ class CancelRequested(Body):
 
     event: Literal["cancel.requested"] = "cancel.requested"
     from_state: Job = Field(validation_alias="from", serialization_alias="from")
+
+
+class PauseRequested(Body):
+    """Somebody asked for a job's pause while it was in a state."""
+
+    event: Literal["pause.requested"] = "pause.requested"
+    from_state: Job = Field(validation_alias="from", serialization_alias="from")
+
+
+class ResumeRequested(Body):
+    """Somebody asked for a paused job to go on, after which it may come to `worst_cost` US dollars in all."""
+
+    event: Literal["resume.requested"] = "resume.requested"
+    worst_cost: float | None = None
 
 
 class RelaunchAllowed(Body):
@@ -242,7 +304,11 @@ class OutputsDeclared(Body):
 
 
 class ArtifactsPulled(Body):
-    """A job's outputs were copied here. `record` is the file that lists them, `digest` that list's."""
+    """A job's outputs were copied here. `record` is the file that lists them, `digest` that list's.
+
+    `store` is the address of the kept store that they came from, empty where the machine sent them. `unsettled`: that
+    store is not shown to have everything that the machine has.
+    """
 
     event: Literal["artifacts.pulled"] = "artifacts.pulled"
     record: str
@@ -253,6 +319,8 @@ class ArtifactsPulled(Body):
     missing: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     not_taken: tuple[str, ...] = ()
+    store: str = ""
+    unsettled: bool = False
 
 
 class ArtifactsVerified(Body):

@@ -187,7 +187,7 @@ class VerbSent(Body):
 
 
 class ResumeIntent(Body):
-    """A machine that had parked itself is about to be started, for what it keeps."""
+    """A machine that is stopped is about to be started: for what it keeps, or for its paused job."""
 
     event: Literal["resume.intent"] = "resume.intent"
 

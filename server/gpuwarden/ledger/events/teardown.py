@@ -168,6 +168,35 @@ class PolicyAccepted(Body):
     by: str = ""
 
 
+class TokenMade(Body):
+    """A person made a token of the HTTP server. `expires_at` in seconds since the epoch."""
+
+    event: Literal["token.made"] = "token.made"
+    name: str
+    scopes: tuple[str, ...]
+    expires_at: float
+    channel: str = ""
+    by: str = ""
+    person: str = ""
+
+
+class SessionOpened(Body):
+    """A person signed in to the page at a provider, which only reads."""
+
+    event: Literal["session.opened"] = "session.opened"
+    person: str
+    issuer: str
+    channel: str = ""
+
+
+class TokenRevoked(Body):
+    """A token of the HTTP server was revoked."""
+
+    event: Literal["token.revoked"] = "token.revoked"
+    name: str
+    by: str = ""
+
+
 class PolicyAllowed(Body):
     """A person allowed something that the policy forbade."""
 

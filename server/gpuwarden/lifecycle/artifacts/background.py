@@ -13,15 +13,19 @@ from typing import Final
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
-from gpuwarden.core.errors import DiskError, NotSupported, WardenError
+from gpuwarden.core.errors import Conflict, DiskError, NotFound, NotSupported, Unreachable, WardenError
+from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.ledger.events import ParkingArmed
+from gpuwarden.lifecycle.artifacts.kept_list import read_kept
+from gpuwarden.lifecycle.artifacts.kept_pull import kept_copy
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.parking import wake
-from gpuwarden.lifecycle.execution.relaunch import may_relaunch
+from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch
 from gpuwarden.lifecycle.execution.situation import standing_order
+from gpuwarden.lifecycle.monitoring.meter import believed
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
@@ -33,7 +37,9 @@ MOST_WAKES: Final = 2
 """How often the watch starts a machine that parked itself: what could not be copied then is a person's question."""
 QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
-_PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.PARTIAL, Copy.DAMAGED})
+_RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
+"""States of a job whose outputs are final, or are what it resumes from."""
+_PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.KEPT, Copy.PARTIAL, Copy.DAMAGED})
 
 
 class Keeper:
@@ -44,6 +50,8 @@ class Keeper:
         self.trouble: dict[str, str] = {}
         self._misses: dict[str, int] = {}
         self._next: dict[str, float] = {}
+        self._snapshots: dict[str, float] = {}
+        """When a job that runs is looked at again: what it waits for has no meaning once its machine was taken."""
 
     async def round(self) -> None:
         """Copy and verify what lacks it. Failures are reported in `trouble`, not raised."""
@@ -51,32 +59,44 @@ class Keeper:
         if self.ctx.policy.ending.background_gb > 0:
             await self._wake()
             jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
-        # Those that succeeded, whose machines may bill, and whose copy can still become a proven one.
-        ended = [job for job in jobs if job.state is Job.SUCCEEDED and job.handle is not None and job.outputs]
+        # Those that succeeded or are paused, whose machines may bill, and whose copy can still become a proven one.
+        ended = [job for job in jobs if job.state in _RESTING and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
         # And those that run and may go on elsewhere: that takes a proven copy from before the machine is taken.
         running = (job for job in jobs if job.state is Job.RUNNING and job.handle is not None and job.outputs)
         wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
+        # And those that lost their machine and go on elsewhere, from the newest that their kept store has.
+        wanted |= {job.id: job for job in self._lost()}
         asleep = {job.id for job in self._parked()}
         self.trouble = {name: why for name, why in self.trouble.items() if name in wanted or name in asleep}
         for job in wanted.values():
             await checkpoint()
-            if self.ctx.clock.now() < self._next.get(job.id, 0.0):
+            due = self._snapshots if job.state is Job.RUNNING else self._next
+            if self.ctx.clock.now() < due.get(job.id, 0.0):
                 continue
             try:
                 copied = await self._keep(job)
             except (WardenError, OSError) as error:  # a full disk here as well
-                told = error if isinstance(error, WardenError) else DiskError.of(error)
-                self.trouble[job.id] = f"its outputs are not copied yet: {told.message}"
+                known = error if isinstance(error, WardenError) else DiskError.of(error)
+                self.trouble[job.id] = f"its outputs are not copied yet: {known.message}"
             else:
                 self.trouble.pop(job.id, None)
                 if job.state is Job.RUNNING:
                     self._misses.pop(job.id, None)
-                    self._next[job.id] = self.ctx.clock.now() + (SNAPSHOT_S if copied else FIRST_RETRY_S)
+                    due[job.id] = self.ctx.clock.now() + (SNAPSHOT_S if copied else FIRST_RETRY_S)
                     continue
             # a copy that is proven leaves the list; anything else waits longer before the next try
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
-            self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+            due[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+
+    def _lost(self) -> list[JobRecord]:
+        """Return the jobs whose relaunch waits for what their kept store has."""
+        if self.ctx.policy.ending.background_gb <= 0:
+            return []
+        names = self.ctx.ledger.subjects("job", Job.PREEMPTED)
+        jobs = (read_job(self.ctx.ledger, name.removeprefix("job/")) for name in names)
+        return [job for job in jobs if job.handle is not None and job.lease is not None
+                and awaits_kept(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
 
     def _parked(self) -> list[JobRecord]:
         """Return the jobs with a standing order whose machines parked themselves before everything was proven."""
@@ -98,12 +118,53 @@ class Keeper:
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
                 continue
             try:
-                await wake(self.ctx, job.id)
+                if not await self._kept_instead(job):
+                    await wake(self.ctx, job.id)
+                elif copy_state(self.ctx, job.id) is not Copy.PROVEN:
+                    raise NotSupported("what its kept store has is copied and not proven; a person has to look at it")
                 self.trouble.pop(job.id, None)
-            except WardenError as error:
-                self.trouble[job.id] = f"its machine parked itself and is not started yet: {error.message}"
+            except (WardenError, OSError) as error:
+                known = error if isinstance(error, WardenError) else DiskError.of(error)
+                self.trouble[job.id] = f"its machine parked itself and is not started yet: {known.message}"
                 n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
                 self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+
+    async def _kept_instead(self, job: JobRecord) -> bool:
+        """Copy and verify the outputs of a job at rest from its kept store, where that has the last word."""
+        from gpuwarden.lifecycle.artifacts.pull import pull
+        from gpuwarden.lifecycle.artifacts.verify import verify_job
+
+        if not job.spec.keep:
+            return False
+        if copy_state(self.ctx, job.id) in _PULL:
+            kept = await kept_copy(self.ctx, job)
+            if kept is None:
+                return False
+            await self._check_room(job.id, kept.bytes)
+            await pull(self.ctx, job.id)
+        if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
+            await verify_job(self.ctx, job.id)
+        return copy_state(self.ctx, job.id) is not Copy.PARTIAL  # else its machine has nothing else
+
+    async def _listed(self, job: JobRecord, handle: Handle) -> Manifest:
+        """Return the files that a job's machine has, or its kept store where that one does not answer."""
+        try:
+            if job.state is Job.PREEMPTED:
+                raise Unreachable(f"the machine of job {job.id} is gone", "Nothing can be read there any more.")
+            return await self.ctx.backend(handle.backend).list_files(handle, job.outputs)
+        except Unreachable:
+            kept = await read_kept(self.ctx, job) if job.spec.keep else None
+            if kept is None and job.state is not Job.PREEMPTED:
+                raise
+            return kept.manifest if kept else Manifest(taken_at=0.0, files=())
+
+    async def _check_room(self, job_id: str, size: int) -> None:
+        """Raise NotSupported where a copy does not fit into what the policy allows."""
+        here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job_id)
+        limit = self.ctx.policy.ending.background_gb * 1e9
+        if here + size > limit:
+            sizes = f"{size / 1e9:.1f} GB do not fit into the {limit / 1e9:g} GB"
+            raise NotSupported(f"{sizes} that background_gb allows")
 
     async def _keep(self, job: JobRecord) -> bool:
         """Copy a job's outputs where there is room for all of them, and verify them.
@@ -114,20 +175,20 @@ class Keeper:
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
-        if job.state is Job.RUNNING or copy_state(self.ctx, job.id) in _PULL:
+        if job.state not in _RESTING or copy_state(self.ctx, job.id) in _PULL:
             assert job.handle is not None
-            listed = await self.ctx.backend(job.handle.backend).list_files(job.handle, job.outputs)
+            listed = await self._listed(job, job.handle)
             # a large file that was written to lately may be half of a checkpoint, which proves nothing
             large = [file.mtime_ns / 1e9 for file in listed.files if file.size >= LARGE and file.mtime_ns is not None]
             fresh = any(listed.taken_at - at < QUIET_S for at in large)
             if job.state is Job.RUNNING and (fresh or not listed.files):
                 return False
-            here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job.id)
-            limit = self.ctx.policy.ending.background_gb * 1e9
-            if here + listed.bytes > limit:
-                sizes = f"{listed.bytes / 1e9:.1f} GB do not fit into the {limit / 1e9:g} GB"
-                raise NotSupported(f"{sizes} that background_gb allows")
-            await pull(self.ctx, job.id)
+            await self._check_room(job.id, listed.bytes)
+            try:
+                await pull(self.ctx, job.id)
+            except (NotFound, Conflict):
+                if job.state is not Job.PREEMPTED or awaits_kept(self.ctx, job):
+                    raise  # else that settled that the store has nothing newer than what is here
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
         return True

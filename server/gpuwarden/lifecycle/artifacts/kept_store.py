@@ -10,20 +10,18 @@ from __future__ import annotations
 from typing import Final
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Answer, Artifact, Frozen, Handle, Known, Manifest, Unknown
 from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.sanitize import line
-from gpuwarden.core.store_address import MANIFEST, Store, StoreAddress, StoredFile
-from gpuwarden.hub.client import HubConfig
-from gpuwarden.hub.kept_repo import RepoReader
+from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
+from gpuwarden.lifecycle.artifacts.kept_list import KeptList, KeptRow, open_store
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.timeouts import store_limit
-from gpuwarden.remote.s3_store import S3Reader
 
 _CODES: Final[dict[type[WardenError], Code]] = {
     NotSupported: Code.STORE_NO_CLIENT,
@@ -43,28 +41,6 @@ class StoreCopy(Frozen):
     files: frozenset[str] = frozenset()
     code: Code | None = None
     why: str = ""
-
-
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    path: str = Field(max_length=4096)
-    size: int
-    sha256: str = Field(max_length=64)
-
-
-class _Kept(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    job: str
-    files: tuple[_Row, ...] = Field(max_length=200_000)  # as many as the runner lists
-
-
-def open_store(ctx: Context, address: StoreAddress) -> Store:
-    """Return the store of an address, for reading. Raises NotSupported where its client is not installed."""
-    if address.scheme == "s3":
-        return S3Reader(address, ctx.env)
-    return RepoReader(address, HubConfig.from_env(ctx.env), ctx.clock)
 
 
 async def reachable(ctx: Context, keep: str) -> Answer[str]:
@@ -95,7 +71,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
             content = await store.manifest(address.key(job.id, MANIFEST))
             if content is None:
                 return _unknown(keep, because(Code.STORE_EMPTY))
-            rows = {row.path: row for row in _Kept.model_validate_json(content).files}
+            rows = {row.path: row for row in KeptList.model_validate_json(content).files}
             objects = await store.files([address.key(job.id, file.path) for file in there.files])
     except TimeoutError:
         return _unknown(keep, because(Code.STORE_UNREACHABLE, message=f"no complete answer in {limit:g} s"))
@@ -131,7 +107,7 @@ async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: 
     return roster.model_copy(update={"files": tuple(with_digest(file) for file in roster.files)})
 
 
-def disagreement(file: Artifact, row: _Row | None, found: StoredFile | None) -> Code | None:
+def disagreement(file: Artifact, row: KeptRow | None, found: StoredFile | None) -> Code | None:
     """Return why the store's object is not shown to be a file; None where it is."""
     if row is None or found is None:
         return Code.STORE_INCOMPLETE

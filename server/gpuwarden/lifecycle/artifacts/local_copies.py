@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpuwarden.core.models import Artifact, Frozen, Level, LogChunk, Manifest, Report, Verdict, digest
+from gpuwarden.core.models import Artifact, Disclosure, Frozen, Level, LogChunk, Manifest, Report, Verdict, digest
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.safe_names import LOG_NAME
 from gpuwarden.core.states import Teardown
-from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, JobEnded, TeardownBlocked
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, TeardownBlocked
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.monitoring.meter import believed
+from gpuwarden.lifecycle.monitoring.parked import started_since
+from gpuwarden.lifecycle.records import JobRecord, at_rest, read_job
 from gpuwarden.private import private_folder, write_private
 
 
@@ -41,17 +44,25 @@ class Standing(Frozen):
 
 
 class Pulled(Frozen):
-    """One pull. `places` maps each path of the manifest to its path below `dest`."""
+    """One pull. `places` maps each path of the manifest to its path below `dest`.
+
+    `store` is the address of the kept store that the files came from, empty where the machine sent them. `disclosure`
+    is what else was on the machine by that store's last word about it, None where the store has none.
+    """
 
     job: str
     dest: str
     manifest: Manifest
     places: dict[str, str]
+    store: str = ""
+    disclosure: Disclosure | None = None
 
     @property
     def digest(self) -> str:
         """Digest of what was pulled and where to."""
-        return digest([self.dest, self.manifest.digest, sorted(self.places.items())])
+        other = self.disclosure.model_dump(mode="json") if self.disclosure else None
+        origin = [self.store, other, self.manifest.missing, self.manifest.skipped] if self.store else []
+        return digest([self.dest, self.manifest.digest, sorted(self.places.items()), *origin])
 
     def has(self, file: Artifact) -> bool:
         """Return whether exactly this file, by size, times and digest, was pulled."""
@@ -93,6 +104,8 @@ def save_pull(
         missing=tuple(missing),
         problems=tuple(problems),
         not_taken=tuple(not_taken),
+        store=pulled.store,
+        unsettled=bool(pulled.store) and pulled.disclosure is None,
     )
     ctx.ledger.add(f"job/{pulled.job}", event)
 
@@ -118,10 +131,12 @@ def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulle
     A later pull to another folder makes a proven copy no worse. `listed` are the files on the machine now: a copy that
     lacks one of them, or has an older version, does not count while another has them all.
     """
-    end = ctx.ledger.last(f"job/{job_id}", JobEnded)
+    end = at_rest(ctx.ledger, job_id)
     tried = set()
     for event in ctx.ledger.events(f"job/{job_id}", kind=ArtifactsPulled) if end else ():
-        if end is None or event.seq < end.seq or event.data.digest in tried or event.data.not_taken:
+        if end is None or event.seq < end.seq or event.data.digest in tried:
+            continue
+        if event.data.not_taken or _may_lack(ctx, job_id, event):
             continue
         tried.add(event.data.digest)
         pulled = read_pull(ctx, event.data.record, event.data.digest)
@@ -148,9 +163,11 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
     seen = verified_now(ctx, job_id, pulled)
     if pulled.digest != last.data.digest and seen.verdict is Verdict.PROVEN:
         return Copy.PROVEN
-    end = ctx.ledger.last(f"job/{job_id}", JobEnded)
+    end = at_rest(ctx.ledger, job_id)
     if end is not None and last.seq < end.seq:
         return Copy.STALE
+    if _may_lack(ctx, job_id, last):
+        return Copy.KEPT
     if last.data.not_taken:
         return Copy.PARTIAL
     if not pulled.places:
@@ -158,6 +175,18 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
     if seen.verdict is None or seen.verdict is Verdict.PROVEN:
         return Copy.UNVERIFIED if seen.verdict is None else Copy.PROVEN
     return Copy.BROKEN if seen.equal or seen.verdict is Verdict.UNKNOWN else Copy.DAMAGED
+
+
+def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
+    """Return whether a job's machine may have more than the store that a copy came from.
+
+    It was started since, or that store never had the last word. Nothing has more once the machine is gone.
+    """
+    if not (event.data.store or event.data.unsettled):
+        return False
+    job = read_job(ctx.ledger, job_id)
+    gone = job.lease is not None and believed(ctx, job.lease) == "gone"
+    return not gone and (event.data.unsettled or started_since(ctx, job, event.seq))
 
 
 def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:

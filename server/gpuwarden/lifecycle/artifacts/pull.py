@@ -1,5 +1,7 @@
 """Pull a job's artifacts: list them with digests on the machine, copy the files with resume, and compare every copy.
 
+Where the machine can't be read, the job's kept store takes its place.
+
 The log is copied too, also when the job saved nothing else.
 """
 
@@ -10,18 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.backends.base import Backend, artifacts
-from gpuwarden.core.errors import BadRequest, Conflict, WardenError
+from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, Refused, Unreachable, WardenError
 from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.ledger.events import OutputsDeclared
+from gpuwarden.lifecycle.artifacts.kept_list import Kept, read_kept, unsettled
+from gpuwarden.lifecycle.artifacts.kept_pull import at_rest, kept_copy, receive_kept
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.parking import hold, keeps, wake
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
@@ -32,7 +37,11 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PullResult:
-    """Result of a pull. `missing` are declared outputs that do not exist on the machine."""
+    """Result of a pull. `missing` are declared outputs that do not exist on the machine.
+
+    `store` is the kept store that the files came from, empty where the machine sent them; `lost` why the machine did
+    not; `unsettled` why that store is not shown to have everything that the machine has.
+    """
 
     job: JobRecord
     dest: Path
@@ -41,6 +50,9 @@ class PullResult:
     missing: tuple[str, ...]
     log: Path | None
     next_steps: tuple[NextStep, ...] = ()
+    store: str = ""
+    lost: str = ""
+    unsettled: str = ""
 
 
 async def pull(
@@ -56,8 +68,71 @@ async def pull(
     `also` declares further outputs, for good: from now on the teardown gate protects them as it does the others.
     Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is
     gpuwarden's or has other files, Unreachable when the machine does not answer; what arrived before is kept and
-    continued. A machine that parked itself is started first; Refused where that costs more than a person allowed.
+    continued. Where the machine is off, gone or silent, the files come from the job's kept store, if it has one. A
+    machine that parked itself is started only where that store lacks the last word or denies a file; Refused where a
+    start costs more than a person allowed.
     """
+    job = read_job(ctx.ledger, job_id)
+    if not job.spec.keep or also:
+        return await _pull_machine(ctx, job_id, dest, also, progress)
+    if job.handle is not None and job.lease is not None and await at_rest(ctx, job):
+        job = await advance(ctx, job_id)
+        if (kept := await kept_copy(ctx, job)) is not None:
+            try:
+                return await _pull_kept(ctx, job, kept, dest, progress)
+            except AuthFailed:
+                if not parked(ctx, job):
+                    raise  # else its machine has what the store denies
+    try:
+        return await _pull_machine(ctx, job_id, dest, also, progress)
+    except (Unreachable, Refused) as lost:
+        job = read_job(ctx.ledger, job_id)
+        try:
+            kept = await read_kept(ctx, job) if job.handle is not None else None
+        except WardenError:
+            kept = None
+        if kept is None:
+            raise
+        return await _pull_kept(ctx, job, kept, dest, progress, lost=lost.message)
+
+
+async def _pull_kept(
+    ctx: Context,
+    job: JobRecord,
+    kept: Kept,
+    dest: Path | None,
+    progress: Callable[[Progress], None] | None,
+    lost: str = "",
+) -> PullResult:
+    """Copy what a kept store lists. `lost` is why the machine was not read, where that is not seen otherwise."""
+    target = dest_of(ctx, job, dest)
+    if dest is None:
+        private_folder(target)
+    pulled, received = await receive_kept(ctx, job, kept, target, progress)
+    _record(ctx, pulled, received)
+    why = unsettled(ctx, job, kept)
+    return PullResult(
+        job,
+        target,
+        pulled.manifest,
+        received,
+        pulled.manifest.missing,
+        None,
+        following(ctx, job),
+        store=pulled.store,
+        lost=lost,
+        unsettled=why.text if why else "",
+    )
+
+
+async def _pull_machine(
+    ctx: Context,
+    job_id: str,
+    dest: Path | None,
+    also: Sequence[str],
+    progress: Callable[[Progress], None] | None,
+) -> PullResult:
+    """Copy the outputs from the machine."""
     await wake(ctx, job_id)
     job = await advance(ctx, job_id)
     if job.handle is None:
@@ -76,16 +151,19 @@ async def pull(
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
     log = await _pull_log(backend, job.handle, target, places.values())
-    missing = tuple(p.path for p in received.problems)
+    _record(ctx, Pulled(job=job_id, dest=str(target), manifest=manifest, places=places), received)
+    return PullResult(job, target, manifest, received, manifest.missing, log, following(ctx, job))
+
+
+def _record(ctx: Context, pulled: Pulled, received: Received) -> None:
     save_pull(
         ctx,
-        Pulled(job=job_id, dest=str(target), manifest=manifest, places=places),
+        pulled,
         size=sum(f.size for f in received.files),
-        missing=manifest.missing,
+        missing=pulled.manifest.missing,
         problems=[f"{p.path}: {p.why}" for p in received.problems[:20]],
-        not_taken=missing[:20],
+        not_taken=[p.path for p in received.problems[:20]],
     )
-    return PullResult(job, target, manifest, received, manifest.missing, log, following(ctx, job))
 
 
 def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:

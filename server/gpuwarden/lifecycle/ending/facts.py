@@ -18,23 +18,27 @@ from gpuwarden.core.models import (
 )
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
-from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
-from gpuwarden.ledger.events import ArtifactsPulled, JobEnded
+from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.ledger.events import ArtifactsPulled
 from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store
 from gpuwarden.lifecycle.artifacts.local_copies import (
     Pulled,
     Standing,
     copy_for,
     last_pull,
+    read_pull,
     verified_now,
 )
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.monitoring.meter import look
+from gpuwarden.lifecycle.monitoring.parked import started_since
+from gpuwarden.lifecycle.monitoring.shared_answers import sharing_nothing
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
     TeardownRecord,
+    at_rest,
     read_job,
     read_lease,
 )
@@ -44,19 +48,22 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 
 async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, Pulled | None]:
-    """Gather everything that the teardown rules read."""
+    """Gather everything that the teardown rules read, as it is now: no answer is older than this call."""
     job, lease = read_job(ctx.ledger, record.job_id), read_lease(ctx.ledger, record.lease)
     profile = ctx.profile(lease.platform)
-    machine = await look(ctx, lease.id)
+    with sharing_nothing():
+        machine = await look(ctx, lease.id)
     if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
         machine = Known(None)
-    pulled = last_pull(ctx, job.id)
+    pulled, whole = last_pull(ctx, job.id), whole_since_end(ctx, job)
     handle = await _handle(ctx, job, lease)
-    listed = await _listed(ctx, job, machine, pulled, handle)
+    listed = await _listed(ctx, job, machine, whole, handle)
+    rests = isinstance(listed, Known) and whole is not None and listed.value is whole.manifest
     if isinstance(listed, Known):
         pulled = copy_for(ctx, job.id, listed.value)
     copy = verified_now(ctx, job.id, pulled) if pulled else Standing()
-    store = await _stored(ctx, job, handle, listed, pulled, copy)
+    shown_last = whole.disclosure if rests and whole is not None else None
+    store = None if rests else await _stored(ctx, job, handle, listed, pulled, copy)
     changed: tuple[str, ...] = ()
     if isinstance(listed, Known) and pulled is not None:
         before = {a.path: a.stamp for a in pulled.manifest.files}
@@ -64,7 +71,8 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         late = {a.path for a in listed.value.files if before.get(a.path) != a.stamp}
         changed = tuple(sorted(late - stored))
     # the job's end was read from a file that the job itself could write, so it is looked at again
-    seen = await observe(ctx, job) if job.state in TERMINAL_JOBS else None
+    with sharing_nothing():
+        seen = await observe(ctx, job) if job.state in AT_REST else None
     facts = TeardownFacts(
         job_id=job.id,
         job_state=Job.RUNNING if seen is not None and seen.state is Job.RUNNING else job.state,
@@ -86,7 +94,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         durable_storage=job.spec.durable_storage,
         store=store.address if store else "",
         store_why=store.why if store else "",
-        disclosure=await _disclosed(ctx, job, lease, handle),
+        disclosure=await _disclosed(ctx, job, lease, handle, shown_last),
     )
     return facts, pulled
 
@@ -111,10 +119,10 @@ async def _listed(
     ctx: Context,
     job: JobRecord,
     machine: Answer[Instance | None],
-    pulled: Pulled | None,
+    whole: Pulled | None,
     handle: Answer[Handle | None],
 ) -> Answer[Manifest]:
-    """List the files on the machine. Where it is off, list those of a pull after the job's end."""
+    """List the files on the machine. Where it is off, list those of a copy that missed nothing the job wrote."""
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -124,10 +132,7 @@ async def _listed(
     except WardenError as error:
         instance = machine.value if isinstance(machine, Known) else None
         off = instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
-        copied, end = ctx.ledger.last(job.subject, ArtifactsPulled), ctx.ledger.last(job.subject, JobEnded)
-        if pulled is not None and off and copied is not None and end is not None and copied.seq > end.seq:
-            return Known(pulled.manifest)  # a pull after the end missed nothing that the job wrote
-        return Unknown(error.message)
+        return Known(whole.manifest) if whole is not None and off else Unknown(error.message)
 
 
 async def _stored(
@@ -147,16 +152,36 @@ async def _stored(
     return await look_at_store(ctx, job, handle.value, listed.value)
 
 
+def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
+    """Return the latest copy that missed nothing the job wrote: it was made from the machine after the job's end, or
+    from its kept store by that store's last word, and the machine was not started again since.
+    """
+    end = at_rest(ctx.ledger, job.id)
+    for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if end else ():
+        if end is None or event.seq < end.seq:
+            break
+        pulled = None if event.data.unsettled else read_pull(ctx, event.data.record, event.data.digest)
+        if pulled is None or (pulled.store and started_since(ctx, job, event.seq)):
+            continue
+        return pulled
+    return None
+
+
 async def _disclosed(
-    ctx: Context, job: JobRecord, lease: LeaseRecord, handle: Answer[Handle | None]
+    ctx: Context, job: JobRecord, lease: LeaseRecord, handle: Answer[Handle | None], shown_last: Disclosure | None
 ) -> Answer[Disclosure]:
-    """Return what the machine shows besides the outputs: files that the job made there, without unchanged inputs."""
+    """Return what the machine shows besides the outputs: files that the job made there, without unchanged inputs.
+
+    `shown_last` is what it showed last, by its kept store, where it is off.
+    """
     if lease.id != job.lease:
         return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
         return Known(Disclosure())
+    if shown_last is not None:
+        return Known(shown_last)
     try:
         backend = ctx.backend(handle.value.backend)
         found = await backend.disclose(handle.value)

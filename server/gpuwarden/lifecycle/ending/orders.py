@@ -27,7 +27,8 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.parking import allowed_to_park
 from gpuwarden.lifecycle.execution.situation import open_ticket, standing_order
 from gpuwarden.lifecycle.monitoring.meter import lease_now
-from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job
+from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease
 from gpuwarden.lifecycle.submission.budgets import carried
 
 ALERT: Final = "ending_soon"
@@ -37,13 +38,13 @@ MOST_WAIT_S: Final = 600.0
 _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
 
 
-def order_for(ctx: Context, receipt: str) -> EndingOrdered | None:
+def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
     """Return the order that a job gets with its acceptance; None where a person is to be asked.
 
-    What a person said about this one job comes before the policy. Another policy or ledger than the recorded one orders
-    nothing.
+    `at` is when the approval has to be good, where that is not now. What a person said about this one job comes before
+    the policy. Another policy or ledger than the recorded one orders nothing.
     """
-    said, grace_s = carried(ctx, receipt), ctx.policy.ending.grace_minutes * 60.0
+    said, grace_s = carried(ctx, receipt, at), ctx.policy.ending.grace_minutes * 60.0
     if said is not None and said.end_when_proven is not None:
         return EndingOrdered(
             verb=said.end_when_proven,
@@ -72,8 +73,17 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> bool:
 
 
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
-    """Return the jobs with a standing order that have succeeded and whose own machine may bill."""
-    found = (read_job(ctx.ledger, job_id) for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES))
+    """Return the jobs with a standing order that have succeeded and whose own machine may bill.
+
+    A machine that parked itself is ended as it is where that was ordered and its kept store proved everything.
+    """
+    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most of them run, and are not read here
+    found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
+    for name in ctx.ledger.resting():
+        job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)
+        order = standing_order(ctx, job.id)
+        if order is not None and order.verb == "terminate" and job.spec.keep and parked(ctx, job):
+            found.append(job)
     return [job for job in found if job.state is Job.SUCCEEDED and standing_order(ctx, job.id) is not None]
 
 
@@ -139,12 +149,16 @@ async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
 
 
 def rented_for(ctx: Context, job: JobRecord) -> bool:
-    """Return whether this ledger rented a job's machine for it, and it is the job's only one that is seen running."""
-    if job.lease is None or lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES) != [job.lease]:
+    """Return whether this ledger rented a job's machine for it, and it is the job's only one that is seen running.
+
+    Or it parked itself, and no other one of the job may bill.
+    """
+    rests = parked(ctx, job)
+    if job.lease is None or lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES) not in ([job.lease], [] if rests else None):
         return False
     lease = lease_now(ctx, job.lease)
     opened = ctx.ledger.last(lease.subject, CreateIntent)
     ours = opened is not None and opened.data.job == job.id and lease.instance is not None
     if not ours or lease.instance is None or lease.instance.token != lease.id:
         return False
-    return lease.state is Lease.METERING and lease.instance.state is InstanceState.RUNNING
+    return rests or (lease.state is Lease.METERING and lease.instance.state is InstanceState.RUNNING)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpuwarden.backends.base import Parking
+from gpuwarden.core.clock import ShiftedClock
 from gpuwarden.core.errors import NotSupported, Refused, Unreachable, WardenError
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Instance, InstanceState, JobSpec, Known, Park, Place, SelfStop, Unknown
@@ -77,7 +78,9 @@ def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
     url = by.url.replace("{instance}", place.instance_id or "")
     late_s = None if job.spec.timeout_s is None else job.spec.timeout_s + OVERRUN_S
     outputs = () if place.root else job.outputs
-    return Park(after_s=ordered.after_s, deadline_s=late_s, by=by.model_copy(update={"url": url}), outputs=outputs)
+    clock = str(ctx.clock.file.absolute()) if place.root and isinstance(ctx.clock, ShiftedClock) else ""
+    by = by.model_copy(update={"url": url})
+    return Park(after_s=ordered.after_s, deadline_s=late_s, by=by, outputs=outputs, clock=clock)
 
 
 def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
@@ -157,7 +160,7 @@ def _too_dear(ctx: Context, job: JobRecord) -> str:
     total = cost + price * FETCH_H
     if job.worst_cost is not None and total <= job.worst_cost:
         return ""
-    return over_caps(ctx, job.spec.platform, total, of=job.id)
+    return over_caps(ctx, job.spec, total, job.person, of=(job.id,))
 
 
 async def hold(ctx: Context, job_id: str) -> bool:

@@ -12,6 +12,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Final
 
+from gpuwarden.backends.base import Keyed
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Unknown, Verb, Verdict
@@ -48,6 +49,7 @@ from gpuwarden.lifecycle.records import (
     read_lease,
     read_teardown,
 )
+from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile
 
@@ -122,7 +124,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         return NotSupported(message, [only, *pull, verify])
     copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "It declared no outputs, so the"
     remove = ["rm", "-r", "--", job.handle.run_dir]
-    if job.handle.place.host:
+    if job.handle.place.host and isinstance(ctx.backend(job.handle.backend), Keyed):  # reached over SSH
         remove = ["ssh", job.handle.place.host, shlex.join(remove)]
     return NotSupported(message, f"{copy} user may remove its run folder by hand: {shlex.join(remove)}")
 
@@ -264,6 +266,7 @@ async def approve(
 def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str | None) -> None:
     """Raise Refused or BadRequest where an approval by this channel can't carry the request out as it is now."""
     record = view.record
+    check_approver(ctx)
     if channel not in ctx.policy.approval.channels:
         raise Refused(
             f"the policy takes no approval by {channel}", f"It takes: {', '.join(ctx.policy.approval.channels)}."

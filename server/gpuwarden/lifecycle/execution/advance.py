@@ -13,6 +13,7 @@ import anyio
 
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.context import LOCK_PATIENCE_S, STEP_S, Context
+from gpuwarden.lifecycle.execution.pausing import paused
 from gpuwarden.lifecycle.execution.provisioning import accepted, provisioning
 from gpuwarden.lifecycle.execution.running import preempted, running, submitting
 from gpuwarden.lifecycle.records import JobRecord, read_job
@@ -47,5 +48,6 @@ STEPS: Final[dict[Job, Step]] = {
     Job.RUNNING: running,
     Job.UNKNOWN: running,
     Job.PREEMPTED: preempted,
+    Job.PAUSED: paused,
 }
 assert set(STEPS) | TERMINAL_JOBS | {Job.DRAFT} == set(Job)

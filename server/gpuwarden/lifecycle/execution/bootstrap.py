@@ -70,10 +70,11 @@ def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
 async def greet_own(ctx: Context, place: Place) -> Place:
     """Return the user's machine with its host key pinned: that of known_hosts, else that of first contact.
 
-    Raises HostKeyChanged where it shows another, and whatever else keeps us out.
+    A place without a host is this machine, which shows none. Raises HostKeyChanged where it shows another, and whatever
+    else keeps us out.
     """
     backend = ctx.backend(ctx.profile(place.platform).backend)
-    if not isinstance(backend, Keyed):
+    if not isinstance(backend, Keyed) or place.host is None:
         return place
     key, subject = await backend.host_key(place), f"host/{place.host}"
     trusted = ctx.ledger.last(subject, HostTrusted)

@@ -99,5 +99,5 @@ def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str
         return f"{_said(price, allowed)}, which a person approved"
     if job.worst_cost is None or job.price is None:
         return f"{_said(price, allowed)}, and what the job may cost at most is unknown"
-    over = over_caps(ctx, job.spec.platform, job.worst_cost * price / job.price, of=job.id)
+    over = over_caps(ctx, job.spec, job.worst_cost * price / job.price, job.person, of=(job.id,))
     return f"{_said(price, allowed)}: {over}" if over else ""

@@ -27,6 +27,7 @@ from gpuwarden.ledger.events import (
     HostWaiting,
     JobCanceled,
     JobFailed,
+    JobMovedOn,
     JobProvisioning,
     JobSubmitting,
     LeaseAdopted,
@@ -45,11 +46,15 @@ from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.accounts import Bound, account_in_use
 from gpuwarden.lifecycle.monitoring.expirations import longest_run_s
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spent
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
+from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease, recalled
 
 MAX_GENERATIONS: Final = 5
 RELAUNCH_WAIT_S: Final = 300.0
 """Seconds before a platform that had no machine for an interrupted job is asked again, twice as many each time."""
+HURRIED_WAIT_S: Final = 5.0
+MOST_HURRIED_S: Final = 300.0
+"""Seconds before a platform that takes no more orders now is asked again: the first wait doubles up to the most."""
 FETCH_S: Final = 3600
 """How long a machine is wanted after its job's time is over, so that a person can fetch what is there.
 
@@ -59,10 +64,10 @@ Every grace that a person decided on passes before.
 
 async def accepted(ctx: Context, job: JobRecord) -> bool:
     """Begin: rent a machine, or contact the user's own."""
-    if job.cancel_requested:
+    if job.cancel_requested or recalled(ctx.ledger, job.id):
         return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
     if ctx.profile(job.spec.platform).meter.metered:
-        return await rent(ctx, job)
+        return not _in_hurry(ctx, job) and await rent(ctx, job)
     try:
         with anyio.fail_after(STEP_S):
             place = await greet_own(ctx, ctx.owned_place(job.spec.platform))
@@ -72,6 +77,12 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
         failed = JobFailed(code=refusal.code, following=tuple(s.as_dict() for s in refusal.next_steps))
         return move(ctx, job, failed, because(Code.REFUSED_HOST, message=refusal.message))
     return move(ctx, job, JobSubmitting(place=place))
+
+
+def _in_hurry(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a job's platform just refused another job's order as one too many, in this walk over all jobs."""
+    walk = shared_answers(ctx)
+    return walk is not None and job.spec.platform in walk.hurried
 
 
 async def rent(ctx: Context, job: JobRecord) -> bool:
@@ -127,6 +138,8 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     except MAYBE_DONE as lost:
         answer = Unknown(lost.message)
     except WardenError as refusal:
+        if isinstance(refusal, RateLimited) and (walk := shared_answers(ctx)) is not None:
+            walk.hurried.add(lease.platform)
         with ctx.ledger.transaction():
             ctx.ledger.add(lease.subject, CreateDoubted(why=refusal.message, code=refusal.code))
             if refusal.unsent:
@@ -149,13 +162,36 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
 
 
 def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
-    """Fail a job whose request was refused; one that was refused for its hurry, or got lost, is asked again."""
+    """Fail a job whose request was refused, or go on with its next choice where it was refused for want of capacity.
+
+    One that was refused for its hurry, or got lost, is asked again.
+    """
     doubted = ctx.ledger.last(lease.subject, CreateDoubted)
-    if doubted is None or doubted.data.code == RateLimited.code:
+    if doubted is None or doubted.data.code == RateLimited.code or job.given_up == lease.id:
         return False
     if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
         return False  # many machines were taken at once: one may be free later
+    if doubted.data.code == NoCapacity.code and job.choice + 1 < len(job.choices):
+        return _move_on(ctx, job, lease, doubted.data.why)
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
+
+
+def _move_on(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
+    """Record that a job goes on with the next of its choices; its request there is the next step.
+
+    The lease of the request that is given up is known to have rented nothing, or the job would wait for it.
+    """
+    following = job.choices[job.choice + 1]
+    given_up = JobMovedOn(
+        choice=job.choice + 1,
+        platform=following.platform,
+        gpu=following.gpu,
+        lease=lease.id,
+        generation=job.generation,
+        why=why,
+    )
+    ctx.ledger.add(job.subject, given_up)
+    return True
 
 
 def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
@@ -186,8 +222,16 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
         if _refused_for_good(ctx, job, lease):
             return True
         again = ctx.ledger.last(job.subject, RelaunchIntent)
-        tries = job.generation - (again.data.generation if again else 0)
-        if tries >= MAX_GENERATIONS:
+        if again is None and recalled(ctx.ledger, job.id):
+            return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
+        tries = job.generation - max(again.data.generation if again else 0, job.given_up_generation)
+        doubted = ctx.ledger.last(lease.subject, CreateDoubted)
+        hurried = doubted is not None and doubted.data.code == RateLimited.code
+        if _in_hurry(ctx, job):
+            return False
+        if hurried and ctx.clock.now() - lease.since < min(HURRIED_WAIT_S * 2.0 ** min(tries - 1, 16), MOST_HURRIED_S):
+            return False
+        if tries >= MAX_GENERATIONS and not hurried:
             return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=tries))
         if again is not None and ctx.clock.now() - lease.since < RELAUNCH_WAIT_S * 2.0 ** (tries - 1):
             return False
@@ -215,7 +259,11 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
     if isinstance(found, Unknown):
         return False
     if found.value:
-        return _take_on(ctx, lease, found.value)
+        with ctx.ledger.transaction():  # once the first is known nobody looks for the others again
+            ctx.ledger.add(lease.subject, LeaseAdopted(instance=found.value[0]))
+            for extra in found.value[1:]:
+                record_extra(ctx, lease, extra)
+        return True
     looked, settle_s = ctx.ledger.last(lease.subject, CreateAbsent), ctx.provider(lease.platform).settle_s
     if looked is None:
         settles_at = ctx.clock.now() + settle_s
@@ -244,15 +292,6 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
     else:
         ctx.unseen.pop(lease.id, None)
     return found
-
-
-def _take_on(ctx: Context, lease: LeaseRecord, found: tuple[Instance, ...]) -> bool:
-    """Adopt the first of the instances that carry a lease's token, and keep the others in sight."""
-    with ctx.ledger.transaction():  # once the first is known nobody looks for the others again
-        ctx.ledger.add(lease.subject, LeaseAdopted(instance=found[0]))
-        for extra in found[1:]:
-            record_extra(ctx, lease, extra)
-    return True
 
 
 def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:

@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import Final
 
 from gpuwarden.core.guidance import Action, NextStep, do, steps
-from gpuwarden.core.models import InstanceState, Verdict
-from gpuwarden.core.next_step import stopped_machine
+from gpuwarden.core.models import MAX_INPUT_BYTES, InstanceState, Verdict
+from gpuwarden.core.next_step import Copy, stopped_machine
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import RelaunchIntent
-from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, verified_now
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, copy_state, verified_now
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord
-from gpuwarden.lifecycle.submission.inputs import MAX_BYTES
 
 NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
 
 
 def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     """Return the exact next call for a job that was interrupted and can't go on where it was; empty for any other."""
-    if job.lease is None or job.state not in {Job.PREEMPTED, Job.FAILED}:
+    lost = job.state in {Job.PREEMPTED, Job.FAILED} or job.reason is Code.ENDED_PAUSED
+    if job.lease is None or not lost:
         return ()
     lease = lease_now(ctx, job.lease)
     if job.state is Job.PREEMPTED:
@@ -33,6 +33,8 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     lost = lease.state is Lease.STOPPED or job.reason is Code.CAME_BACK_EMPTY
     if not unrented and (job.handle is None or not lost):
         return ()
+    if job.spec.keep and copy_state(ctx, job.id) in {Copy.NONE, Copy.STALE, Copy.UNVERIFIED}:
+        return ()  # what its kept store has is copied and proven first
     pulled = copy_for(ctx, job.id)
     if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:
         start = "There is no verified copy of what it saved, so the same work starts from the beginning."
@@ -42,7 +44,7 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
         verify = do(Action.VERIFY, "to find out", job_id=job.id)
         return steps((NOT_RENTED_AGAIN, start, again, f"The copy in {pulled.dest} is not proven.", verify))
     size = sum(f.size for f in pulled.manifest.files)
-    if size > MAX_BYTES:
+    if size > MAX_INPUT_BYTES:
         large = f"The verified copy in {pulled.dest} ({size / 2**20:,.0f} MiB) is too large for an input."
         resume = do(Action.SUBMIT, "and a script that resumes from that repo", receipt="")
         return steps((NOT_RENTED_AGAIN, large, "Push it to the Hub first.", resume))

@@ -1,5 +1,8 @@
 """Rent another machine for a job whose machine was taken for good, and resume there from its proven copy.
 
+What a kept store has is copied here and proven first, by the watch or by whoever pulls it, so that the newest proven
+checkpoint is the one that the next machine gets.
+
 Only a person at a terminal allows that, for one job and up to a budget, together with the approval of its spending. The
 next machine costs at most the price that was checked; a cap that is set holds as well. Nothing is relaunched without a
 proven copy: the work would be paid for twice.
@@ -9,24 +12,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Verdict
 from gpuwarden.core.money import usd
+from gpuwarden.core.next_step import Copy
 from gpuwarden.core.states import LIVE_LEASES, Lease
 from gpuwarden.ledger.events import (
     ArtifactsPulled,
+    JobPreempted,
     JobSubmitted,
     RelaunchAllowed,
     RelaunchIntent,
     VerbSent,
 )
-from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, read_pull, verified_now
-from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_state, read_pull, verified_now
+from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import spent
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of
-from gpuwarden.lifecycle.submission.budgets import carried, spent_today
+from gpuwarden.lifecycle.submission.budgets import caps_on, carried
+
+KEPT_PATIENCE_S: Final = 3600.0
+"""How long a relaunch waits for a kept store. Nothing bills meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,26 @@ def taken(ctx: Context, job: JobRecord) -> bool:
     return ctx.ledger.last(f"lease/{job.lease}", VerbSent) is None
 
 
+def awaits_kept(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a job that lost its machine waits for a proven copy of what its kept store has."""
+    lost, pulled = ctx.ledger.last(job.subject, JobPreempted), ctx.ledger.last(job.subject, ArtifactsPulled)
+    if not job.spec.keep or ctx.policy.ending.background_gb <= 0 or lost is None or not may_relaunch(ctx, job.id):
+        return False
+    if ctx.clock.now() - lost.at > KEPT_PATIENCE_S:
+        return False
+    asked = pulled is not None and pulled.seq > lost.seq and (bool(pulled.data.store) or pulled.data.unsettled)
+    return not asked or copy_state(ctx, job.id) is Copy.UNVERIFIED
+
+
+def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
+    """Return the newest copy of a job that is proven as it is on this disk now, with its record."""
+    for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)):
+        pulled = read_pull(ctx, event.data.record, event.data.digest)
+        if pulled is not None and pulled.places and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN:
+            return pulled, event.data.record
+    return None
+
+
 def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
     """Return the relaunch of a job whose machine was taken, or why there is none."""
     allowed = ctx.ledger.last(job.subject, RelaunchAllowed)
@@ -81,33 +110,22 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
     left = allowed.data.budget_usd - used
     if worst > left:
         return f"the budget has {usd(max(0.0, left))} left, and another run may cost {usd(worst)}"
-    if over := _over_a_cap(ctx, job, total + worst, worst):
+    caps = caps_on(ctx, job.spec, total + worst, job.person, machine=worst, of=(job.id,))
+    # A cap of zero asks a person, and one has answered.
+    if over := next((cap.broken for cap in caps if 0 < cap.limit < cap.cost), ""):
         return over
-    copy, pulled = last_pull(ctx, job.id), ctx.ledger.last(job.subject, ArtifactsPulled)
-    if copy is None or pulled is None or verified_now(ctx, job.id, copy).verdict is not Verdict.PROVEN:
+    proven = proven_copy(ctx, job)
+    if proven is None:
         return "there is no proven copy to resume from"
+    copy, record = proven
     if outside := [path for path in copy.places if path.startswith("/")]:
         return f"{outside[0]} is outside of the working folder and can't be put back"
-    return Relaunch(copy, pulled.data.record, worst, left - worst)
+    return Relaunch(copy, record, worst, left - worst)
 
 
 def generation_of(lease: str) -> int:
     """Return which of its job's machines a lease is of, from 1."""
     return int("".join(filter(str.isdigit, lease.rpartition("-i")[2].partition("-")[0])) or 0)
-
-
-def _over_a_cap(ctx: Context, job: JobRecord, total: float, worst: float) -> str:
-    """Return the first cap that a relaunch would break. A cap of zero asks a person, and one has answered."""
-    caps = ctx.policy.caps_for(job.spec.platform)
-    today = spent_today(ctx, pretend=job.spec.platform.startswith(REHEARSAL), without=job.id)
-    for name, cost, cap in (
-        ("per_job_usd", total, caps.per_job_usd),
-        ("per_instance_usd", worst, caps.per_instance_usd),
-        ("per_day_usd", today + total, caps.per_day_usd),
-    ):
-        if 0 < cap < cost:
-            return f"it may come to {usd(cost)}, above {name} of {usd(cap)}"
-    return ""
 
 
 def resumed_from(ctx: Context, job: JobRecord) -> dict[str, Path]:

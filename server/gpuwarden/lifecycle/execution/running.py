@@ -10,18 +10,18 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
-from gpuwarden.core.errors import NotFound, WardenError
+from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.models import Answer, Handle, Instance, InstanceState, Known, Observation, Place, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.sanitize import scrubbed
-from gpuwarden.core.states import Job, Lease
-from gpuwarden.core.store_address import OWN_KEYS, StoreAddress
+from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import (
     FolderGone,
     JobCanceled,
     JobFailed,
     JobObserved,
+    JobPaused,
     JobPreempted,
     JobQueued,
     JobRunning,
@@ -34,17 +34,19 @@ from gpuwarden.ledger.events import (
     RelaunchIntent,
     SubmitIntent,
 )
-from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key
 from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.ending.parking import park_at
+from gpuwarden.lifecycle.execution.arrays import send_array, sent_before
 from gpuwarden.lifecycle.execution.bootstrap import pinned
+from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
 from gpuwarden.lifecycle.execution.provisioning import rent, restart
-from gpuwarden.lifecycle.execution.relaunch import may_relaunch, next_machine, resumed_from, taken
+from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch, next_machine, taken
+from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.meter import look
 from gpuwarden.lifecycle.monitoring.parked import parked
-from gpuwarden.lifecycle.records import JobRecord, read_lease
-from gpuwarden.lifecycle.submission.input_store import staged
+from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
+from gpuwarden.lifecycle.records import JobRecord, read_lease, recalled
 
 CANCEL_GRACE_S: Final = 10.0
 FOLDER_GONE_S: Final = 60.0
@@ -60,6 +62,7 @@ OBSERVED: Final[dict[Job, type[JobObserved]]] = {
     Job.RUNNING: JobRunning,
     Job.UNKNOWN: JobUnknown,
     Job.PREEMPTED: JobPreempted,
+    Job.PAUSED: JobPaused,
     Job.SUCCEEDED: JobSucceeded,
     Job.FAILED: JobFailed,
     Job.CANCELED: JobCanceled,
@@ -72,13 +75,14 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     assert job.place is not None
     announced = ctx.ledger.last(job.subject, JobSubmitting)
     attempt = announced.data.attempt if announced else 1
-    if job.cancel_requested:
+    if job.array:
+        return await send_array(ctx, job.array)
+    # A machine that was rented for a fan-out bills already, and a later attempt is of a job that runs.
+    unwanted = attempt == 1 and job.lease is None and recalled(ctx.ledger, job.id)
+    if job.cancel_requested or unwanted:
         found: Answer[Handle | None] = Known(None)
         if job.attempt >= attempt:  # it may have been launched
-            try:
-                found = await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
-            except WardenError as error:
-                found = Unknown(error.message)
+            found = await sent_before(ctx, job)
         if isinstance(found, Unknown):
             return False
         if found.value is None:
@@ -95,31 +99,19 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
 
 async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> bool:
     """Record the intent to launch an attempt, then ask the backend for it. Raises NotFound for a missing secret."""
-    store = StoreAddress.parse(job.spec.keep) if job.spec.keep else None
-    missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]
-    if missing:
-        raise NotFound(
-            f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
-            "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
-        )
-    secrets = {name: ctx.env[name] for name in job.spec.secrets}
-    if store:  # the runner takes these out again: they are the uploader's, not the job's
-        secrets |= {OWN_KEYS + name: value for name, value in store.handed(ctx.env).items()}
-    names = (*job.spec.secrets, *(store.credentials if store else ()))
-    ctx.known_secrets.remember(ctx.env[name] for name in names if ctx.env.get(name))
-    token = f"{job.id}-a{attempt}"
     if job.lease is not None:
         place = place.model_copy(update={"park": park_at(ctx, job, place)})
+    token = f"{job.id}-a{attempt}"
+    backend = ctx.backend(ctx.profile(job.spec.platform).backend)
+    secrets = secrets_of(ctx, job, seals=backend.seals)
     if ctx.ledger.used(SubmitIntent, token) is None:
         ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
-    backend = ctx.backend(ctx.profile(job.spec.platform).backend)
-    if backend.seals:
-        secrets[SEAL_KEY] = job_key(ctx, job.id)
     try:
         with anyio.fail_after(STEP_S):
-            inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)
-            inputs |= await anyio.to_thread.run_sync(resumed_from, ctx, job)
-            handle = await backend.submit(job.spec, place, job.id, secrets=secrets, attempt=attempt, inputs=inputs)
+            task = await order_of(ctx, job, secrets, attempt)
+            handle = await backend.submit(
+                task.spec, place, job.id, secrets=secrets, attempt=attempt, inputs=task.inputs
+            )
     except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent on token and attempt: the next call asks again
     except WardenError as refusal:
@@ -134,13 +126,15 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
     rests = parked(ctx, job)
-    if job.cancel_requested or (over_cap(ctx, job) and not rests):
-        return await _end(ctx, job, machine)
-    if rests:  # how the job ended is on a disk that nobody can read now, and the job must not be launched again
-        ctx.observed.pop(job.id, None)
-        ctx.blind.pop(job.id, None)
-        return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.PARKED))
+    if limit := _limit(ctx, job, rests=rests):
+        return await _end(ctx, job, machine, limit)
+    if rests:
+        return await _judge_parked(ctx, job)
+    if job.pausing and (stopped := await _pause(ctx, job, machine)) is not None:
+        return stopped
     observed = await observe(ctx, job)
+    if limit := _limit(ctx, job, seen=observed):
+        return await _end(ctx, job, machine, limit)
     state, reason = judge(job, observed, machine, _restarted(ctx, job, observed, machine))
     if reason.code is Code.INTERRUPTION_UNSEEN and observed is not None and _waited_long(ctx, job):
         claimed = observed.reason is Code.TERMINATED
@@ -148,9 +142,7 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     if state is Job.UNKNOWN and observed is not None and observed.lost:
         state, reason = _without_folder(ctx, job, observed)
     elif observed is not None and observed.state is Job.RUNNING and observed.machine:
-        known = ctx.ledger.last(job.subject, MachineSeen)
-        if known is None or known.data.machine != observed.machine:  # a later start proves that the process is dead
-            ctx.ledger.add(job.subject, MachineSeen(machine=observed.machine))
+        _remember_machine(ctx, job, observed.machine)
     if state is Job.UNKNOWN and job.id in ctx.blind:
         reason = because(Code.NO_ANSWER, ctx.blind[job.id].message)
     if state is job.state:
@@ -160,10 +152,63 @@ async def running(ctx: Context, job: JobRecord) -> bool:
             return False  # gone is believed on the second look
         lost = reason.code is Code.GONE and may_relaunch(ctx, job.id) and taken(ctx, job)
         state = Job.PREEMPTED if lost else state  # the next step rents another machine, or says why not
+    return _moved(ctx, job, state, reason, observed)
+
+
+async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
+    """Move a job on whose machine stopped itself: how it ended is on a disk that nobody can read now.
+
+    It must not be launched again.
+    """
+    ctx.observed.pop(job.id, None)
+    ctx.blind.pop(job.id, None)
+    if (seen := await _end_kept(ctx, job)) is not None and seen.state in TERMINAL_JOBS:
+        return _moved(ctx, job, seen.state, Reason(seen.reason or Code.PLATFORM_REPORT, said=seen.why), seen)
+    return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.PARKED))
+
+
+def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, rests: bool = False) -> Reason | None:
+    """Return why a job is to be ended: that was asked for, it met its cap, or its engine restarts it too often.
+
+    `rests`: its machine stopped itself, so that a cap ends nothing.
+    """
+    if job.cancel_requested:
+        return because(Code.CANCELED)
+    if not rests and over_cap(ctx, job):
+        return because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd))
+    times, limit = seen.allocation.restarts if seen and seen.allocation else 0, job.spec.max_restarts
+    if job.lease is not None and times > limit:  # an engine without a limit rents without one
+        return because(Code.MAX_RESTARTS, times=times, limit=limit)
+    return None
+
+
+def _remember_machine(ctx: Context, job: JobRecord, machine: str) -> None:
+    """Record which start of its machine a job runs on: a later start proves that the process is dead."""
+    known = ctx.ledger.last(job.subject, MachineSeen)
+    if known is None or known.data.machine != machine:
+        ctx.ledger.add(job.subject, MachineSeen(machine=machine))
+
+
+def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: Observation | None) -> bool:
+    """Move a job on by what was observed of it."""
     seen: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
     body = {"why": reason.text, **seen}
     kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # a job can put its secrets into its status file
     return move(ctx, job, OBSERVED[state].model_validate({**kept, "reason": reason.as_dict()}))
+
+
+async def _end_kept(ctx: Context, job: JobRecord) -> Observation | None:
+    """Return how a job ended by the last word of its kept store; None without that."""
+    if not job.spec.keep:
+        return None
+    from gpuwarden.lifecycle.artifacts.kept_list import read_kept, reported_end, unsettled
+
+    try:
+        with anyio.fail_after(STEP_S):  # the job's lock is taken
+            kept = await read_kept(ctx, job)
+    except (WardenError, TimeoutError):
+        return None
+    return None if kept is None or unsettled(ctx, job, kept) is not None else reported_end(kept)
 
 
 def _waited_long(ctx: Context, job: JobRecord) -> bool:
@@ -215,8 +260,12 @@ async def observe(ctx: Context, job: JobRecord) -> Observation | None:
         return None
     ctx.observed.pop(job.id, None)
     ctx.blind.pop(job.id, None)
+    walk = shared_answers(ctx)
     try:
-        seen = (await ctx.backend(job.handle.backend).poll([job.handle])).get(job.handle.token)
+        if walk is not None:
+            seen = await walk.observation(job, job.handle)
+        else:
+            seen = (await ctx.backend(job.handle.backend).poll([job.handle])).get(job.handle.token)
     except WardenError as error:
         ctx.blind[job.id] = error
         return None
@@ -266,14 +315,12 @@ def _lease_ended(ctx: Context, job: JobRecord) -> bool:
     return job.lease is not None and read_lease(ctx.ledger, job.lease).state is Lease.STOPPED
 
 
-async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None) -> bool:
-    """End the process of a job that was canceled or met its cap. The machine stays: that is another question.
+async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None, reason: Reason) -> bool:
+    """End the process of a job that was canceled or met a limit. The machine stays: that is another question.
 
     No process runs on a machine that is off or gone, which its platform may have ended at its own end date.
     """
     assert job.handle is not None
-    cap = because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd))
-    reason = because(Code.CANCELED) if job.cancel_requested else cap
     observed = await observe(ctx, job)
     if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and observed.reason is not Code.VANISHED:
         own = Reason(observed.reason or Code.PLATFORM_REPORT, said=observed.why)
@@ -290,34 +337,68 @@ async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | 
     return move(ctx, job, JobCanceled(), reason)
 
 
+async def _pause(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None) -> bool | None:
+    """End the process of a job that is to be paused, with the time to save.
+
+    None where something else ended it, or may have: then it is judged as if nobody had asked for a pause.
+    """
+    assert job.handle is not None
+    if _off(machine) or _gone(machine):
+        return None
+    observed = await observe(ctx, job)
+    if observed is None or observed.state in {Job.SUCCEEDED, Job.PREEMPTED}:
+        return None
+    if observed.state is Job.RUNNING or observed.state is Job.QUEUED:
+        try:
+            result = await ctx.backend(job.handle.backend).stop(job.handle, grace_s=SAVE_GRACE_S)
+        except WardenError:
+            return False
+        observed = None if result == "pending" else await observe(ctx, job)
+    if observed is None:
+        return False
+    return _moved(ctx, job, Job.PAUSED, because(Code.PAUSED), observed) if observed.state is Job.CANCELED else None
+
+
 async def preempted(ctx: Context, job: JobRecord) -> bool:
     """Relaunch the identical command in the same folder, so that it resumes from its checkpoint."""
     if job.cancel_requested:
         return move(ctx, job, JobCanceled(), because(Code.CANCELED))
     if over_cap(ctx, job):
         return move(ctx, job, JobCanceled(), because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd)))
-    if job.attempt > job.spec.max_restarts:
-        return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=job.attempt, limit=job.spec.max_restarts))
-    place = job.place
+    if job.pausing:
+        return move(ctx, job, JobPaused(), because(Code.PAUSED_INTERRUPTED))
+    times, limit = job.attempt - job.resumed, job.spec.max_restarts
+    if times > limit:
+        return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=times, limit=limit))
+    place, limit_s = job.place, None
     if job.lease is not None:
         answer = await look(ctx, job.lease)
         if isinstance(answer, Unknown):
             return False
         if answer.value is None:
-            return _lease_ended(ctx, job) and await _relaunch(ctx, job)
+            return _lease_ended(ctx, job) and await relaunch(ctx, job)
+        if job.resumed:  # the pause cost money, which no relaunch gives back
+            try:
+                limit_s = allowed_attempt(ctx, job).timeout_s
+            except Refused as dear:
+                return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=dear.message))
         if answer.value.state is InstanceState.INTERRUPTED:
             await restart(ctx, read_lease(ctx.ledger, job.lease), answer.value)
         if answer.value.state is not InstanceState.RUNNING or answer.value.place is None:
             return False
         place = pinned(ctx, job.lease, answer.value.place)
     assert place is not None
-    return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place), because(Code.RELAUNCH))
+    return move(
+        ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place, timeout_s=limit_s), because(Code.RELAUNCH)
+    )
 
 
-async def _relaunch(ctx: Context, job: JobRecord) -> bool:
+async def relaunch(ctx: Context, job: JobRecord) -> bool:
     """Rent another machine for a job whose machine was taken for good, where a person allowed that; else fail it."""
     if not may_relaunch(ctx, job.id):
         return move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
+    if awaits_kept(ctx, job):
+        return False
     found = next_machine(ctx, job)
     if isinstance(found, str):
         return move(ctx, job, JobFailed(), because(Code.NOT_RELAUNCHED, cause=found))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
+from typing import Final
 
-from gpuwarden.core.guidance import NextStep, steps
-from gpuwarden.core.models import InstanceState
+from gpuwarden.core.guidance import Action, NextStep, do, steps
+from gpuwarden.core.models import InstanceState, Verb
 from gpuwarden.core.next_step import Machine, Situation, plan
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import CreateAbsent, EndingAnnounced, EndingObjected, EndingOrdered
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.pausing import stop_keeps
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
+from gpuwarden.lifecycle.execution.relaunch import awaits_kept
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, lease_now
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import (
@@ -25,12 +29,22 @@ from gpuwarden.lifecycle.records import (
     read_teardown,
 )
 
+WATCH_FILE: Final = "watch.json"
+"""What the leading watch remembers from round to round, below the state folder."""
+ROUND: Final = "watch|round|"
+"""The entry of that file for the round itself; conditions have theirs beside it."""
+WATCHED_S: Final = 900.0
+"""A timer that looks this often counts as a watch."""
 _OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 
 
 def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     """Return the steps that remain for a job, the next one first, with how to resume where its machine is gone."""
     now = situation(ctx, job)
+    if job.state is Job.PREEMPTED and now.machine is Machine.GONE and awaits_kept(ctx, job):
+        wait = f"Its machine was taken for good. What {job.spec.keep} has is copied here and proven by the watch, then "
+        pull = do(Action.PULL, "to do that now", job_id=job.id)
+        return steps((f"{wait}another machine is rented.", pull, do(Action.VERIFY, job_id=job.id)))
     recovery = () if job.state is Job.PREEMPTED else recovery_steps(ctx, job)
     return steps((*plan(now), *recovery))
 
@@ -51,7 +65,9 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         launched=job.handle is not None,
         outputs=bool(job.outputs),
         verb=job.spec.teardown,
+        kept=job.spec.keep,
         price_ticket=question.ticket if question else "",
+        resuming=job.resume_requested,
     )
     if job.reason is Code.REFUSAL_UNSETTLED:
         looked = ctx.ledger.last(f"lease/{job.lease}", CreateAbsent)
@@ -60,6 +76,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
     if lease is None:
         return now if job.state not in TERMINAL_JOBS else replace(now, copy=copy_state(ctx, job.id))
     ticket = open_ticket(ctx, lease)
+    stoppable = job.state is Job.PAUSED and stop_keeps(ctx, job)
     ordered = standing_order(ctx, job.id)
     announced = ctx.ledger.last(job.subject, EndingAnnounced) if ordered else None
     due = announced is not None and ticket is not None and announced.data.ticket == ticket.id
@@ -72,10 +89,21 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         given_back=given_back(ctx, lease) and lease.state in LIVE_LEASES,
         ticket=ticket.id if ticket else "",
         ticket_state=ticket.state if ticket else None,
+        stoppable=stoppable,
         verb=ticket.verb if ticket else ordered.verb if ordered else job.spec.teardown,
         ordered=ordered.verb if ordered and job.state is Job.SUCCEEDED else None,
+        watched=ordered is None or ctx.clock.now() - last_round(ctx) < WATCHED_S,
         ends_at=announced.data.ends_at if announced and due else None,
     )
+
+
+def last_round(ctx: Context) -> float:
+    """Return when a watch last went round, in seconds since the epoch; 0 where none ever did."""
+    try:
+        found = json.loads((ctx.home / WATCH_FILE).read_text("utf-8"))[ROUND]
+        return float(found[1])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0.0
 
 
 def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
@@ -102,6 +130,47 @@ def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
         if found.lease == lease.id:
             return found
     return None
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A person's decision in advance about the end of a job's machine. Times are in seconds since the epoch.
+
+    `verb` is that of a standing order, None without one; `through` and `by` say where the order was set, and who did.
+    `ends_at` is known after its notice. `objected_at`: the order holds no more. `parks_after_s` is how long after the
+    job's end the machine stops itself, where nobody comes; None where it may not.
+    """
+
+    verb: Verb | None = None
+    grace_s: float = 0.0
+    set_at: float | None = None
+    through: str = ""
+    by: str = ""
+    ends_at: float | None = None
+    objected_at: float | None = None
+    parks_after_s: float | None = None
+
+
+def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
+    """Return what was decided about the end of a job's machine; None where a person is asked then."""
+    ordered = ctx.ledger.last(job.subject, EndingOrdered)
+    objected = ctx.ledger.last(job.subject, EndingObjected)
+    park = job.handle.place.park if job.handle is not None and objected is None else None
+    if ordered is None and park is None:
+        return None
+    found = Arranged(parks_after_s=park.after_s if park else None, objected_at=objected.at if objected else None)
+    if ordered is None:
+        return found
+    said, order = ctx.ledger.last(job.subject, EndingAnnounced), ordered.data
+    return replace(
+        found,
+        verb=order.verb,
+        grace_s=order.grace_s,
+        set_at=ordered.at,
+        through=order.through,
+        by=order.by,
+        ends_at=said.data.ends_at if said and objected is None else None,
+    )
 
 
 def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:

@@ -16,6 +16,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Account, Answer, Instance, InstanceState, Known, Unknown
 from gpuwarden.ledger.events import LeaseAccount
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.timeouts import in_time
 from gpuwarden.providers._account import salted
@@ -84,11 +85,13 @@ class Bound:
         def shows(seen: Instance | None) -> bool:
             return seen is not None and seen.id == ident and seen.state is not InstanceState.GONE
 
-        return await self._look(lambda: self.provider.get(ident), shows)
+        walk = shared_answers(self.ctx)
+        return await self._look(lambda: walk.machine(self.lease, ident) if walk else self.provider.get(ident), shows)
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
         """Look for every instance that carries a token."""
-        return await self._look(lambda: self.provider.find(token), bool)
+        walk = shared_answers(self.ctx)
+        return await self._look(lambda: walk.carrying(self.lease, token) if walk else self.provider.find(token), bool)
 
     async def start(self, ident: str) -> Answer[None]:
         """Start the instance again."""
@@ -125,6 +128,8 @@ class Bound:
 
     async def _act(self, verb: Callable[[str], Awaitable[Answer[None]]], ident: str) -> Answer[None]:
         """Send a verb, once the key in use is known to be of the lease's account or was seen to reach the instance."""
+        if walk := shared_answers(self.ctx):
+            walk.forget(self.lease.platform, ident)
         found = await match(self.ctx, self.lease)
         if found is Match.UNPROVEN:
             seen = await self.get(ident)

@@ -12,10 +12,12 @@ from anyio.lowlevel import checkpoint
 from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.plural import counted
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.sanitize import line
-from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import (
+    AbandonIntent,
     EndingAnnounced,
     JobPreempted,
     LeaseCameBack,
@@ -46,6 +48,11 @@ ORDER_LATE_S: Final = 120.0
 """Seconds that a standing order may be late before its machine counts as billing for nothing."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
+SAID_BY_RUNNER: Final = {
+    "gpu_oom": ("gpu_oom", "its output says that a GPU ran out of memory."),
+    "timeout": ("time_limit", "its time limit is near; what it has not saved by then is lost."),
+}
+"""Alerts of the runner that a person hears of, by their kind: the condition and its words."""
 BALANCE: Final = "watch/balance-"
 """Before a platform's name: the subject of what is said of its account's money."""
 
@@ -109,7 +116,9 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
             rate = lease.instance.stopped_usd_per_hour if lease.instance else None
             disk = f" ({usd_per_hour(rate)})" if rate else ""
             text = f"the machine of {job.id} on {lease.platform} stopped itself: nobody came. Its disk may bill{disk}."
+            text += f" Its kept store is {job.spec.keep}." if job.spec.keep else ""
             found.append(Condition(lease.subject, "parked", text, next_steps=following(ctx, job)))
+            found += [ending for ending in _ending(ctx, job) if ending not in found]
     return found
 
 
@@ -155,15 +164,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, s
         yield Condition(
             job.subject, "relaunched", text, mark=str(again.seq), next_steps=(do(Action.CHECK, job_id=job.id),)
         )
-    said = ctx.ledger.last(job.subject, EndingAnnounced)
-    if said is not None and job.state is Job.SUCCEEDED and (order := standing_order(ctx, job.id)):
-        origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
-        text = (
-            f"{job.id} succeeded and everything that it saved is proven here. A standing order of {origin} will "
-            f"{order.verb} its machine in {order.grace_s / 60:.0f} minutes."
-        )
-        objection = (do(Action.KEEP, "to object", job_id=job.id),)
-        yield Condition(job.subject, "ending_soon", text, mark=str(said.seq), next_steps=objection)
+    yield from _ending(ctx, job)
     seen = ctx.observed.get(job.id)
     if seen is not None and (failed := next((a for a in seen.alerts if a.kind == "self_park"), None)):
         text = f"{job.id}: {line(failed.text, 240)}. It bills."
@@ -182,6 +183,19 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, s
         yield from _observed_conditions(ctx, job, seen, raised)
 
 
+def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
+    """Yield that a standing order ends a job's machine after a grace."""
+    said = ctx.ledger.last(job.subject, EndingAnnounced)
+    if said is not None and job.state is Job.SUCCEEDED and (order := standing_order(ctx, job.id)):
+        origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
+        text = (
+            f"{job.id} succeeded and everything that it saved is proven here. A standing order of {origin} will "
+            f"{order.verb} its machine in {counted(round(order.grace_s / 60), 'minute')}."
+        )
+        objection = (do(Action.KEEP, "to object", job_id=job.id),)
+        yield Condition(job.subject, "ending_soon", text, mark=str(said.seq), next_steps=objection)
+
+
 def _observed_conditions(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[tuple[str, str, str]]
 ) -> Iterator[Condition]:
@@ -194,6 +208,9 @@ def _observed_conditions(
     if said := divergence_of(seen):
         text = f"{job.id}: {line(said, 160)}. Nothing that it saves from now on is of use."
         yield Condition(job.subject, "diverged", text, next_steps=look)
+    for kind, (condition, words) in SAID_BY_RUNNER.items():
+        if any(alert.kind == kind for alert in seen.alerts):
+            yield Condition(job.subject, condition, f"{job.id}: {words}", mark=str(job.attempt), next_steps=look)
     step = "no step" if seen.step is None else f"step {seen.step}"
     text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
@@ -218,10 +235,9 @@ def _observed_conditions(
 def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
     """Yield what is so of a machine: it bills for nothing, can't be seen, met a cap, came back, or ends soon."""
     watch, cost = ctx.policy.watch, spent(ctx, lease.id)
-    machine = f"the machine of {job.id} on {lease.platform}"
-    if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
-        price = lease.instance.price_usd_per_hour if lease.instance else None
-        rate = "" if price is None else f", {usd_per_hour(price)}"
+    machine, seen = f"the machine of {job.id} on {lease.platform}", lease.instance
+    rate = "" if seen is None or seen.price_usd_per_hour is None else f", {usd_per_hour(seen.price_usd_per_hour)}"
+    if job.state in AT_REST and lease.state is not Lease.STOPPING:
         said = ctx.ledger.last(job.subject, EndingAnnounced)
         ordered = said is not None and standing_order(ctx, job.id) is not None
         ends_s = said.data.ends_at + ORDER_LATE_S - job.since if said is not None and ordered else 0.0
@@ -232,6 +248,22 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             max(watch.finished_minutes * 60, ends_s),
             since=job.since,
             next_steps=following(ctx, job),
+        )
+    given_back = ctx.ledger.last(lease.subject, AbandonIntent) if lease.state is Lease.STOPPING else None
+    unused = lease.id != job.lease and lease.state is not Lease.STOPPING and job.state not in AT_REST
+    if seen is not None and (given_back is not None or unused):
+        # A teardown of the job ends its own machine, so only the console ends this one for sure.
+        why, hold_s = f"was ordered for {job.id}, which does not use it", 0.0
+        if given_back is not None:
+            why, hold_s = f"was given back because {line(given_back.data.why, 160)}", watch.finished_minutes * 60
+        bills = "its disk may bill" if seen.meter is False else f"it bills{rate}"
+        text = f"the machine {line(seen.id, 80)} on {lease.platform} {why}, and {bills}, {usd(cost)} so far."
+        yield Condition(
+            lease.subject,
+            "unused_billing",
+            f"{text} End it in the platform's console.",
+            hold_s,
+            since=given_back.at if given_back is not None else None,
         )
     unseen = ctx.unseen.get(lease.id, "")
     if lease.state is Lease.UNVERIFIED or unseen:
@@ -250,7 +282,8 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     woken = ctx.ledger.last(lease.subject, ResumeIntent)
     asked = woken is not None and back is not None and woken.seq < back.seq and back.at - woken.at < DAY_S
     if back is not None and not asked and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
-        text = f"{machine} was believed ended and runs again; it bills."
+        off = back.data.instance is not None and back.data.instance.meter is False
+        text = f"{machine} was believed {f'off, but {back.data.why}' if off else 'ended and runs again; it bills'}."
         end = (do(Action.TEARDOWN, job_id=job.id),)
         yield Condition(lease.subject, "came_back", text, mark=str(back.seq), next_steps=end)
     cap = ctx.policy.caps_for(lease.platform).per_instance_usd

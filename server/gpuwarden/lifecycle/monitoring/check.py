@@ -4,37 +4,71 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
-from gpuwarden.core.errors import Conflict, WardenError
-from gpuwarden.core.guidance import NextStep, steps
-from gpuwarden.core.models import LogChunk, Observation, RunnerAlert
-from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.errors import Conflict, NotSupported, WardenError
+from gpuwarden.core.guidance import Action, NextStep, do, steps
+from gpuwarden.core.models import InstanceState, LogChunk, Observation, RunnerAlert
+from gpuwarden.core.next_step import UNDER_WAY, Copy
+from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
-from gpuwarden.ledger.events import CancelRequested
-from gpuwarden.lifecycle.artifacts.local_copies import pulled_log
+from gpuwarden.knowledge.version_skew import Skew
+from gpuwarden.ledger.events import CancelRequested, PauseRequested, ResumeRequested
+from gpuwarden.lifecycle.artifacts.kept_list import KeptView, kept_view
+from gpuwarden.lifecycle.artifacts.ladder import Step, ladder
+from gpuwarden.lifecycle.artifacts.local_copies import copy_state, pulled_log
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.running import observe
-from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.monitoring.diagnose import diagnosed
-from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.execution.situation import Arranged, arranged, following, open_ticket
+from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
+from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explained, diagnosed
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
+from gpuwarden.lifecycle.monitoring.time_left import time_left
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.remote.runner.log_reader import LogReader
+from gpuwarden.scripts.pace import Remaining
+
+PAUSABLE: Final = frozenset({Job.SUBMITTING, Job.QUEUED, Job.RUNNING, Job.PREEMPTED, Job.UNKNOWN})
+"""States of a job that may have a process."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong."""
+    """A job, its meter and a piece of its log. `note` says what could not be seen, `explained` what may be wrong."""
 
     job: JobRecord
     observation: Observation | None
     lease: LeaseRecord | None
     log: LogChunk | None
     note: str = ""
-    diagnoses: tuple[Diagnosis, ...] = ()
+    explained: Explained = NOTHING
     next_steps: tuple[NextStep, ...] = ()
+    ending: Arranged | None = None
+    kept: KeptView | None = None
+    """What the job's kept store has, where its machine can't be read."""
+    evidence: tuple[Step, ...] = ()
+    """How far its outputs are proven."""
+    remaining: Remaining | None = None
+    """How long its last step is away, at least and at most."""
+
+    @property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """Return the entries that may explain it."""
+        return self.explained.diagnoses
+
+    @property
+    def skew(self) -> Skew | None:
+        """Return the releases that have a name which is missing."""
+        return self.explained.skew
+
+    @property
+    def checks(self) -> tuple[CheckOutcome, ...]:
+        """Return the outcomes of checks on its machine."""
+        return self.explained.checks
 
     @property
     def texts(self) -> list[str]:
@@ -66,25 +100,38 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
         observation = await observe(ctx, job)
         try:
-            log = await ctx.backend(job.handle.backend).logs(job.handle, start, limit)
-            observation = with_printed_progress(observation, log.text)
+            log = None if not limit else await ctx.backend(job.handle.backend).logs(job.handle, start, limit)
+            observation = with_printed_progress(observation, log.text if log else "")
         except WardenError as error:
-            note = note or f"the log can't be read: {error.message}"
+            log = pulled_log(ctx, job_id, start, limit) if limit else None
+            note = note or f"the log can't be read: {error.message}{'; this is it as it was pulled' if log else ''}"
     elif job.handle is not None and (log := pulled_log(ctx, job_id, start, limit)):
         note = note or "The machine is gone; this is the log as it was pulled."
     question = price_question(ctx, job)
     note = " ".join(filter(None, (note, question.text if question else "")))
     rest = steps((*blocked, *job.next_steps, *following(ctx, job)))
-    return Checked(job, observation, lease, log, note, await diagnosed(ctx, job, observation), rest)
+    up = lease is None or (lease.instance is not None and lease.instance.state is InstanceState.RUNNING)
+    away = job.spec.keep and job.handle is not None and (observation is None or not up)
+    stored = await kept_view(ctx, job) if away and copy_state(ctx, job.id) is not Copy.PROVEN else None
+    found = await diagnosed(ctx, job, observation)
+    ending = _arranged(ctx, job, lease)
+    left = time_left(ctx, job, observation)
+    return Checked(job, observation, lease, log, note, found, rest, ending, stored, ladder(ctx, job), left)
+
+
+def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arranged | None:
+    """Return what was decided about a machine's end, while there is one."""
+    return None if lease is None or believed(ctx, lease.id) == "gone" else arranged(ctx, job)
 
 
 @dataclass(frozen=True)
-class Canceled:
-    """A job after a request to end its process, with its meter as the last look saw it."""
+class Signaled:
+    """A job after a request to end, pause or resume its process, with its meter as the last look saw it."""
 
     job: JobRecord
     lease: LeaseRecord | None
     next_steps: tuple[NextStep, ...]
+    ending: Arranged | None = None
 
 
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
@@ -110,7 +157,7 @@ def with_printed_progress(seen: Observation | None, text: str) -> Observation | 
     return seen.model_copy(update={**found, "source": "output", "alerts": (*seen.alerts, *odd)})
 
 
-async def cancel(ctx: Context, job_id: str) -> Canceled:
+async def cancel(ctx: Context, job_id: str) -> Signaled:
     """End a job's process, with a signal first so that it can save. The machine and its meter stay.
 
     Canceling a job that has ended changes nothing, but ends a process that lives all the same.
@@ -124,7 +171,56 @@ async def cancel(ctx: Context, job_id: str) -> Canceled:
         if not job.cancel_requested:
             ctx.ledger.add(job.subject, CancelRequested(from_state=job.state))
         job = await advance(ctx, job_id)
-    if job.lease is not None and job.state in TERMINAL_JOBS:
-        async with ctx.lock(job_id):
+    return await _signaled(ctx, job)
+
+
+async def _signaled(ctx: Context, job: JobRecord) -> Signaled:
+    if job.lease is not None and job.state in AT_REST:
+        async with ctx.lock(job.id):
             await tend(ctx, job.lease)  # so that the cost is that of now
-    return Canceled(job, lease_now(ctx, job.lease) if job.lease else None, following(ctx, job))
+    lease = lease_now(ctx, job.lease) if job.lease else None
+    return Signaled(job, lease, following(ctx, job), _arranged(ctx, job, lease))
+
+
+async def pause(ctx: Context, job_id: str) -> Signaled:
+    """End a job's process so that it can go on later: a signal, the time to save, and then nothing relaunches it.
+
+    The machine and its meter stay. Raises Conflict for a job that has no process, NotSupported where its files end
+    with its process.
+    """
+    job = read_job(ctx.ledger, job_id)
+    if job.state is not Job.PAUSED and job.state not in PAUSABLE:
+        cancel = do(Action.CANCEL, "to give it up", alternative=True, job_id=job_id)
+        raise Conflict(
+            f"job {job_id} {job.state.told}, so there is nothing to pause", () if job.state in TERMINAL_JOBS else cancel
+        )
+    if ctx.profile(job.spec.platform).kind == "serverless":
+        raise NotSupported(
+            f"on {job.spec.platform} a job's files end with its process, so that it can't be paused",
+            do(Action.CANCEL, "to end it", job_id=job_id),
+        )
+    if job.resume_requested or (job.state is not Job.PAUSED and not job.pausing):
+        ctx.ledger.add(job.subject, PauseRequested(from_state=job.state))
+    return await _signaled(ctx, await advance(ctx, job_id))
+
+
+async def resume(ctx: Context, job_id: str) -> Signaled:
+    """Launch a paused job again in its folder; its machine is started where it is stopped.
+
+    Raises Conflict for a job that is not paused or whose machine is being ended, Refused where that may cost more than
+    was approved for the job and more than the caps.
+    """
+    async with ctx.lock(job_id):
+        job = read_job(ctx.ledger, job_id)
+        if job.state in TERMINAL_JOBS or (job.state is not Job.PAUSED and not job.pausing):
+            raise Conflict(f"job {job_id} {job.state.told}; it is not paused", do(Action.CHECK, job_id=job_id))
+        ticket = open_ticket(ctx, lease_now(ctx, job.lease)) if job.lease else None
+        if ticket is not None and ticket.state in UNDER_WAY:
+            raise Conflict(
+                f"the {ticket.verb} of the machine of job {job_id} is under way",
+                do(Action.TEARDOWN, "to follow it; resume after that", job_id=job_id, verb=ticket.verb),
+            )
+        if not job.resume_requested:
+            ctx.ledger.add(job.subject, ResumeRequested(worst_cost=allowed_attempt(ctx, job).worst_cost))
+        job = await advance_locked(ctx, job_id)
+    return await _signaled(ctx, job)

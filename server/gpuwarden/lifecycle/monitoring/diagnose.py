@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -15,8 +16,12 @@ from gpuwarden.core.models import Beat, Observation, RunnerAlert
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
+from gpuwarden.knowledge.decisions import for_signs
+from gpuwarden.knowledge.failure import Reading
+from gpuwarden.knowledge.version_skew import Skew, explain
 from gpuwarden.lifecycle.artifacts.local_copies import pulled_log
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome, outcomes
 from gpuwarden.lifecycle.records import JobRecord
 
 TAIL = 64 << 10
@@ -25,21 +30,44 @@ FULL_BYTES = 1 << 20  # what is left of a disk that a checkpoint did not fit on
 FULL_INODES = 4
 
 
-async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> tuple[Diagnosis, ...]:
-    """Return the best explained entries for a job that failed, stalls or reports odd metrics; often none."""
+@dataclass(frozen=True)
+class Explained:
+    """What may be wrong with a job; often nothing.
+
+    The best explained entries, the releases that have a name which is missing, and the outcomes of checks on its
+    machine.
+    """
+
+    diagnoses: tuple[Diagnosis, ...] = ()
+    skew: Skew | None = None
+    checks: tuple[CheckOutcome, ...] = ()
+
+
+NOTHING = Explained()
+
+
+async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> Explained:
+    """Explain a job that failed, stalls or reports odd metrics."""
     failed = job.state is Job.FAILED
     signs = tuple(signs_of(job.state, seen)) if seen else ()
     if not failed and not signs:
-        return ()
+        return NOTHING
     # A program that ended well may have printed anything on the way.
     log = "" if job.state is Job.SUCCEEDED else await tail_of(ctx, job, reachable=seen is not None)
     code = None
     if failed and seen:
         code = 128 + seen.signal if seen.signal else seen.exit_code  # as a shell gives it
+
+    def explained() -> Explained:
+        reading = Reading(log, code)
+        found = diagnose(shipped(), log, exit_code=code, seen=signs, failed=failed, limit=LIMIT, reading=reading)
+        return Explained(found, explain(reading.failure) if failed else None)
+
     # In a thread: the references take a second to read the first time.
-    return await anyio.to_thread.run_sync(
-        lambda: diagnose(shipped(), log, exit_code=code, seen=signs, failed=failed, limit=LIMIT)
-    )
+    found = await anyio.to_thread.run_sync(explained)
+    if seen is None or not signs or job.state is Job.SUCCEEDED:
+        return found
+    return replace(found, checks=await outcomes(ctx, job, for_signs(one.sign for one in signs)))
 
 
 def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:

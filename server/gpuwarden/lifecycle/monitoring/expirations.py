@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.core.deadlines import Deadline
+from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.ledger.fold import answers
@@ -33,14 +34,21 @@ def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
 
 
 def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadline, ...]:
-    """Return the clocks with a known date of a machine that gpuwarden rented, the next one first."""
+    """Return the clocks with a known date of a machine that gpuwarden rented, the next one first.
+
+    Of a platform whose profile can't be read, only the end that the platform reports is known.
+    """
     if lease.instance is not None and lease.instance.state is InstanceState.GONE:
         return ()
     created = lease.instance.created_at if lease.instance and lease.instance.created_at else lease.opened_at
     off = stopped_at(ctx, lease)
+    try:
+        profile = ctx.profile(lease.platform)
+    except WardenError:  # one platform must not hide the machines of the others
+        profile = None
     found = [
         Deadline(at, clock.trigger, clock.effect)
-        for clock in ctx.profile(lease.platform).danger_clocks
+        for clock in (profile.danger_clocks if profile else ())
         if not (clock.without_timeout and job.spec.timeout_s) and (at := clock.fires_at(created, off)) is not None
     ]
     ends_at = lease.instance.ends_at if lease.instance else None
@@ -49,7 +57,7 @@ def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadlin
         ends_at = next((instance.ends_at for _, instance in reversed(seen) if instance.ends_at), None)
     if ends_at is not None:
         effect = "the machine is stopped or ended, and with it the job"
-        most_s = longest_run_s(ctx, job.spec)
+        most_s = longest_run_s(ctx, job.spec) if profile else None
         running = off is None and job.state not in TERMINAL_JOBS
         after_job = running and most_s is not None and ends_at >= lease.opened_at + most_s
         found.append(Deadline(ends_at, "the end that the platform has set", effect, after_job))

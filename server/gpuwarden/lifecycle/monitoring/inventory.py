@@ -14,7 +14,7 @@ from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.errors import Internal, as_warden_error
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.sanitize import line
-from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease, Teardown
+from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import LeaseAdopted, LeaseUnverified
 from gpuwarden.ledger.trouble import Trouble
@@ -24,13 +24,24 @@ from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.parked import may_park, parked
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job, read_lease
+from gpuwarden.lifecycle.monitoring.shared_answers import sharing
+from gpuwarden.lifecycle.records import (
+    JobRecord,
+    LeaseRecord,
+    job_ids,
+    lease_ids,
+    lease_ids_of,
+    read_job,
+    read_lease,
+)
 from gpuwarden.lifecycle.timeouts import in_time
 
 logger = logging.getLogger(__name__)
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 UNDER_WAY: Final = (Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN)
 """Teardowns that go on without a further question."""
+SUBJECTS_OF_A_JOB: Final = 4
+"""What a walk reads of most jobs: the job, its lease, its receipt and its teardown."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ class Row:
         notes = []
         if doubt:
             notes.append("unverified: counts as billing" + (f" ({unseen})" if unseen else ""))
-        if job.state in TERMINAL_JOBS:
+        if job.state in AT_REST:
             notes.append(f"the job {job.state.told}")
         if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
             own = lease.id == job.lease and parked(ctx, job)
@@ -133,22 +144,44 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
     Jobs in `skip` are left alone this time: their platform or machine did not answer lately.
     """
     trouble: dict[str, str] = {}
-    slow: set[str] = set()
-    open_jobs = unsettled(ctx)
+    names = [job_id for job_id in unsettled(ctx) if job_id not in skip]
+    ctx.ledger.keep(SUBJECTS_OF_A_JOB * len(names))
+    open_jobs: list[JobRecord] = []
+    for job_id in names:
+        await checkpoint()  # the histories of all of them are read here
+        open_jobs.append(read_job(ctx.ledger, job_id))
     under_way = ctx.ledger.subjects("teardown", *UNDER_WAY)
     if not open_jobs and not under_way:
         return trouble
-    # Most looks at the inventory move nothing on; what starts, copies and proves jobs is imported when one does.
+    # Most looks at the inventory move nothing on; what proves and ends jobs is imported when one does.
     from gpuwarden.lifecycle.ending.teardown import proceed
+
+    live: list[LeaseRecord] = []
+    for name in lease_ids(ctx.ledger, *LIVE_LEASES):
+        await checkpoint()
+        live.append(read_lease(ctx.ledger, name))
+    ids = frozenset(names)
+    looked_at = [lease for lease in live if lease.job_id in ids or lease.state is Lease.STOPPING]
+    with sharing(ctx, open_jobs, looked_at):
+        trouble |= await _advance_all(ctx, open_jobs)
+        for ticket in (s.removeprefix("teardown/") for s in ctx.ledger.subjects("teardown", *UNDER_WAY)):
+            try:
+                await proceed(ctx, ticket)
+            except Exception as error:
+                trouble[ticket] = what_went_wrong(error)
+    return trouble
+
+
+async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
+    """Move jobs and their leases on. Returns what could not be moved, and why."""
     from gpuwarden.lifecycle.execution.advance import advance_locked
     from gpuwarden.lifecycle.execution.provisioning import tend
     from gpuwarden.lifecycle.execution.running import observe
 
-    for job_id in open_jobs:
+    trouble: dict[str, str] = {}
+    slow: set[str] = set()
+    for platform, job_id in ((job.spec.platform, job.id) for job in jobs):
         await checkpoint()  # a look that needs no network would let nobody else run
-        platform = read_job(ctx.ledger, job_id).spec.platform
-        if job_id in skip:
-            continue
         if platform in slow:
             trouble[job_id] = f"not looked at this time: {platform} answers slowly"
             continue
@@ -164,11 +197,6 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
             slow.add(platform)  # its other jobs would each take as long, and everybody waits
-    for ticket in (s.removeprefix("teardown/") for s in ctx.ledger.subjects("teardown", *UNDER_WAY)):
-        try:
-            await proceed(ctx, ticket)
-        except Exception as error:
-            trouble[ticket] = what_went_wrong(error)
     return trouble
 
 

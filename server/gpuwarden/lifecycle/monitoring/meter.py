@@ -12,6 +12,7 @@ from typing import Literal
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknown
+from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, Lease
 from gpuwarden.ledger.events import (
     AbandonIntent,
@@ -28,13 +29,23 @@ from gpuwarden.ledger.events import (
 from gpuwarden.ledger.fold import answers, ended_as
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
+from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
 from gpuwarden.lifecycle.records import LeaseRecord, read_lease
 
 ENDED = frozenset({InstanceState.GONE})
+UNSEEN_S = 60.0
+"""Seconds at the full price by which the bill of a machine that is off may grow late."""
 
 
 async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     """Ask the provider about a lease's instance and record what follows. Known(None) means gone, seen once or twice."""
+    answer = await _look(ctx, lease_id)
+    if (walk := shared_answers(ctx)) is not None:
+        walk.settled(f"lease/{lease_id}")
+    return answer
+
+
+async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is None:
         return Unknown("the provider has not reported the instance's id yet")
@@ -62,7 +73,7 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
         ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
     if lease.state is Lease.UNVERIFIED:
         ctx.ledger.add(lease.subject, LeaseMetering(instance=instance))
-    elif lease.state is Lease.STOPPED:
+    elif lease.state is Lease.STOPPED and not _being_ended(ctx, lease, instance):
         why = "the instance was seen running after it had been seen stopped or gone"
         ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
     elif before is None or before.state is not instance.state or instance.place not in (None, before.place):
@@ -97,6 +108,21 @@ def spent(ctx: Context, lease_id: str) -> float | None:
     return total
 
 
+def spent_by_now(ctx: Context, lease_id: str) -> float | None:
+    """Return what a lease has cost, with the time since the provider's figure where only the ledger has that.
+
+    For a list that asks nobody: after a night its figures would be those of the evening.
+    """
+    cost, lease = spent(ctx, lease_id), lease_now(ctx, lease_id)
+    seen, price = answers(ctx.ledger.history(lease.subject)), price_of(ctx, lease)
+    old = lease_id not in ctx.seen and lease.state in LIVE_LEASES and (lease.cost or 0.0) > 0
+    if cost is None or price is None or not seen or not old:
+        return cost
+    at, last = seen[-1]
+    rate = (last.stopped_usd_per_hour or 0.0) if last.meter is False else price
+    return cost + rate * max(0.0, ctx.clock.now() - at) / 3600
+
+
 def price_of(ctx: Context, lease: LeaseRecord) -> float | None:
     """Return the last hourly price that the provider reported for a machine; zero means unknown."""
     prices = [instance.price_usd_per_hour for _, instance in answers(ctx.ledger.history(lease.subject))]
@@ -126,12 +152,37 @@ def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
     return asked and (back is None or sent is None or sent.seq > back.seq)
 
 
+def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
+    """Return why a machine that was believed off must have run since; empty where its bill shows nothing of that.
+
+    A person may start it in the console and stop it again while nobody looks from here, and what was written meanwhile
+    is only on its disk.
+    """
+    ended, price = ctx.ledger.last(lease.subject, LeaseStopped), price_of(ctx, lease)
+    if ended is None or ended.data.instance is None or price is None:
+        return ""
+    before, now, disk = ended.data.instance.cost_usd, instance.cost_usd, instance.stopped_usd_per_hour
+    if before is None or now is None or disk is None:
+        return ""
+    explained = disk * 1.05 * (ctx.clock.now() - ended.at) / 3600 + price * UNSEEN_S / 3600
+    grew = now - before
+    return f"its bill grew by {usd(grew)} since it was seen stopped, more than its disk costs" * (grew > explained)
+
+
+def _being_ended(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
+    """Return whether a machine that was off is on its way out because gpuwarden asked for that: it does not run."""
+    sent = ctx.ledger.last(lease.subject, VerbSent)
+    return instance.state is InstanceState.TERMINATING and sent is not None and sent.data.verb == "terminate"
+
+
 def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
     """Believe "gone" or "stopped" on the second look that agrees.
 
     A machine whose bill grew faster than its disk explains is running, whatever its state.
     """
     if lease.state is Lease.NONE or saw == believed(ctx, lease.id):
+        if saw == "stopped" and instance is not None and (why := _ran_unseen(ctx, lease, instance)):
+            ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
         return
     last, now = ctx.ledger.last(lease.subject, LeaseLook), ctx.clock.now()
     settle_s = ctx.provider(lease.platform).settle_s

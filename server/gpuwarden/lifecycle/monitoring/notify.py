@@ -1,4 +1,9 @@
-"""Alerts on their way out: a command on the desktop, a signed webhook, a Slack webhook. The ledger has them already."""
+"""Alerts on their way out: a command on the desktop, a signed webhook, a Slack webhook. The ledger has them already.
+
+| variable | meaning |
+|---|---|
+| `GPUWARDEN_WEBHOOK_SECRET` | signs what the webhook of the policy's [watch] gets |
+"""
 
 from __future__ import annotations
 

@@ -9,11 +9,12 @@ from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.models import Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.execution.situation import Arranged, arranged
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
 from gpuwarden.lifecycle.monitoring.inventory import Row as Machine
-from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
+from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent_by_now
 from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.spending import charges, month_start, total
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
@@ -35,6 +36,7 @@ class JobLine:
     billing: bool
     seen: Observation | None = None
     clocks: tuple[Deadline, ...] = ()
+    ending: Arranged | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def line_of(ctx: Context, job: JobRecord) -> JobLine:
     """Return a job with its meter."""
     leases = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
-    known = [spent(ctx, lease.id) for lease in leases]
+    known = [spent_by_now(ctx, lease.id) for lease in leases]
     prices = [price for lease in live if (price := price_of(ctx, lease)) is not None]
     return JobLine(
         job,
@@ -113,6 +115,7 @@ def line_of(ctx: Context, job: JobRecord) -> JobLine:
         billing=any(lease.instance is None or lease.instance.meter is not False for lease in live),
         seen=ctx.observed.get(job.id),
         clocks=tuple(clock for lease in live for clock in clocks_of(ctx, lease, job) if not clock.after_job),
+        ending=arranged(ctx, job) if live or job.state not in TERMINAL_JOBS else None,
     )
 
 

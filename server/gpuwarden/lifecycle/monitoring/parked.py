@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import Lease
-from gpuwarden.ledger.events import JobSubmitted, LeaseCameBack, VerbSent
+from gpuwarden.ledger.events import JobSubmitted, LeaseCameBack, ResumeIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord
@@ -27,6 +27,17 @@ def parked(ctx: Context, job: JobRecord) -> bool:
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
     since = max(event.seq for event in (began, back) if event is not None) if began or back else 0
     return believed(ctx, lease.id) != "gone" and (sent is None or sent.seq < since)
+
+
+def started_since(ctx: Context, job: JobRecord, seq: int) -> bool:
+    """Return whether a job's machine was started again after an event, as far as anybody here has seen."""
+    if job.lease is None:
+        return False
+    launched, instance = ctx.ledger.last(job.subject, JobSubmitted), lease_now(ctx, job.lease).instance
+    before = launched.data.running_since if launched is not None else None
+    later = before is not None and instance is not None and (instance.running_since or 0) > before
+    starts = (ctx.ledger.last(f"lease/{job.lease}", ResumeIntent), ctx.ledger.last(f"lease/{job.lease}", LeaseCameBack))
+    return later or any(event is not None and event.seq > seq for event in starts)
 
 
 def may_park(ctx: Context, job: JobRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Add up the cost of machines by day, platform and project, from the ledger alone.
+"""Add up the cost of machines by day, platform, project and person, from the ledger alone.
 
 A machine's cost is spread evenly over the time from its order to its end, so that a day has its share of a long run.
 Machines that ended are read with one query for the asked time; no machine that ended before it is looked at.
@@ -12,8 +12,9 @@ from datetime import datetime, timedelta
 
 from gpuwarden.core.states import LIVE_LEASES
 from gpuwarden.lifecycle.context import REHEARSAL, Context
-from gpuwarden.lifecycle.monitoring.meter import spent
+from gpuwarden.lifecycle.monitoring.meter import spent, spent_by_now
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
+from gpuwarden.people import person_of
 
 MAX_DAYS = 400
 
@@ -27,6 +28,7 @@ class Charge:
     project: str
     job_id: str
     usd: float | None
+    person: str = ""
 
     @property
     def pretend(self) -> bool:
@@ -42,15 +44,16 @@ class _Bill:
     begun: float
     ended: float
     usd: float | None
+    person: str
 
 
 def charges(ctx: Context, since: float, until: float | None = None) -> list[Charge]:
     """Return the costs of a time, in seconds since the epoch, the oldest day first."""
-    until = ctx.clock.now() if until is None else until
+    until, days = ctx.clock.now() if until is None else until, _Days()
     found = [
         charge
         for bill in bills_since(ctx, since)
-        for charge in split_by_day(bill, max(since, until - MAX_DAYS * 86_400), until)
+        for charge in split_by_day(bill, max(since, until - MAX_DAYS * 86_400), until, days)
     ]
     return sorted(found, key=lambda c: (c.day, c.platform, c.job_id))
 
@@ -71,30 +74,47 @@ def month_start(at: float) -> float:
     return datetime(day.year, day.month, 1).astimezone().timestamp()
 
 
+class _Days:
+    """Local days, each computed once for the many bills that fall on it."""
+
+    def __init__(self) -> None:
+        self._last = (0.0, 0.0, "")
+
+    def of(self, at: float) -> tuple[float, str]:
+        """Return when the local day of a time ends, and its date."""
+        start, stop, date = self._last
+        if not start <= at < stop:
+            start = day_start(at)
+            # Three hours on: a day may have 23 hours, or 25.
+            stop = day_start((datetime.fromtimestamp(start).astimezone() + timedelta(days=1, hours=3)).timestamp())
+            date = datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d")
+            self._last = start, stop, date
+        return stop, date
+
+
 def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
     """Yield every machine that may have cost something since a time."""
     now = ctx.clock.now()
     for ended in ctx.ledger.ended_leases(since):
         cost = ended.cost if ended.cost is not None else spent(ctx, ended.lease)
-        yield _Bill(ended.job, ended.platform, ended.project, ended.opened, ended.since, cost)
+        yield _Bill(ended.job, ended.platform, ended.project, ended.opened, ended.since, cost, person_of(ended.actor))
     resting = [name.removeprefix("lease/") for name in ctx.ledger.resting()]
     for lease_id in (*lease_ids(ctx.ledger, *LIVE_LEASES), *resting):
         lease = read_lease(ctx.ledger, lease_id)
-        project = read_job(ctx.ledger, lease.job_id).spec.project
-        yield _Bill(lease.job_id, lease.platform, project, lease.opened_at, now, spent(ctx, lease_id))
+        job, cost = read_job(ctx.ledger, lease.job_id), spent_by_now(ctx, lease_id)
+        yield _Bill(job.id, lease.platform, job.spec.project, lease.opened_at, now, cost, job.person)
 
 
-def split_by_day(bill: _Bill, since: float, until: float) -> Iterator[Charge]:
+def split_by_day(bill: _Bill, since: float, until: float, days: _Days) -> Iterator[Charge]:
     """Split one machine's cost at local midnights; only the days of the asked time are yielded."""
     whole = max(bill.ended - bill.begun, 1e-9)
     at = max(bill.begun, since)
     end = max(min(bill.ended, until), at)
     while True:
-        midnight = datetime.fromtimestamp(day_start(at)).astimezone() + timedelta(days=1, hours=3)
-        stop = min(end, day_start(midnight.timestamp()))  # three hours on: a day may have 23 hours, or 25
+        midnight, day = days.of(at)
+        stop = min(end, midnight)
         share = None if bill.usd is None else bill.usd * ((stop - at) / whole if bill.ended > bill.begun else 1.0)
-        day = datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d")
-        yield Charge(day, bill.platform, bill.project, bill.job_id, share)
+        yield Charge(day, bill.platform, bill.project, bill.job_id, share, bill.person)
         at = stop
         if at >= end:
             return

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.money import at_most, usd, usd_per_hour
+from gpuwarden.core.plural import counted
 from gpuwarden.core.states import Job, Teardown
-from gpuwarden.ledger.events import EndingAnnounced, JobAccepted, ReceiptIssued, TeardownAwaitingHuman
+from gpuwarden.ledger.events import EndingAnnounced, ReceiptIssued, TeardownAwaitingHuman
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.execution.situation import standing_order
-from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
-from gpuwarden.lifecycle.records import read_job, read_receipt, read_teardown
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, price_of, spent_by_now
+from gpuwarden.lifecycle.records import read_job, read_receipt, read_teardown, receipt_used
 
 RECEIPTS_S = 86_400.0
 """No receipt is good for longer."""
@@ -54,10 +56,14 @@ def what_waits(ctx: Context) -> list[Waiting]:
 def _teardown(ctx: Context, ticket: str) -> Waiting:
     record = read_teardown(ctx.ledger, ticket)
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
-    price, cost = price_of(ctx, lease), spent(ctx, lease.id)
+    price, cost = price_of(ctx, lease), spent_by_now(ctx, lease.id)
+    off = believed(ctx, lease.id) == "stopped"
+    if off:
+        price = lease.instance.stopped_usd_per_hour if lease.instance else None
     rate = "" if price is None else f", {usd_per_hour(price)}"
-    text = f"{record.verb} the machine of {job.spec.name} on {lease.platform}: it bills{rate}, {usd(cost)} so far"
-    kind, steps, since = "teardown", (approval(ticket),), record.since
+    meter = f"it is stopped and its disk may bill{rate}" if off else f"it bills{rate}"
+    text = f"{record.verb} the machine of {job.spec.name} on {lease.platform}: {meter}, {usd(cost)} so far"
+    kind, steps, since, expires_at = "teardown", (approval(ticket),), record.since, record.expires_at
     if record.state is not Teardown.AWAITING_HUMAN:
         kind, steps = "unseen_end", (do(Action.CHECK, job_id=job.id),)
         text = f"the approved end of the machine of {job.spec.name} is not seen; look at {lease.platform}'s console"
@@ -66,7 +72,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
         said = ctx.ledger.last(job.subject, EndingAnnounced)
         if said is not None and said.data.ticket == ticket and standing_order(ctx, job.id) is not None:
             kind, steps = "ordered", (do(Action.KEEP, "to object", job_id=job.id),)
-            text = f"a standing order will {text}"
+            text, expires_at = f"a standing order will {text}", said.data.ends_at
     return Waiting(
         record.subject,
         ticket,
@@ -78,7 +84,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
         platform=lease.platform,
         cost_usd=cost,
         price_usd_per_hour=price,
-        expires_at=record.expires_at,
+        expires_at=expires_at,
         next_steps=steps,
     )
 
@@ -88,17 +94,20 @@ def _spending(ctx: Context, subject: str) -> Waiting | None:
     ticket, now = subject.removeprefix("receipt/"), ctx.clock.now()
     receipt = read_receipt(ctx.ledger, ticket)
     issued = receipt.issued
-    if now > issued.expires_at or receipt.approved_at(now) or ctx.ledger.used(JobAccepted, ticket) is not None:
+    if now > issued.expires_at or receipt.approved_at(now) or receipt_used(ctx.ledger, ticket):
         return None
     if issued.job is not None and read_job(ctx.ledger, issued.job).state is not Job.PROVISIONING:
         return None
-    worst = "" if issued.worst_cost is None else f", {at_most(issued.worst_cost)}"
+    order = order_for(ctx, ticket)
+    worst = "" if issued.worst_cost is None else f"; {at_most(issued.worst_cost, order.verb if order else None)}"
+    others = len(issued.choices) - 1
+    where = f"{issued.platform} or {counted(others, 'other platform')}" if others > 0 else issued.platform
     first = ctx.ledger.history(subject)[0]
     return Waiting(
         subject,
         ticket,
         "price" if issued.job else "spending",
-        f"{issued.name} on {issued.platform} at {usd_per_hour(issued.price)}{worst}: {issued.ask}",
+        f"{issued.name} on {where} at {usd_per_hour(issued.price)}: {issued.ask}{worst}",
         first.at,
         job_id=issued.job,
         name=issued.name,

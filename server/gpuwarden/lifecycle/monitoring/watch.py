@@ -25,6 +25,8 @@ from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised
 from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import Orders
+from gpuwarden.lifecycle.execution.situation import ROUND, WATCH_FILE
+from gpuwarden.lifecycle.fan_out.driving import FanOuts
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
     OBSERVED,
@@ -40,11 +42,14 @@ from gpuwarden.lifecycle.monitoring.inventory import (
     what_went_wrong,
 )
 from gpuwarden.lifecycle.monitoring.notify import Alert, deliver
+from gpuwarden.lifecycle.monitoring.reports import ReportPuller
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.private import private_folder, write_private
 
 EVERY_S: Final = 15.0
 MAX_WAIT_S: Final = 300.0
+REPORTS_S: Final = 5.0
+"""How often metrics are fetched: somebody may be looking at their curve."""
 LEAP_S: Final = 300.0
 """Rounds may be this much late before they count as missed: a slow platform delays one."""
 SWEEP_S: Final = 600.0
@@ -82,7 +87,8 @@ class Watcher:
     _leapt_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.keeper, self.orders = Keeper(self.ctx), Orders(self.ctx)
+        self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)
+        self.fan_outs = FanOuts(self.ctx)
         # The file stays: a lock on a file that was removed would let a second watch lead.
         self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
 
@@ -91,6 +97,7 @@ class Watcher:
         with first_error():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_copies)
+                tasks.start_soon(self._fetch_reports)
                 while True:
                     report(await (self.round() if self.leads() else self.follow()))
                     if defers:
@@ -112,7 +119,10 @@ class Watcher:
             # Or a timer would copy what has just ended at its next turn only, and the machine would bill until then.
             await reconcile(self.ctx)
             await self.keeper.round()
-            return await self.round()
+            await self.fan_outs.round()
+            found = await self.round()
+            await self.reports.round()  # after the alerts, which must not wait for a slow machine
+            return found
         finally:
             self._lock.release()
 
@@ -124,14 +134,25 @@ class Watcher:
         return Round(tuple(news), tuple(self._raised.values()), {})
 
     async def _keep_copies(self) -> None:
-        """Copy and verify beside the rounds: a large checkpoint takes hours, and alerts must not wait for it."""
+        """Copy, verify and launch what waited for it beside the rounds: a copy takes hours, and alerts must not."""
         while True:
             if self._lock.is_locked:
                 try:
                     await self.keeper.round()
+                    await self.fan_outs.round()
                 except Exception as error:
                     self.keeper.trouble["copies"] = what_went_wrong(error)
             await self.ctx.clock.sleep(self.every_s)
+
+    async def _fetch_reports(self) -> None:
+        """Fetch metrics beside the rounds: a slow machine must not delay an alert of another."""
+        while True:
+            if self._lock.is_locked:
+                try:
+                    await self.reports.round()
+                except Exception as error:
+                    self.reports.trouble["metrics"] = what_went_wrong(error)
+            await self.ctx.clock.sleep(min(self.every_s, REPORTS_S))
 
     async def round(self) -> Round:
         """Reconcile, look for conditions, record what changed and deliver it. Failures are reported, not raised."""
@@ -151,9 +172,10 @@ class Watcher:
             if self._looked_at and not 0 <= now - self._looked_at <= 3 * self.every_s + LEAP_S:
                 self._leapt_at = now
             self._looked_at = now
-            trouble |= self.keeper.trouble | await self.orders.round(self._leapt_at)
+            trouble |= self.reports.trouble | self.fan_outs.trouble | self.keeper.trouble
+            trouble |= await self.orders.round(self._leapt_at)
             self._read()
-            found = await conditions(self.ctx, self._raised)
+            found = [*await conditions(self.ctx, self._raised), *self.fan_outs.conditions()]
             news = self._settle(found, self._held(found))
             trouble |= await deliver(self.ctx, news)
             if (doubt := self.ctx.ledger.trouble()) is not None:
@@ -185,13 +207,13 @@ class Watcher:
 
     def _held(self, found: list[Condition]) -> list[Condition]:
         """Return the conditions that have held for long enough."""
-        now, file = self.ctx.clock.now(), self.ctx.home / "watch.json"
+        now, file = self.ctx.clock.now(), self.ctx.home / WATCH_FILE
         try:
             stored = json.loads(file.read_text("utf-8"))
             past = {str(k): (float(v[0]), float(v[1]), str(v[2])) for k, v in stored.items()}
         except (OSError, ValueError, AttributeError, TypeError, LookupError):
             past = {}
-        present: dict[str, tuple[float, float, str]] = {}
+        present: dict[str, tuple[float, float, str]] = {ROUND: (now, now, "")}
         held = []
         for c in found:
             name = "|".join(c.key)
@@ -212,6 +234,8 @@ class Watcher:
         """Return whether the state is unknown now because the machine or account was not seen."""
         if subject.startswith(BALANCE):
             return not dated(self.ctx, subject.removeprefix(BALANCE))
+        if self.fan_outs.unseen(subject):
+            return True
         job_id = subject.removeprefix("job/")
         state = self.ctx.ledger.state(subject)
         return kind in OBSERVED and job_id not in self.ctx.observed and state in {Job.RUNNING, Job.UNKNOWN}

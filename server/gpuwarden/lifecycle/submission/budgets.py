@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.money import usd
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
-from gpuwarden.ledger.events import ApprovalGranted, ReceiptIssued
+from gpuwarden.ledger.events import ApprovalGranted, ReceiptIssued, ResumeRequested
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
-from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.lifecycle.team import allowances, person_here, unlisted
+
+if TYPE_CHECKING:
+    from gpuwarden.rules.facts import SubmitFacts
 
 DAY_S = 86_400
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
@@ -19,17 +24,19 @@ IDLE_H: Final = 1.0
 """How many hours a machine whose job has ended is taken to bill on."""
 
 
-def spending_question(ctx: Context, facts: SubmitFacts) -> str:
-    """Return why a person has to be asked about this cost; empty when it is inside the user's caps."""
+def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = None, *, of: tuple[str, ...] = ()) -> str:
+    """Return why a person has to be asked about this cost; empty when it is inside the user's caps.
+
+    `worst` is the cost of several jobs like this one, where there are several; `of` are those accepted already.
+    """
+    worst = facts.worst_cost if worst is None else worst
     if not facts.metered:
         return ""
     questions = [notice.question for notice in ctx.notices]
-    doubt = ctx.ledger.trouble()
-    if facts.worst_cost is None:
+    questions.append(unlisted(ctx, facts.spec, person_here(ctx)))
+    if worst is None:
         questions.append("its price is unknown")
-    elif doubt is not None and doubt.incomplete:
-        questions.append(f"what was spent today is unknown, because {doubt.message}")
-    elif over := over_caps(ctx, facts.spec.platform, facts.worst_cost):
+    elif over := over_caps(ctx, facts.spec, worst, person_here(ctx), of=of):
         questions.append(over)
     else:
         wanted = _work(facts.spec, facts.inputs)
@@ -41,18 +48,54 @@ def spending_question(ctx: Context, facts: SubmitFacts) -> str:
     return "; ".join(filter(None, questions))
 
 
-def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str:
-    """Return the first cap that a cost would break; empty when none. `of` is its job, where it is known."""
-    caps = ctx.policy.caps_for(platform)
-    today = spent_today(ctx, pretend=platform.startswith(REHEARSAL), without=of)
-    for name, total, cap in (
-        ("per_job_usd", worst, caps.per_job_usd),
-        ("per_instance_usd", worst, caps.per_instance_usd),
-        ("per_day_usd", today + worst, caps.per_day_usd),
-    ):
-        if total > cap:
-            return f"it may come to {usd(total)}, above {name} of {usd(cap)}"
-    return ""
+class Cap(NamedTuple):
+    """One cap on a job, and the cost that it bounds, in US dollars."""
+
+    name: str
+    cost: float
+    limit: float
+
+    @property
+    def broken(self) -> str:
+        """Return that the cost is above the cap."""
+        return f"it may come to {usd(self.cost)}, above {line(self.name, 160)} of {usd(self.limit)}"
+
+
+def caps_on(
+    ctx: Context,
+    spec: JobSpec,
+    worst: float,
+    person: str,
+    *,
+    machine: float | None = None,
+    of: tuple[str, ...] = (),
+) -> Iterator[Cap]:
+    """Yield every cap on a job: those of everybody, then its person's and its project's.
+
+    `worst` is what the whole job may cost, `machine` one of its machines, and `of` is the job, where it is accepted, or
+    all jobs of a fan-out.
+    """
+    caps, pretend = ctx.policy.caps_for(spec.platform), spec.platform.startswith(REHEARSAL)
+    yield Cap("per_job_usd", worst, caps.per_job_usd)
+    yield Cap("per_instance_usd", worst if machine is None else machine, caps.per_instance_usd)
+    yield Cap("per_day_usd", spent_today(ctx, pretend=pretend, without=of) + worst, caps.per_day_usd)
+    for name, allowed, counts in allowances(ctx, spec, person):
+        if allowed.per_job_usd is not None:
+            yield Cap(f"{name}.per_job_usd", worst, allowed.per_job_usd)
+        if allowed.per_day_usd is not None:
+            today = spent_today(ctx, pretend=pretend, without=of, counts=counts)
+            yield Cap(f"{name}.per_day_usd", today + worst, allowed.per_day_usd)
+
+
+def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tuple[str, ...] = ()) -> str:
+    """Return the first cap that a cost would break; empty when none. `of` are its jobs, where they are known.
+
+    A ledger that lost events does not know what was spent, so that no cost fits into its caps.
+    """
+    doubt = ctx.ledger.trouble()
+    if doubt is not None and doubt.incomplete:
+        return f"what was spent today is unknown, because {doubt.message}"
+    return next((cap.broken for cap in caps_on(ctx, spec, worst, person, of=of) if cap.cost > cap.limit), "")
 
 
 def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
@@ -60,28 +103,40 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
-def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
+def spent_today(
+    ctx: Context, *, pretend: bool, without: tuple[str, ...] = (), counts: Callable[[JobRecord], bool] = lambda _: True
+) -> float:
     """Return what the last day's jobs cost or may still cost, and what older machines billed in it.
 
-    Pretend money apart.
+    Pretend money apart; of all jobs, or of those that `counts`.
     """
     day, total = ctx.clock.now() - DAY_S, 0.0
     # what can have cost anything since then: the open jobs, and those whose machines bill or did
     billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=day))
     costing = dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed))
-    for job in (read_job(ctx.ledger, job_id) for job_id in costing if job_id != without):
+    for job in filter(counts, (read_job(ctx.ledger, job_id) for job_id in costing if job_id not in without)):
         mine = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
         if job.spec.platform.startswith(REHEARSAL) is not pretend:
             continue
         if job.accepted_at > day:
-            total += _committed(ctx, job, mine)
+            total += committed(ctx, job, mine)
         else:
-            total += sum(_billed(ctx, job, lease, day) for lease in mine)
+            total += sum(_billed(ctx, job, lease, day) for lease in mine) + _to_come(ctx, job, mine)
     return total
 
 
-def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return what a job of the last day has cost and may still cost, in US dollars."""
+def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    """Return what a job that goes on after a pause may cost from now on, in US dollars."""
+    resumed = ctx.ledger.last(job.subject, ResumeRequested)
+    rests = job.state in TERMINAL_JOBS or (job.state is Job.PAUSED and not job.resume_requested)
+    if resumed is None or resumed.data.worst_cost is None or rests:
+        return 0.0
+    here = sum(spent(ctx, lease.id) or 0.0 for lease in leases if lease.id == job.lease)
+    return max(0.0, resumed.data.worst_cost - here)
+
+
+def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    """Return what a job has cost and may still cost, in US dollars."""
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
     costs = {lease.id: max(spent(ctx, lease.id) or 0.0, _billed(ctx, job, lease, lease.opened_at)) for lease in leases}
     cost, before = sum(costs.values()), sum(costs[lease.id] for lease in leases if lease not in live)
@@ -94,7 +149,9 @@ def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float
     dearest = max((price_of(ctx, lease) or 0.0 for lease in leases), default=0.0)
     times = max(1.0, dearest / job.price) if job.price else 1.0
     # a relaunch may cost as much again as the job was to cost on the machine that was taken
-    return (before if live else 0.0) + max((expected or 0.0) * times, cost - (before if live else 0.0))
+    return (before if live else 0.0) + max(
+        (expected or 0.0) * times, cost - (before if live else 0.0) + _to_come(ctx, job, leases)
+    )
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
@@ -112,14 +169,14 @@ TRUSTED: Final = frozenset({"terminal"})
 """Channels of a spending approval that may carry a person's further decisions about the job."""
 
 
-def carried(ctx: Context, receipt: str) -> ApprovalGranted | None:
-    """Return the approval of a receipt's spending where what a person decided with it is good now."""
+def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGranted | None:
+    """Return the approval of a receipt's spending where what a person decided with it is good now, or was at a time."""
     granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if granted is None or issued is None or granted.data.channel not in TRUSTED:
         return None
     same = granted.data.digest == issued.data.facts_digest
-    return granted.data if same and granted.data.holds_at(ctx.clock.now()) else None
+    return granted.data if same and granted.data.holds_at(ctx.clock.now() if at is None else at) else None
 
 
 def spending_approved(ctx: Context, receipt: str) -> bool:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from gpuwarden.backends.base import Optioned
-from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.backends.base import Bounded, Optioned, Startable
+from gpuwarden.core.engine import EngineLimits
+from gpuwarden.core.errors import AuthFailed, NotFound, NotSupported, WardenError
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.leaks import forms_of, spelled, spelled_in, spelled_in_script
 from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown, digest
-from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
+from gpuwarden.core.readiness import Needs, Readiness
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.sanitize import SECRET_NAME, TOKEN
 from gpuwarden.core.states import Job
@@ -27,12 +29,15 @@ from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.facts import HubFacts
 from gpuwarden.hub.preflight_facts import hub_facts
 from gpuwarden.hub.scripts import fetch_script
-from gpuwarden.lifecycle.artifacts.kept_store import reachable
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.bootstrap import look_over_own
+from gpuwarden.lifecycle.execution.bootstrap import greet_own, look_over_own
 from gpuwarden.lifecycle.execution.provisioning import wanted
+from gpuwarden.lifecycle.offers import ask_offer
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs, program_of
+from gpuwarden.lifecycle.submission.local_modules import local_modules
+from gpuwarden.lifecycle.submission.needs import files_here, needs_of_job
+from gpuwarden.lifecycle.submission.rehearsing import rehearsed
 from gpuwarden.providers.base import account_key_values, account_keys
 from gpuwarden.rules.catalog import rules_of, unusable_rules
 from gpuwarden.rules.facts import Leak, SubmitFacts
@@ -41,16 +46,23 @@ from gpuwarden.scripts.script import ScriptFacts, read_command, read_script
 OWN_VARIABLES = "GPUWARDEN_"
 
 
-async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
-    """Gather everything that the submit rules read."""
+async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: SubmitFacts | None = None) -> SubmitFacts:
+    """Gather everything that the submit rules read. `tasks` is how many jobs like this one are one array.
+
+    `elsewhere` are the facts of the same job on another platform, whose script and Hub are taken over.
+    """
     try:
         profile: Profile | None = ctx.profile(spec.platform)
     except NotFound:
         profile = None
-    config = HubConfig.from_env(ctx.env)
+    config = cache(partial(HubConfig.from_env, ctx.env))  # called late: the login's token takes huggingface_hub
     inputs = await _inputs(ctx, spec, profile)
     program = program_of(ctx.cwd or Path.cwd(), spec.command, inputs.files)
-    script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], program)
+    script: ScriptFacts | None
+    if elsewhere is None:
+        script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], program)
+    else:
+        script, script_url = elsewhere.script, elsewhere.script_url
     quote: Answer[Quote] | None = None
     unsold = ""
     hub: HubFacts | None = None
@@ -63,7 +75,7 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
 
     async def ask_hub() -> None:
         nonlocal hub
-        hub = await hub_facts(script, spec, config, clock=ctx.clock)
+        hub = await hub_facts(script, spec, config, clock=ctx.clock) if elsewhere is None else elsewhere.hub
 
     async def ask_store() -> None:
         nonlocal keep
@@ -77,30 +89,69 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
             group.start_soon(ask_hub)
     unusable = _unusable(ctx, profile, spec.platform)
     backend = None if profile is None or unusable else ctx.backend(profile.backend)
+    root = ctx.cwd or Path.cwd()
+    modules = await anyio.to_thread.run_sync(local_modules, root, spec, script, inputs.files)
+    looked = await _look(ctx, profile, spec.platform)
+    needs = needs_of_job(spec, script, inputs.files, modules)
+    leaks = tuple(find_leaks(spec, ctx))
     return SubmitFacts(
         spec=spec,
         policy=ctx.policy,
         profile=profile,
-        platforms=tuple(ctx.platforms()),
+        platforms=() if profile else tuple(ctx.platforms()),
         script=script,
         quote=quote,
         unusable=unusable,
-        leaks=tuple(find_leaks(spec, ctx)),
+        leaks=leaks,
         unset_secrets=tuple(name for name in spec.secrets if not ctx.env.get(name)),
         account_secrets=_account_secrets(ctx, spec),
         unsold=unsold,
         unusable_rules=unusable_rules(),
         hub=hub,
         script_url=script_url,
+        rehearsed=rehearsed(ctx, spec, {f.path: f.sha256 for f in inputs.files}) if spec.script is not None else None,
         proven_script=spec.script is not None and _is_proven(ctx, spec.script),
-        looked=await _look(ctx, profile, spec.platform),
+        looked=looked,
+        readiness=None
+        if profile is None or profile.meter.metered or leaks  # what is refused for a secret is sent nowhere
+        else await _readiness(ctx, backend, spec, needs, looked),
+        engine=None if leaks else await _limits(ctx, backend, spec, tasks),
         inputs=inputs.files,
         inputs_left_out=inputs.left_out,
         input_leaks=inputs.leaks,
         keep=keep,
+        local_modules=modules,
+        files_here=files_here(root, spec, inputs.files) if backend is None or backend.takes_inputs else None,
         unset_keep=tuple(n for n in StoreAddress.parse(spec.keep).secrets if not ctx.env.get(n)) if spec.keep else (),
         attempts=backend.attempts(spec) if isinstance(backend, Optioned) else 1,
     )
+
+
+async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> Answer[EngineLimits] | None:
+    """Return what the engine of a platform allows for a job; None where the platform has no engine."""
+    if not isinstance(backend, Bounded):
+        return None
+    try:
+        place = await greet_own(ctx, ctx.owned_place(spec.platform))
+        limits = await backend.limits(spec, place)
+        return Known(limits.model_copy(update={"asked": limits.asked.model_copy(update={"tasks": tasks})}))
+    except WardenError as error:
+        return Unknown(f"{error.message}. {manual_text(error.next_steps)}".strip())
+
+
+async def _readiness(
+    ctx: Context, backend: object, spec: JobSpec, needs: Needs, looked: Sequence[Finding]
+) -> Answer[Readiness] | None:
+    """Return what an existing place lacks of what a job needs; None where nothing is needed or nobody can look."""
+    if not isinstance(backend, Startable) or not needs.any:
+        return None
+    if silent := next((f for f in looked if f.blocks), None):  # asking again takes one more time limit
+        return Unknown(silent.message)
+    try:
+        place = await greet_own(ctx, ctx.owned_place(spec.platform))
+        return Known(await backend.readiness(place, needs))
+    except WardenError as error:
+        return Unknown(error.message)
 
 
 async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:
@@ -120,7 +171,9 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
 
 
 async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
-    """Return what is wrong with the kept store of a job, "" where it can be used."""
+    """Return what is wrong with the kept store of a job, "" where it can be used or is refused without a look."""
+    if not ctx.policy.keep.allows(spec.keep):
+        return Known("")  # PF-KEEP-002 says so, and nobody sends credentials there
     if not _unusable(ctx, profile, spec.platform) and not ctx.backend(profile.backend).seals:
         return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which is what uploads")
     try:
@@ -129,11 +182,16 @@ async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
         return Known(error.message)
     if set(given.values()) & set(account_key_values(ctx.env).values()):
         return Known("its credentials are those of an account that rents machines; no machine receives them")
+    from gpuwarden.lifecycle.artifacts.kept_store import reachable  # few jobs keep, and it brings clients of stores
+
     return await reachable(ctx, spec.keep)
 
 
 async def read_spec(
-    spec: JobSpec, config: HubConfig, files: Sequence[str] = (), program: tuple[str, tuple[str, ...]] | None = None
+    spec: JobSpec,
+    config: Callable[[], HubConfig],
+    files: Sequence[str] = (),
+    program: tuple[str, tuple[str, ...]] | None = None,
 ) -> tuple[ScriptFacts, Answer[str]]:
     """Read the script, given as text or behind an address; for other commands read their flags.
 
@@ -146,7 +204,7 @@ async def read_spec(
         said = await anyio.to_thread.run_sync(read_script, program[0], spec.env, program[1], files)
         # Only uv installs what a header lists; any other command takes the packages that the machine has.
         return said if spec.command[0] == "uv" else replace(said, header=None, third_party=()), Known("")
-    fetched = await fetch_script(spec.command, config)
+    fetched = await fetch_script(spec.command, config())
     if isinstance(fetched, Known) and fetched.value.text:
         return read_script(fetched.value.text, spec.env, spec.command, files), Known("")
     trouble = fetched if isinstance(fetched, Unknown) else Known(fetched.value.trouble if fetched else "")
@@ -194,18 +252,11 @@ def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
 async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
     """Return the price now, and why the platform does not rent what is asked; empty when it does, or nobody knows."""
     try:
-        answer = await ctx.provider(spec.platform).quote(wanted(spec))
-    except (BadRequest, NotSupported, NoCapacity) as refusal:
-        unusable = _unusable(ctx, ctx.profile(spec.platform), spec.platform)
-        return Unknown(
-            refusal.message
-        ), "" if unusable else f"{refusal.message}. {manual_text(refusal.next_steps)}".strip()
-    except WardenError as error:
+        offer = await ask_offer(ctx, spec.platform, wanted(spec))
+    except WardenError as error:  # there is nobody to ask; another rule says so
         return Unknown(error.message), ""
-    price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
-    if price is not None and price <= 0:
-        return Unknown(f"{spec.platform} quotes {usd_per_hour(price)}, and nobody rents a machine for nothing"), ""
-    return answer, ""
+    refusal = offer.refusal
+    return offer.quote, f"{refusal.message}. {manual_text(refusal.next_steps)}".strip() if refusal else ""
 
 
 def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:

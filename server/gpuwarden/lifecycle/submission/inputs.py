@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from gpuwarden.core.errors import BadReply, BadRequest
-from gpuwarden.core.models import MAX_SCRIPT_BYTES, InputFile, clean_path
+from gpuwarden.core.models import MAX_INPUT_BYTES, MAX_SCRIPT_BYTES, InputFile, clean_path
 from gpuwarden.core.safe_names import local_name
 from gpuwarden.core.sanitize import SECRET_FILE, TOKEN, line
-from gpuwarden.remote.transfer.safe_open import open_regular
+from gpuwarden.remote.transfer.safe_open import identity_of, open_regular
 from gpuwarden.rules.facts import Leak
 from gpuwarden.scripts.script import decode
 
 MAX_FILES: Final = 1_000
-MAX_BYTES: Final = 64 << 20
 MAX_LOOKED: Final = 20_000
 MORE: Final = "Name narrower inputs; put more into a dataset on the Hub and load it by its id."
 BLOCK: Final = 1 << 20
@@ -58,18 +57,42 @@ def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept:
     return Inputs(tuple(file for file, _ in read), tuple(sorted(walk.left_out)), leaks)
 
 
-def real_path(root: Path, name: str) -> Path:
+def real_path(root: Path, name: str, what: str = "input") -> Path:
     """Resolve a named file through all links. Raises `BadRequest` for a way that leaves `root`."""
     root = root.resolve()
     try:
         real = (root / name).resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise BadRequest(f"the input {line(name)} is not there", "Name files below the working directory.") from error
+    except (OSError, RuntimeError, ValueError) as error:  # a NUL character is in no file's name
+        raise BadRequest(f"the {what} {line(name)} is not there", "Name files below the working directory.") from error
     if not real.is_relative_to(root) or real == root:
-        raise BadRequest(f"the input {line(name)} leads out of the working directory", "Copy it in, or leave it out.")
+        raise BadRequest(f"the {what} {line(name)} leads out of the working directory", "Copy it in, or leave it out.")
     if any(part.startswith(".") for part in (*Path(name).parts, *real.relative_to(root).parts)):
-        raise BadRequest(f"the input {line(name)} is hidden, or is in a hidden folder", "Hidden files are never sent.")
+        raise BadRequest(f"the {what} {line(name)} is hidden, or is in a hidden folder", "Hidden files are never sent.")
     return real
+
+
+def script_in(root: Path, name: str) -> str:
+    """Return the text of a script file below `root`. Raises `BadRequest` for any other file, however it is named."""
+    real = real_path(root, name, "script")
+    with open_regular(real, identity_of(real.lstat())) as file:
+        raw = file.read(MAX_SCRIPT_BYTES + 1)
+    if len(raw) > MAX_SCRIPT_BYTES:
+        raise BadRequest(
+            f"the script {line(name)} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script."
+        )
+    if real_path(root, name, "script") != real:
+        raise BadRequest(f"the script {line(name)} was replaced while it was read", "Submit when nothing changes it.")
+    return decode(raw)
+
+
+def below(root: Path, file: Path) -> str:
+    """Return a file's path below `root`, as inputs are named; empty for one that is elsewhere or hidden."""
+    try:
+        inner = Path(os.path.relpath(file, root))
+        real_path(root, inner.as_posix())
+    except (BadRequest, ValueError):
+        return ""
+    return inner.as_posix() if ".." not in inner.parts else ""
 
 
 def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
@@ -81,7 +104,8 @@ def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -
     for n, word in enumerate(command):
         file = listed.get(word.removeprefix("./"))
         if file is not None and word.endswith(".py") and file.size <= MAX_SCRIPT_BYTES:
-            raw = real_path(root, file.path).read_bytes()
+            with open_regular(real_path(root, file.path)) as program:
+                raw = program.read(MAX_SCRIPT_BYTES + 1)
             if hashlib.sha256(raw).hexdigest() != file.sha256:
                 raise BadRequest(f"the input {line(file.path)} changes while it is read", "Submit when it rests.")
             return decode(raw), tuple(command[n + 1 :])
@@ -164,8 +188,8 @@ class _Walk:
         self.bytes += info.st_size
         if len(self.found) > MAX_FILES:
             raise BadRequest(f"the inputs are more than {MAX_FILES:,} files", MORE)
-        if self.bytes > MAX_BYTES:
-            raise BadRequest(f"the inputs have more than {MAX_BYTES >> 20} MiB", MORE)
+        if self.bytes > MAX_INPUT_BYTES:
+            raise BadRequest(f"the inputs have more than {MAX_INPUT_BYTES >> 20} MiB", MORE)
 
 
 def _printable(path: str) -> str:
@@ -182,7 +206,7 @@ def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Le
     with open_regular(real) as file:
         while block := file.read(BLOCK):
             size += len(block)
-            if size > MAX_BYTES:
+            if size > MAX_INPUT_BYTES:
                 raise BadRequest(f"the input {line(path)} grew while it was read", "Submit when nothing writes to it.")
             seen.update(block)
             kind = kind or _secret_in(tail + block, ours)

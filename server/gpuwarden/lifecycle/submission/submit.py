@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 import secrets as random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,22 +16,25 @@ from anyio import to_thread
 from gpuwarden.backends.base import Confining, Optioned
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused
 from gpuwarden.core.guidance import Action, NextStep, approval, do
-from gpuwarden.core.models import JobSpec, Quote, Unknown, digest
+from gpuwarden.core.models import Choice, JobSpec, Quote, Unknown, Verb, digest
 from gpuwarden.core.money import usd_per_hour
-from gpuwarden.core.rules import Finding, run_rules
+from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.sanitize import line, scrubbed, secret_values
 from gpuwarden.core.states import TERMINAL_JOBS, Job
-from gpuwarden.ledger.events import JobAccepted, JobRefused, ReceiptIssued
+from gpuwarden.ledger.events import Body, JobAccepted, JobRefused, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.ending.parking import parking_for
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.relaunch import relaunch_for
-from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.execution.situation import following, standing_order
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
 from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep
+from gpuwarden.lifecycle.submission.rehearsing import Rehearsal, rehearse_script
+from gpuwarden.lifecycle.team import check_receipt
+from gpuwarden.providers.base import Provider, Wishing
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -39,7 +45,8 @@ ANOTHER_RECEIPT: Final = do(Action.SUBMIT, "for a fresh receipt", receipt="")
 class Submission:
     """Result of a submit. `job` is None while nothing was accepted: then `receipt` launches it.
 
-    `ask` says why a person has to approve the spending first; empty when nobody has to.
+    `ask` says why a person has to approve the spending first; empty when nobody has to. `ordered` is how a standing
+    order ends the machine; None where a person is asked.
     """
 
     findings: tuple[Finding, ...]
@@ -48,68 +55,152 @@ class Submission:
     receipt: str | None = None
     expires_at: float | None = None
     ask: str = ""
+    ordered: Verb | None = None
     job: JobRecord | None = None
     adopted: bool = False
     next_steps: tuple[NextStep, ...] = ()
     """What remains to do for the job, the next step first."""
+    rehearsal: Rehearsal | None = None
+    choices: tuple[Choice, ...] = ()
+    """Where it may run, in order, with each price; empty for a job with one platform."""
+
+    @property
+    def price(self) -> float | None:
+        """Return the price of an hour, the highest of all choices; None where one is unknown."""
+        if self.choices:
+            return _highest([choice.price for choice in self.choices])
+        return self.quote.price_usd_per_hour if self.quote else None
 
 
 @dataclass(frozen=True)
-class _Checked:
+class Checked:
+    """A job that the submit gate let pass: the facts, what the rules found, and the quote.
+
+    Of a job that may run on several platforms, `facts` are those of the first one that passed and `places` those of
+    all that did, in the order of the list; `asked` is the digest of the spec as it was given.
+    """
+
     facts: SubmitFacts
     findings: tuple[Finding, ...]
     quote: Quote | None = field(default=None)
+    asked: str = ""
+    places: tuple[SubmitFacts, ...] = ()
+
+    @property
+    def spec_digest(self) -> str:
+        """Return the digest of the spec as it was given."""
+        return self.asked or self.facts.spec.digest
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of all that was checked, on every platform."""
+        return digest([facts.digest for facts in self.places]) if self.places else self.facts.digest
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Return every platform of the list with its price; empty for a job with one platform."""
+        return tuple(
+            Choice(platform=f.spec.platform, gpu=f.spec.gpu, price=f.price, worst_cost=f.worst_cost)
+            for f in self.places
+        )
+
+    @property
+    def price(self) -> float | None:
+        """Return the highest price of an hour; None where one is unknown."""
+        return _highest([facts.price for facts in self.places or (self.facts,)])
+
+    @property
+    def worst_cost(self) -> float | None:
+        """Return what the job may cost at most, wherever it runs; None where that is unknown of one platform."""
+        return _highest([facts.worst_cost for facts in self.places or (self.facts,)])
+
+    def question(self, ctx: Context) -> str:
+        """Return why a person has to be asked about the cost, on whichever platform; empty when nobody has to."""
+        asks = (spending_question(ctx, facts) for facts in self.places or (self.facts,))
+        return "; ".join(dict.fromkeys(filter(None, asks)))
 
 
-async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt: str | None = None) -> Submission:
-    """Check a job, and launch it when that is allowed.
+def _highest(amounts: list[float | None]) -> float | None:
+    return None if None in amounts else max(amount for amount in amounts if amount is not None)
+
+
+async def submit(
+    ctx: Context,
+    spec: JobSpec,
+    *,
+    dry_run: bool = False,
+    receipt: str | None = None,
+    script_file: str = "",
+    rehearse: bool = False,
+) -> Submission:
+    """Check a job, and launch it when that is allowed. `rehearse` runs its script's first step here before.
 
     On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt
-    and the same arguments, launches. Raises Refused with the findings, NotFound or Conflict for a receipt that is
-    not ours, stale or for something else, BadRequest for a dry run that brings one.
+    and the same arguments, launches. `script_file` is the file below the working directory that the script came from;
+    a launch by the receipt alone reads it again.
+
+    Raises Refused with the findings, NotFound or Conflict for a receipt that is not ours, stale or for something else,
+    BadRequest for a dry run that brings one.
     """
-    if receipt is not None and dry_run:
-        raise BadRequest("a dry run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
-    spec = _settled(ctx, spec)
+    if receipt is not None and (dry_run or rehearse):
+        what = "a dry run only checks" if dry_run else "a rehearsal comes before the receipt"
+        raise BadRequest(f"{what}, and a receipt launches; nothing was done", "Leave one of them out.")
+    spec = spec if spec.alternatives else settled(ctx, spec)
     if receipt is not None:
         return await _redeem(ctx, spec, receipt)
-    checked = await _check(ctx, spec)
-    live = _live_twin(ctx, checked.facts)
+    tried = await rehearse_script(ctx, spec) if rehearse else None
+    checked = await _check_list(ctx, spec) if spec.alternatives else await check_spec(ctx, spec)
+    live = _live_twin(ctx, checked)
     if live is not None and not dry_run:
         job = await advance(ctx, live)
-        cost, rest = checked.facts.worst_cost, following(ctx, job)
-        return Submission(checked.findings, checked.quote, cost, job=job, adopted=True, next_steps=rest)
+        cost, rest = checked.worst_cost, following(ctx, job)
+        return Submission(
+            checked.findings, checked.quote, cost, job=job, adopted=True, next_steps=rest, rehearsal=tried
+        )
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
+    waits = dry_run or facts.metered  # a launch by the receipt alone may follow
     expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
-    ask = spending_question(ctx, facts)
+    ask = checked.question(ctx)
     issued = ReceiptIssued(
-        spec_digest=facts.spec.digest,
-        facts_digest=facts.digest,
-        price=facts.price,
+        spec_digest=checked.spec_digest,
+        facts_digest=checked.digest,
+        price=checked.price,
         expires_at=expires,
-        worst_cost=facts.worst_cost,
+        worst_cost=checked.worst_cost,
         name=facts.spec.name,
         platform=facts.spec.platform,
         timeout_s=facts.spec.timeout_s,
         ask=ask,
         hub=facts.hub.watched if facts.hub else {},
         inputs={file.path: file.sha256 for file in facts.inputs},
+        keep=facts.spec.keep,
+        choices=checked.choices,
+        spec=(spec if spec.alternatives else facts.spec) if waits else None,
+        script_file=script_file if waits else "",
     )
     ctx.ledger.add(f"receipt/{ticket}", issued)
-    if dry_run or facts.metered:
-        return Submission(checked.findings, checked.quote, facts.worst_cost, ticket, expires, ask)
-    return await _accept(ctx, checked, ticket)
+    if waits:
+        order = order_for(ctx, ticket) if facts.metered else None
+        verb = order.verb if order else None
+        cost, choices = checked.worst_cost, checked.choices
+        return Submission(
+            checked.findings, checked.quote, cost, ticket, expires, ask, verb, choices=choices, rehearsal=tried
+        )
+    return replace(await _accept(ctx, checked, ticket), rehearsal=tried)
 
 
-def _settled(ctx: Context, spec: JobSpec) -> JobSpec:
+def settled(ctx: Context, spec: JobSpec) -> JobSpec:
     """Return the spec as its platform runs it. Raises BadRequest for options that the platform does not have."""
     try:
         backend = ctx.backend(ctx.profile(spec.platform).backend)
     except (NotFound, NotSupported):
         return spec  # a rule says so, among everything else
     if isinstance(backend, Optioned):
-        return backend.settle(spec)
-    if spec.options:
+        found = backend.settle(spec)
+        return found if found.platform == spec.platform else settled(ctx, found)
+    if spec.options and ctx.profile(spec.platform).provider is not None:
+        check_wishes(spec, ctx.provider(spec.platform))
+    elif spec.options:
         raise BadRequest(
             f"{spec.platform} has no options, and {', '.join(sorted(spec.options))[:100]} was given",
             do(Action.LEAVE_OUT_ARGUMENT, name="options"),
@@ -117,8 +208,32 @@ def _settled(ctx: Context, spec: JobSpec) -> JobSpec:
     return spec
 
 
-async def _check(ctx: Context, spec: JobSpec) -> _Checked:
-    """Gather the facts and let the rules read them. What blocks is recorded and raised as Refused."""
+def check_wishes(spec: JobSpec, provider: Provider) -> None:
+    """Raise BadRequest for options of a rented machine that its platform does not take, or that are no short text."""
+    taken = provider.wishes if isinstance(provider, Wishing) else frozenset()
+    for name, wish in spec.options.items():
+        if name not in taken:
+            has = f"takes {', '.join(sorted(taken))}" if taken else "has no options"
+            raise BadRequest(
+                f"{spec.platform} {has}, and {line(name, 60)} was given", do(Action.LEAVE_OUT_ARGUMENT, name="options")
+            )
+        if not isinstance(wish, str) or not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,299}", wish):
+            raise BadRequest(f"the {name} {line(wish, 60)!r} is not a name of one", f"Give one {name} as text.")
+
+
+async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1) -> Checked:
+    """Gather the facts and let the rules read them. What blocks is recorded and raised as Refused.
+
+    `tasks` is how many jobs like this one its engine gets as one array.
+    """
+    checked = await _look(ctx, spec, tasks=tasks)
+    if any(finding.blocks for finding in checked.findings):
+        raise _refusal(ctx, spec, checked.findings)
+    return checked
+
+
+async def _look(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: SubmitFacts | None = None) -> Checked:
+    """Return the facts and findings of a job on one platform, whether or not they block."""
     try:
         profile = ctx.profile(spec.platform)
         backend = ctx.backend(profile.backend)
@@ -127,21 +242,61 @@ async def _check(ctx: Context, spec: JobSpec) -> _Checked:
     else:  # what may not or can't run on this machine is refused before anything is asked or rented
         if isinstance(backend, Confining):
             await backend.admit(spec, rehearsed=profile.provider is not None)
-    facts = await gather(ctx, spec)
-    findings = tuple(run_rules(rules_of("submit"), facts))
-    rules = tuple(dict.fromkeys(f.rule for f in findings if f.blocks))
-    if rules:
-        # The spec may contain a secret, so only its digest is kept, and names that are not secret.
-        names = scrubbed({"name": spec.name, "platform": spec.platform}, secret_values(ctx.env))
-        refused = JobRefused(**names, spec_digest=spec.digest, rules=tuple(sorted(rules)))
-        ctx.ledger.add(f"job/x{random.token_hex(5)}", refused)
-        raise Refused(
-            f"the submit gate refused {spec.name!r} ({', '.join(rules)}); nothing was launched or billed",
-            ("Fix each finding as it says.", do(Action.RETRY)),
-            findings,
-        )
+    facts = await gather(ctx, spec, tasks=tasks, elsewhere=elsewhere)
     quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
-    return _Checked(facts, findings, quote)
+    return Checked(facts, tuple(run_rules(rules_of("submit"), facts)), quote)
+
+
+def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refused:
+    """Record that the gate refused a job, and return the error."""
+    rules = tuple(dict.fromkeys(f.rule for f in findings if f.blocks))
+    # The spec may contain a secret, so only its digest is kept, and names that are not secret.
+    names = scrubbed({"name": spec.name, "platform": spec.platform}, secret_values(ctx.env))
+    refused = JobRefused(**names, spec_digest=spec.digest, rules=tuple(sorted(rules)))
+    ctx.ledger.add(f"job/x{random.token_hex(5)}", refused)
+    return Refused(
+        f"the submit gate refused {spec.name!r} ({', '.join(rules)}); nothing was launched or billed",
+        ("Fix each finding as it says.", do(Action.RETRY)),
+        findings,
+    )
+
+
+async def _check_list(ctx: Context, spec: JobSpec) -> Checked:
+    """Check a job on every platform where it may run, and keep those that pass, in their order.
+
+    What stops it on one platform leaves that one out of the list. Raises Refused where none is left, BadRequest for a
+    platform that is not rented or that takes the job otherwise than the first.
+    """
+    places = tuple(settled(ctx, choice) for choice in spec.choices)
+    for place in places:
+        with contextlib.suppress(NotFound):  # a rule says so, among everything else
+            if not ctx.profile(place.platform).meter.metered:
+                raise BadRequest(
+                    f"{place.platform} is not rented, so it never lacks capacity", "Leave it out of the alternatives."
+                )
+        if place.at(places[0].platform, places[0].gpu) != places[0]:
+            raise BadRequest(
+                f"{place.platform} and {places[0].platform} address the outputs of this job differently",
+                do(Action.LEAVE_OUT_ARGUMENT, name="alternatives"),
+            )
+    seen = [await _look(ctx, places[0])]
+    seen += [await _look(ctx, place, elsewhere=seen[0].facts) for place in places[1:]]
+    passed = [checked for checked in seen if not any(finding.blocks for finding in checked.findings)]
+    if not passed or any(checked.facts.leaks for checked in seen):  # no list is worth a secret in it
+        raise _refusal(ctx, spec, _once(finding for checked in seen for finding in checked.findings))
+    findings = [finding for checked in passed for finding in checked.findings]
+    for checked in seen:
+        where = f"{checked.facts.spec.platform} {checked.facts.spec.gpu or ''}".strip()
+        for finding in filter(lambda f: f.blocks, checked.findings):
+            text = f"{where} is left out of the list: {finding.message}"
+            findings.append(finding.model_copy(update={"severity": Severity.WARNING, "message": text}))
+    facts = tuple(checked.facts for checked in passed)
+    return Checked(facts[0], _once(findings), passed[0].quote, spec.digest, facts)
+
+
+def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return each finding once, as several platforms give the same ones of a script."""
+    return tuple({(finding.rule, finding.message): finding for finding in findings}.values())
 
 
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
@@ -152,12 +307,11 @@ async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
     used = ctx.ledger.used(JobAccepted, receipt)
     if used is not None:  # a repeated call, perhaps after a lost reply
         job = await advance(ctx, used.subject.removeprefix("job/"))
-        rest = following(ctx, job)
-        return Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, job=job, adopted=True, next_steps=rest)
+        return _submitted(ctx, job, Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, adopted=True))
     if ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired: facts may have changed since", ANOTHER_RECEIPT)
-    checked = await _check(ctx, spec)
-    if checked.facts.digest != issued.facts_digest:
+    checked = await _check_list(ctx, spec) if spec.alternatives else await check_spec(ctx, spec)
+    if checked.digest != issued.facts_digest:
         change = _change(issued, checked)
         raise Conflict(f"what was checked has changed since the receipt: {change}", ANOTHER_RECEIPT)
     return await _accept(ctx, checked, receipt)
@@ -173,71 +327,111 @@ class NeedsApproval(Refused):
         self.ticket = ticket
 
 
-def _change(issued: ReceiptIssued, checked: _Checked) -> str:
+def _change(issued: ReceiptIssued, checked: Checked) -> str:
     """Return what differs from the facts that a receipt is bound to."""
-    before, now = issued.price, checked.facts.price
+    if issued.choices != checked.choices:
+        was, here = (
+            ", ".join(f"{' '.join(filter(None, (c.platform, c.gpu)))} at {usd_per_hour(c.price)}" for c in each)
+            for each in (issued.choices, checked.choices)
+        )
+        return f"the list was {was} and is {here}"
+    before, now = issued.price, checked.price
     if before != now:
         return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
+    then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
+    missing = next((f"{name} was {then.get(name)} and is {seen.get(name)}" for name in then.keys() ^ seen.keys()), "")
+    return moved(issued, checked) or missing or "the platform's profile or the secrets that have values"
+
+
+def moved(issued: ReceiptIssued, checked: Checked) -> str:
+    """Return which inputs, or which repos that both know, are not those of a receipt; empty where all are."""
     listed, files = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
     if changed := sorted(path for path in {**listed, **files} if listed.get(path) != files.get(path)):
         return f"inputs are not the files that were checked: {line(', '.join(changed))}"
     then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
-    moved = [
-        f"{name} was {then.get(name)} and is {seen.get(name)}"
-        for name in {**then, **seen}
-        if then.get(name) != seen.get(name)
-    ]
-    return "; ".join(moved) or "the platform's profile or the secrets that have values"
+    both = (name for name in then if name in seen)
+    return "; ".join(f"{name} was {then[name]} and is {seen[name]}" for name in both if then[name] != seen[name])
 
 
-async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
+async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
     """Write the job down, once per receipt, and start it on its way."""
-    spec = checked.facts.spec
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
+    async with ctx.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
+        used = ctx.ledger.used(JobAccepted, receipt)
+        live = used.subject.removeprefix("job/") if used else _live_twin(ctx, checked)
+        if live is None:
+            ask = checked.question(ctx)
+            if ask and not spending_approved(ctx, receipt):
+                raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+            if ask:
+                check_receipt(ctx, receipt)
+            await take_inputs(ctx, checked)
+            record_job(ctx, checked, job_id, receipt, token=receipt)
+    job = await advance(ctx, live or job_id)
+    done = Submission(checked.findings, checked.quote, checked.worst_cost, receipt, choices=checked.choices)
+    return _submitted(ctx, job, replace(done, adopted=live is not None))
+
+
+async def take_inputs(ctx: Context, checked: Checked) -> None:
+    """Take the bytes that were checked, before the job is accepted; drop those that no live job needs."""
+    inputs = checked.facts.inputs
+    kept = [inputs, *(read_job(ctx.ledger, name).inputs for name in _live_jobs(ctx))]
+    await to_thread.run_sync(sweep, ctx.input_store, {file for files in kept for file in files})
+    if inputs:
+        await to_thread.run_sync(stage, ctx.input_store, ctx.cwd or Path.cwd(), inputs)
+
+
+def record_job(
+    ctx: Context,
+    checked: Checked,
+    job_id: str,
+    receipt: str,
+    *,
+    token: str,
+    with_it: tuple[str, Body] | None = None,
+    since: float | None = None,
+) -> None:
+    """Record a job and what a person decided about it with the receipt, all together.
+
+    Raises Conflict for a `token` that was used. `with_it` is one more event, with its subject, under the same token:
+    that of the fan-out that the job is a part of, which was accepted at `since` and rents further machines by itself.
+    """
+    spec = checked.facts.spec
     accepted = JobAccepted(
         spec=spec,
-        spec_digest=spec.digest,
-        facts_digest=checked.facts.digest,
-        worst_cost=checked.facts.worst_cost,
+        spec_digest=checked.spec_digest,
+        facts_digest=checked.digest,
+        worst_cost=checked.worst_cost,
         price=checked.facts.price,
         receipt=receipt,
         script_digest="" if spec.script is None else digest(spec.script),
         inputs=checked.facts.inputs,
+        choices=checked.choices,
     )
-    async with ctx.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
-        used = ctx.ledger.used(JobAccepted, receipt)
-        live = used.subject.removeprefix("job/") if used else _live_twin(ctx, checked.facts)
-        if live is None:
-            ask = spending_question(ctx, checked.facts)
-            if ask and not spending_approved(ctx, receipt):
-                raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
-            # Take the bytes that were checked, before the job is accepted; drop those that no live job needs.
-            inputs = checked.facts.inputs
-            kept = [inputs, *(read_job(ctx.ledger, name).inputs for name in _live_jobs(ctx))]
-            await to_thread.run_sync(sweep, ctx.input_store, {file for files in kept for file in files})
-            if inputs:
-                await to_thread.run_sync(stage, ctx.input_store, ctx.cwd or Path.cwd(), inputs)
-            with ctx.ledger.transaction():
-                ctx.ledger.add(f"job/{job_id}", accepted, token=receipt)
-                order = order_for(ctx, receipt) if checked.facts.metered else None
-                parking = parking_for(ctx, order) if checked.facts.metered else None
-                relaunch = relaunch_for(ctx, receipt) if checked.facts.metered else None
-                for decided in filter(None, (order, parking, relaunch)):
-                    ctx.ledger.add(f"job/{job_id}", decided)
-    job = await advance(ctx, live or job_id)
-    cost, rest = checked.facts.worst_cost, following(ctx, job)
-    return Submission(
-        checked.findings, checked.quote, cost, receipt, job=job, adopted=live is not None, next_steps=rest
-    )
+    with ctx.ledger.transaction():
+        ctx.ledger.add(f"job/{job_id}", accepted, token=token)
+        if with_it:
+            ctx.ledger.add(*with_it, token=token)
+        order = order_for(ctx, receipt, since) if checked.facts.metered else None
+        parking = parking_for(ctx, order) if checked.facts.metered else None
+        relaunch = relaunch_for(ctx, receipt) if checked.facts.metered and with_it is None else None
+        for decided in filter(None, (order, parking, relaunch)):
+            ctx.ledger.add(f"job/{job_id}", decided)
+
+
+def _submitted(ctx: Context, job: JobRecord, found: Submission) -> Submission:
+    """Return a result with the job that came of it, how its machine will end and what remains to do."""
+    order = standing_order(ctx, job.id)
+    return replace(found, job=job, ordered=order.verb if order else None, next_steps=following(ctx, job))
 
 
 def _live_jobs(ctx: Context) -> list[str]:
     return job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS))
 
 
-def _live_twin(ctx: Context, facts: SubmitFacts) -> str | None:
+def _live_twin(ctx: Context, checked: Checked) -> str | None:
     """Return a job with exactly these arguments and inputs that has not ended: the same call, made twice."""
-    wanted = facts.spec.digest, facts.inputs
+    wanted = checked.spec_digest, checked.facts.inputs
     for job_id in _live_jobs(ctx):
         accepted = ctx.ledger.last(f"job/{job_id}", JobAccepted)
         if accepted is not None and (accepted.data.spec_digest, accepted.data.inputs) == wanted:

@@ -16,7 +16,7 @@ from typing import Final
 from gpuwarden.core.errors import BadRequest, DiskError
 from gpuwarden.core.sanitize import line
 from gpuwarden.lifecycle.templates.forms import BadRow, for_method, plain_form
-from gpuwarden.lifecycle.templates.rows import Row
+from gpuwarden.lifecycle.templates.json_rows import Row
 from gpuwarden.scripts.shipped_trainers import Trainer
 
 SHOWN: Final = 3

@@ -25,7 +25,7 @@ from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look
 from gpuwarden.lifecycle.templates.rows import rows_of, types_of
 from gpuwarden.scripts.ecosystem_tables import SYNONYMS
-from gpuwarden.scripts.row_layouts import Fit, fit
+from gpuwarden.scripts.row_layouts import Fit, fit, reads
 from gpuwarden.scripts.shipped_trainers import ALIASES, Trainer, trainer
 from gpuwarden.scripts.static_eval import flags
 
@@ -146,6 +146,11 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
     if not columns:
         return filled  # the viewer knows none; the trainer looks for itself
     fits = _fitted(filled, source, columns)
+    kinds = {fits.renames.get(n, n): kind for n, kind in _renamed(filled, columns).items()}
+    for name in () if fits.form else fits.reads:
+        if reads(name, kinds[name], fits.reads) is False:
+            message = f"{source}: the column {line(name, 60)} is of the type {kinds[name]}, which {filled.trainer.name}"
+            raise BadRequest(f"{message} can't read", "Convert it before training, or choose other data.")
     return replace(_rewarded(filled, fits, columns, source), fit=fits)
 
 
@@ -288,6 +293,8 @@ async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -
     repo = await look(hub, name, kind)
     if repo.status == "error" and not repo.exists:
         raise Unreachable(f"{kind} {line(name, 120)}: {repo.why}", "Check the name, or try again.")
+    if repo.status == "disabled":
+        raise BadRequest(f"{kind} {line(name, 120)}: {repo.why}", f"Choose another {kind}, or a copy of it.")
     if not repo.exists:
         near = f"Did you mean {listed(repo.did_you_mean[:3])}?" if repo.did_you_mean else "Check the name."
         raise NotFound(f"{kind} {line(name, 120)}: {repo.why}", near)
@@ -305,15 +312,13 @@ async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -
 def placed(filled: Filled, profile: Profile | None) -> Filled:
     """Return the template with its outputs and secrets. Raises BadRequest where nothing would be kept."""
     push = filled.settings.get("hub_model_id")
-    if profile is not None and profile.kind == "serverless" and not push:
+    if profile is not None and not profile.runner and not push:
         raise BadRequest(
             f"{profile.id} deletes a job's files when it ends", "Give the Hub repo that results go to: push owner/name."
         )
     closed = any(repo is not None and (repo.gated or repo.private) for repo in (filled.model, filled.dataset))
-    serverless = profile is not None and profile.kind == "serverless"
-    out = (
-        f"/hub/models/{push}" if serverless else filled.settings.get("out", str(filled.trainer.options["out"].default))
-    )
+    on_hub = profile is not None and not profile.runner
+    out = f"/hub/models/{push}" if on_hub else filled.settings.get("out", str(filled.trainer.options["out"].default))
     missing = tuple(name for name in filled.trainer.required if name not in filled.settings)
     # Where only the tier on request outlives the machine, the results belong there.
     durable = profile is not None and not profile.survives(profile.place_of(out), "terminate")

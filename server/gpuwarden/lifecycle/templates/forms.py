@@ -13,7 +13,8 @@ from itertools import takewhile
 from typing import Any, Final
 
 from gpuwarden.core.sanitize import line
-from gpuwarden.lifecycle.templates.rows import EXTRA, Row
+from gpuwarden.lifecycle.templates.json_rows import Row
+from gpuwarden.lifecycle.templates.rows import EXTRA
 from gpuwarden.scripts.shipped_trainers import Trainer
 
 _ROLES: Final = {
@@ -28,11 +29,11 @@ _PROMPT: Final = ("prompt", "question", "instruction", "input", "query", "histor
 _ANSWER: Final = ("completion", "output", "response", "answer", "target", "solution")
 _CONTEXT: Final = ("input", "context")
 _TWO: Final = (
-    ("response_0", "response_1", "better_response_id", 0),
-    ("response_a", "response_b", "winner", "model_a"),
-    ("human_ref_A", "human_ref_B", "labels", 1),
-    ("answer_0", "answer_1", "score", 1),
-)  # the two answers, the column that judges them, and its value where the first is the better
+    ("response_0", "response_1", "better_response_id", 0, 1),
+    ("response_a", "response_b", "winner", "model_a", "model_b"),
+    ("human_ref_A", "human_ref_B", "labels", 1, 0),
+    ("answer_0", "answer_1", "score", 1, 0),
+)  # the two answers, the column that judges them, and its values where the first and the second are the better
 
 
 class BadRow(ValueError):
@@ -130,12 +131,14 @@ def pair_of(row: Row) -> Row | None:
 
 def judged_of(row: Row) -> Row | None:
     """Read two answers and a column that says which is better."""
-    for one, other, verdict, first in _TWO:
+    for one, other, verdict, first, second in _TWO:
         if not {one, other, verdict} <= row.keys():
             continue
         prompt = next((row[n] for n in _PROMPT if row.get(n)), None)
         if prompt is None or row[verdict] is None:
             raise BadRow("the two answers have no prompt or no verdict")
+        if row[verdict] not in (first, second):
+            raise BadRow(f"{verdict} is {line(repr(row[verdict]), 40)}: neither answer is the better")
         pair = (row[one], row[other]) if row[verdict] == first else (row[other], row[one])
         return {"prompt": _asked(prompt, row), "chosen": _said(pair[0]), "rejected": _said(pair[1])}
     return None
@@ -239,6 +242,8 @@ _FORMS: Final[tuple[tuple[str, Callable[[Row], Row | None]], ...]] = (
 def for_method(row: Row, to: Trainer) -> Iterator[Row]:
     """Yield the rows that a method reads, made from a plain row."""
     wanted = {name for names in to.wanted for name in names}
+    if "chosen" in row and row["chosen"] == row["rejected"] and {"rejected", "label"} & wanted:
+        raise BadRow("the two answers are the same")
     if "messages" in row and "messages" not in wanted:
         *asked, last = row["messages"]
         if last["role"] != "assistant" or not any(m["role"] == "user" for m in asked):

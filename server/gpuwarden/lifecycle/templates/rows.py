@@ -1,14 +1,12 @@
 """Read rows that people have: jsonl, json, csv, tsv and parquet files, COCO annotations, folders of pictures, the Hub.
 
-Rows come one after another, so that a file of any size can be converted; JSON that is not a list is read whole.
+Rows come one after another, so that a file of any size can be converted.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
-import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,18 +15,13 @@ from typing import Any, Final
 from gpuwarden.core.errors import BadReply, BadRequest, DiskError, NotFound, NotSupported
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubClient
+from gpuwarden.lifecycle.templates.json_rows import MAX_LINE, Row, coco_of, document_of
 
-Row = dict[str, Any]
 SUFFIXES: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
 """The column of a csv row's cells that have no column."""
-MAX_WHOLE: Final = 64 << 20
-"""Bytes of a JSON document that is not a list: its objects take 30 times as much memory, or more."""
-MAX_LINE: Final = 16 << 20
-"""Bytes of one row."""
-CHUNK: Final = 1 << 20
 MAX_BATCH: Final = 128 << 20
 """Bytes of parquet values that are decoded at a time."""
 MAX_RATIO: Final = 100
@@ -36,7 +29,6 @@ MAX_RATIO: Final = 100
 PAGE: Final = 100
 LOOK: Final = 50
 """Rows whose values decide the type of a column."""
-_SPACE: Final = re.compile(r"[ \t\n\r]*")
 _CHOOSE: Final = f"Give a file ({', '.join(SUFFIXES)}), a folder of pictures, or the id of a Hub dataset."
 
 
@@ -84,99 +76,6 @@ def lines_of(path: Path) -> Iterator[Row]:
             if not isinstance(row, dict):
                 raise BadRequest(f"{path.name}, line {number}, is not an object", "Write one JSON object a line.")
             yield row
-
-
-def document_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a list, of the only list in an object (`{"data": [...]}`), or of COCO annotations."""
-    with path.open("rb") as file:
-        if file.read(CHUNK).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
-            yield from items_of(path)
-            return
-    body = _whole(path)
-    if isinstance(body, dict) and {"images", "annotations", "categories"} <= body.keys():
-        yield from _boxes(path, body)
-        return
-    if isinstance(body, dict):
-        lists = [value for value in body.values() if isinstance(value, list)]
-        body = lists[0] if len(lists) == 1 else body
-    if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
-        raise BadRequest(f"{path.name} is not a list of objects", "Write a JSON list of rows, or one row a line.")
-    yield from body
-
-
-def items_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a JSON list one by one. Raises BadRequest that names the row at fault."""
-    decoder, number = json.JSONDecoder(), 1
-    with path.open(encoding="utf-8-sig") as file:
-        text = file.read(CHUNK)
-        at = text.index("[") + 1
-        while True:
-            try:
-                row, end = decoder.raw_decode(text, _after(text, at))
-            except (ValueError, RecursionError):
-                row, end = None, len(text)
-            end = _after(text, end)
-            if end == len(text):  # the row or what follows it is cut off
-                more = file.read(max(CHUNK, len(text) - at))
-                if not more and number == 1 and text[at:].strip() == "]":
-                    return
-                if not more or len(text) - at > MAX_LINE:
-                    raise BadRequest(f"{path.name} is not valid JSON in row {number}", "Correct it.")
-                text, at = text[at:] + more, 0
-                continue
-            if not isinstance(row, dict):
-                raise BadRequest(
-                    f"{path.name} is not a list of objects", "Write a JSON list of rows, or one row a line."
-                )
-            yield row
-            at, number = end + 1, number + 1
-            if text[end] == "]" and not (text[at:] + file.read(CHUNK)).strip():
-                return
-            if text[end] != ",":
-                raise BadRequest(f"{path.name} is not valid JSON after row {number - 1}", "Correct it.")
-
-
-def _after(text: str, at: int) -> int:
-    """Return the place behind white space."""
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
-
-
-def _whole(path: Path) -> Any:
-    """Return a JSON document."""
-    if path.stat().st_size > MAX_WHOLE:
-        raise BadRequest(f"{path.name} is larger than {MAX_WHOLE >> 20} MiB", "Save its rows as jsonl, or divide it.")
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{path.name} is not valid JSON: {line(error, 120)}", "Correct it.") from error
-
-
-def coco_of(path: Path) -> Iterator[Row]:
-    """Yield the pictures of a file of COCO annotations."""
-    body = _whole(path)
-    if not isinstance(body, dict):
-        raise BadRequest(f"{path.name} is not COCO annotations", "Look at the file.")
-    yield from _boxes(path, body)
-
-
-def _boxes(path: Path, body: Row) -> Iterator[Row]:
-    """Yield one row for each picture of COCO annotations, with the names of its categories."""
-    try:
-        names = {c["id"]: c["name"] for c in body["categories"]}
-        found: dict[Any, Row] = {
-            i["id"]: {"image": i["file_name"], "objects": {"bbox": [], "category": []}} for i in body["images"]
-        }
-        for box in body["annotations"]:
-            objects = found[box["image_id"]]["objects"]
-            objects["bbox"].append(box["bbox"])
-            objects["category"].append(names[box["category_id"]])
-    except (KeyError, TypeError) as error:
-        raise BadRequest(
-            f"{path.name} is not COCO annotations: {line(repr(error), 100)}",
-            "images need id and file_name, annotations image_id, category_id and bbox, categories id and name.",
-        ) from error
-    yield from found.values()
 
 
 def pictures_of(path: Path) -> Iterator[Row]:

@@ -78,6 +78,8 @@ class Access:
             raise HubError(404, "Repository not found", "RepoNotFound")
         if write and not (user and user.may_write(repo.owner)):
             raise HubError(403, f"You don't have the rights to write to {repo.id}")
+        if content and repo.extra.get("disabled"):
+            raise HubError(403, "Access to this resource is disabled.")
         inside_gate = user is not None and (user.name in repo.grants or repo.owner in {user.name, *user.orgs})
         if content and repo.gated and not inside_gate:
             said = f"Access to {kind} {repo.id} is restricted and you are not in the authorized list."

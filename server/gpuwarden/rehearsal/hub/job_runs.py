@@ -131,6 +131,7 @@ class JobRuns:
         limit = body.timeoutSeconds or DEFAULT_TIMEOUT_S
         timer = threading.Timer(limit, self._time_out, (job,))
         timer.daemon = True
+        code: int | None = None
         for attempt in range(1, body.attempts + 1):
             folder = self._folder / f"{job.id}-{attempt}"
             (folder / "work").mkdir(parents=True)

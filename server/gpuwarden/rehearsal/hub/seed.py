@@ -34,6 +34,20 @@ MODELS: dict[str, tuple[int, str, bool]] = {
     "PekingU/rtdetr_v2_r18vd": (20_254_464, "RTDetrV2ForObjectDetection", False),
     "google/vit-base-patch16-224": (86_567_656, "ViTForImageClassification", False),
 }
+_SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-0.6B": {
+        "model_type": "qwen3",
+        "num_hidden_layers": 28,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    },
+}
+"""What config.json says of a model whose files hold more than its size suggests: an output layer that is tied."""
 DATASETS: dict[str, list[dict[str, Any]]] = {
     "trl-lib/Capybara": [{"source": "Airoboros", "messages": _CHAT, "num_turns": 1}] * 20,
     "trl-lib/ultrafeedback_binarized": [_PAIR] * 20,
@@ -92,14 +106,14 @@ def seed(store: HubStore, token: str = TOKEN) -> None:
 def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str = USER) -> None:
     """Fill a store with described repos: `{"repo", "kind", "columns", "writable", "gated", "access", "readme"}`.
 
-    A dataset has a hundred rows of text in its columns. A gated repo grants `user` access where `access` says so; a
-    writable one belongs to one of their organisations.
+    A dataset has a hundred rows of text in its columns, of conversations in the column `messages`. A gated repo grants
+    `user` access where `access` says so; a writable one belongs to one of their organisations.
     """
     orgs = {r["repo"].partition("/")[0] for r in repos if r.get("writable")}
     store.add_user(token, user, orgs=sorted(orgs))
     for row in repos:
         if row["kind"] == "dataset":
-            lines = "\n".join(json.dumps({c: f"{c} {n}" for c in row["columns"]}) for n in range(100))
+            lines = "\n".join(json.dumps({c: _cell(c, n) for c in row["columns"]}) for n in range(100))
             store.put("dataset", row["repo"], {"README.md": row.get("readme", ""), "data/train.jsonl": lines})
         else:
             _model(store, row["repo"], 1_235_814_400, "LlamaForCausalLM", chat=False, likes=1)
@@ -109,11 +123,17 @@ def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str 
         store.save(repo)
 
 
+def _cell(column: str, number: int) -> Any:
+    text = f"{column} {number}"
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+    return turns if column == "messages" else text
+
+
 def _model(store: HubStore, repo_id: str, params: int, arch: str, *, chat: bool, likes: int) -> None:
     tokenizer = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"} if chat else {"eos_token": "x"}
     files = {
         "README.md": "---\nlicense: apache-2.0\nlibrary_name: transformers\n---\n",
-        "config.json": json.dumps({"architectures": [arch], "model_type": "x"}),
+        "config.json": json.dumps({"architectures": [arch], "model_type": "x"} | _SHAPES.get(repo_id, {})),
         "tokenizer_config.json": json.dumps(tokenizer),
     }
     # The weights themselves would be gigabytes; clients only request the Hub's summary of their headers.

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -176,7 +178,7 @@ class HubServer:
 
 
 def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandboxed: bool = False) -> None:
-    """Serve until interrupted, with the demo's repos; says what to set.
+    """Serve until interrupted or terminated, with the demo's repos; says what to set.
 
     The token is new each time, because whoever has it can run programs here as jobs.
     """
@@ -187,7 +189,7 @@ def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandbo
         seed(hub.store, token)
         for name, value in {**hub.env, "HF_TOKEN": token}.items():
             say(f"export {name}={value}")
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            return
+        ended = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())  # by default nothing would be cleaned up
+        with suppress(KeyboardInterrupt):
+            ended.wait()

@@ -214,6 +214,8 @@ def _feature(value: Any) -> Any:
             kind = "float64"
         case list():
             return {"feature": _feature(value[0]), "_type": "List"} if value else {"dtype": "null", "_type": "Value"}
+        case {"src": str()}:
+            return {"_type": "Image"}  # the viewer shows a picture by its address
         case dict():
             return {k: _feature(v) for k, v in value.items()}
         case None:

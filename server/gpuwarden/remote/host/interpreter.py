@@ -1,44 +1,147 @@
-"""Choose the interpreter for a script on this machine: the current one when it satisfies the header, else `uv`."""
+"""Compare a script's header with an interpreter, and choose how this machine starts the script: by it, else by `uv`."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, Final
 
-from gpuwarden.core.errors import BadRequest
-from gpuwarden.scripts.script import Header, read_header
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gpuwarden.core.errors import BadReply, BadRequest
+from gpuwarden.core.readiness import Needs, Readiness, Uv
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote.host import start_agent
+from gpuwarden.scripts.ecosystem_tables import canonical_name
+from gpuwarden.scripts.script import Header, read_header, start_header
+
+_MOST_ASKED: Final = 5_000
+"""Requirements of extras that are followed for one line of a header."""
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Package(_Lenient):
+    version: str = Field(max_length=200)
+    requires: tuple[str, ...] = Field(default=(), max_length=5_000)
+
+
+class _Gpus(_Lenient):
+    list: tuple[str, ...] | None = Field(default=None, max_length=256)
+    why: str = ""
+
+
+class Installed(_Lenient):
+    """What the start agent found with one interpreter."""
+
+    python: str = Field(max_length=200)
+    markers: dict[str, str] = Field(max_length=32)
+    packages: dict[str, _Package] = Field(default_factory=dict, max_length=5_000)
+    uv: bool = False
+    program: bool = True
+    files: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    modules_why: str = ""
+    gpus: _Gpus = _Gpus()
+
+    def package(self, name: str) -> _Package | None:
+        """Return an installed package by any spelling of its name."""
+        return self._by_name.get(canonical_name(name))
+
+    @cached_property
+    def _by_name(self) -> dict[str, _Package]:
+        return {canonical_name(key): found for key, found in self.packages.items()}
+
+
+def request_of(needs: Needs) -> dict[str, Any]:
+    """Return what the start agent is asked. A requirement that can't be read is left to `unmet`."""
+    names: set[str] = set()
+    for text in needs.dependencies:
+        if match := start_agent.NAME.match(text):
+            names.add(match.group(0))
+    return {
+        "names": sorted(names), "gpu": needs.gpu, "program": needs.program, "files": list(needs.files),
+        "modules": list(needs.modules), "env": dict(needs.env),
+    }  # fmt: skip
+
+
+def readiness(needs: Needs, answer: Mapping[str, Any], uv: Uv | None = None, *, network: bool = True) -> Readiness:
+    """Return what a place lacks, by the agent's answer. Raises BadReply for an invalid one."""
+    try:
+        there = Installed.model_validate(dict(answer))
+    except ValidationError as error:
+        raise BadReply(
+            f"invalid answer about what the place has ({error.error_count()} fields)", "Try again."
+        ) from None
+    lacking: tuple[str, ...] = ()
+    trouble = ""
+    try:
+        lacking = tuple(unmet(Header(needs.dependencies, needs.requires_python or None), there))
+    except BadRequest as unclear:
+        trouble = unclear.message
+    return Readiness(
+        python=line(there.python, 40),
+        unmet=lacking,
+        trouble=trouble,
+        uv=uv or (Uv.THERE if there.uv else Uv.MISSING),
+        network=network,
+        gpus=None if there.gpus.list is None else tuple(line(name, 100) for name in there.gpus.list),
+        gpus_why=line(there.gpus.why, 200),
+        no_program=not there.program,
+        no_modules=tuple(name for name in needs.modules if name in there.modules),
+        no_files=tuple(name for name in needs.files if name in there.files),
+    )
+
+
+def installed_here(header: Header) -> Installed:
+    """Return what this interpreter has of what a header asks for."""
+    return Installed.model_validate(start_agent.look(request_of(needs_of(header))))
+
+
+def needs_of(header: Header | None) -> Needs:
+    """Return what a header asks for."""
+    return Needs(header.requires_python or "", header.dependencies) if header else Needs()
 
 
 def interpreter_for(script: str) -> tuple[str, ...]:
     """Return the argument list before the script's path. Raises BadRequest naming what is missing."""
-    header = read_header(script)
-    lacking = list(unmet(header)) if header else []
+    header = start_header(script)
+    lacking = list(unmet(header, installed_here(header))) if header else []
     if not lacking:
         return (sys.executable,)
     uv = shutil.which("uv")
     if uv:
-        return (uv, "run", "--quiet", "--script")
+        return (uv, *uv_run(script))
     raise BadRequest(
         f"the script's header asks for what this Python does not have: {', '.join(lacking)}",
         "Install uv, which brings what a header asks for, or install these packages next to gpuwarden.",
     )
 
 
-def unmet(header: Header) -> Iterator[str]:
-    """Yield the header's requirements that this interpreter lacks. Raises BadRequest for an unreadable one."""
+def uv_run(script: str) -> tuple[str, ...]:
+    """Return the words after `uv` that start a script, with the Python of its grammar where the header lacks it."""
+    written, asked = read_header(script), start_header(script)
+    python = ("--python", asked.requires_python or "") if asked is not None and asked != written else ()
+    return ("run", "--quiet", *python, "--script")
+
+
+def unmet(header: Header, there: Installed) -> Iterator[str]:
+    """Yield the header's requirements that an interpreter lacks. Raises BadRequest for an unreadable one."""
     from packaging.requirements import InvalidRequirement
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
+        # a Python that was built from a checkout has a plus at its end
         if header.requires_python and not SpecifierSet(header.requires_python).contains(
-            platform.python_version(), True
+            there.python.removesuffix("+"), True
         ):
             yield f"Python {header.requires_python}"
         for text in header.dependencies:
-            if not _satisfied(text, frozenset()):
+            if not _satisfied(text, there):
                 yield text
     except (InvalidSpecifier, InvalidRequirement) as error:
         raise BadRequest(
@@ -46,22 +149,33 @@ def unmet(header: Header) -> Iterator[str]:
         ) from error
 
 
-def _satisfied(text: str, seen: frozenset[str], extra: str = "") -> bool:
-    """Return whether one requirement is installed here, with everything that its extras ask for."""
-    from packaging.requirements import Requirement
+def _satisfied(text: str, there: Installed) -> bool:
+    """Return whether one requirement is installed, with everything that its extras ask for.
 
-    wanted = Requirement(text)
-    if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
-        return True
-    if wanted.url:  # the origin of an installed package is not recorded reliably
-        return False
-    try:
-        found = importlib.metadata.distribution(wanted.name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    if not wanted.specifier.contains(found.version, prereleases=True):
-        return False
-    key = str(wanted)
-    if key in seen:
-        return True
-    return all(_satisfied(r, seen | {key}, e) for e in wanted.extras for r in found.requires or ())
+    The machine says what they ask for, so what can't be read or has no end is not installed.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.version import InvalidVersion
+
+    waiting, seen, count = [(Requirement(text), "")], set[tuple[str, str]](), 0
+    while waiting:
+        wanted, extra = waiting.pop()
+        if (str(wanted), extra) in seen or (
+            wanted.marker and not wanted.marker.evaluate({**there.markers, "extra": extra})
+        ):
+            continue
+        seen.add((str(wanted), extra))
+        if wanted.url:  # the origin of an installed package is not recorded reliably
+            return False
+        found = there.package(wanted.name)
+        try:
+            if found is None or not wanted.specifier.contains(found.version, prereleases=True):
+                return False
+            count += len(wanted.extras) * len(found.requires)
+            if count > _MOST_ASKED:
+                return False
+            asked = [Requirement(r) for r in found.requires] if wanted.extras else []
+        except (InvalidVersion, InvalidRequirement, RecursionError):
+            return False
+        waiting += [(r, e) for e in wanted.extras for r in asked]
+    return True

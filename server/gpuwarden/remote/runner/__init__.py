@@ -2,8 +2,9 @@
 
     python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
 
-Verbs: start, supervise (used by start), keep (used by supervise), poll, serve (many polls), logs, stop, list, manifest,
-read, bundle, disclose, examine.
+Verbs: start, supervise (used by start), allot (in place of both inside an engine's allocation), keep (used by
+supervise), poll, serve (many polls), logs, stop, list, manifest, read, bundle, disclose, examine, look, spool, relay
+(used by supervise).
 Python >= 3.8, standard library only. `DIR` is the run folder of one job:
 
     status.json        what is known, replaced atomically, padded so that it can be rewritten in place on a full disk
@@ -11,6 +12,7 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
     out.<base>.log     the log; <base> is the absolute offset of its first byte. `out.log` links to the newest
     metrics.jsonl      written by the job: one JSON object per line, `step` and numbers
     alerts.jsonl       written by the supervisor
+    spool.*.jsonl      what the job posted and what the supervisor saw, until the server has it; `spool.sent.json`
     seals.jsonl        digests of finished checkpoints, written by the sealer right after their save; the job may write
                        here too, so each line carries a code (MAC) by which the key's owner verifies its author
     keep.json          state of the upload to a kept store, and keep-sent.json what that upload has sent

@@ -7,6 +7,11 @@ from typing import Iterable
 STEP = "a step"
 
 
+def at_step(step: int | None) -> str:
+    """Return where a run is, for a sentence; empty where its output names no step."""
+    return "" if step is None else f" at step {step}"
+
+
 def middle(values: Iterable[float]) -> float:
     """Return the median, the upper one of two."""
     ordered = sorted(values)
@@ -45,9 +50,9 @@ class Course:
         if limit is None or value <= limit:
             was, self.high[name] = self.high.get(name, 0), 0
             self.losses[name] = [*past, value][-self.MEMORY :]
-            return ("recovered", f"{name} is {value:.4g} at step {step} again", name) if was >= self.ROW else None
+            return ("recovered", f"{name} is {value:.4g}{at_step(step)} again", name) if was >= self.ROW else None
         self.high[name] = self.high.get(name, 0) + 1
-        text = f"{name} is {value:.4g} at step {step}, the {self.ROW}th value in a row above {limit:.4g}"
+        text = f"{name} is {value:.4g}{at_step(step)}, the {self.ROW}th value in a row above {limit:.4g}"
         return ("spike", text, name) if self.high[name] == self.ROW else None
 
     def pace(self, step: int, now: float) -> tuple[str, str, str] | None:

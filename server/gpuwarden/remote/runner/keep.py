@@ -25,11 +25,11 @@ def secret_keys(keys: dict[str, str]) -> list[str]:
     return [value for name, value in keys.items() if "KEY" in name or "TOKEN" in name]
 
 
-def start_keeper(folder: str, spec: Json, token: str, keys: dict[str, str]) -> Any:
+def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: str) -> Any:
     """Start the upload beside the job at low priority. Return None where there is none to start or that fails.
 
-    The credentials are sent on stdin and nowhere else. The process learns by the end of stdin that nobody saves any
-    more; it then uploads the rest and ends.
+    `job` has the token and the attempt, `key` signs the store's lists. Key and credentials are sent on stdin and
+    nowhere else. The process learns by the end of stdin that nobody saves any more; it then uploads the rest and ends.
     """
     import shutil
     import subprocess
@@ -40,8 +40,10 @@ def start_keeper(folder: str, spec: Json, token: str, keys: dict[str, str]) -> A
     where = spec["keep"]
     how = [folder, str(where["scheme"]), "boxed" if spec.get("sandbox") else "open"]
     own = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "keep", *how]
-    fields = ("keep", "outputs", "root", "mounts", "within", "keep_bytes_s", "keep_every_s")
+    fields = ("keep", "outputs", "root", "mounts", "within", "marker", "keep_bytes_s", "keep_every_s")
     order = {name: spec[name] for name in fields if name in spec}
+    token = str(job["token"])
+    order.update(attempt=job["attempt"], key=key, parks=bool(spec.get("park")))
     order.update(token=token, keys=keys, prefix="/".join(part for part in (where["path"], token) if part) + "/")
     request = json.dumps(order).encode("ascii") + b"\n"
     if len(request) > MOST_REQUEST:
@@ -61,10 +63,15 @@ def start_keeper(folder: str, spec: Json, token: str, keys: dict[str, str]) -> A
         return None
 
 
-def keep_trouble(folder: str) -> str:
-    """Return why the upload does not go on at present; empty where it does, or nothing is reported."""
+def keep_report(folder: str) -> Json:
+    """Return the state of the upload; empty where nothing is reported."""
     try:
         report = json.loads(read_small(folder + "/" + KEEP_REPORT, 65536))
-        return str(report.get("error") or "")[:300]
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return ""
+        return report if isinstance(report, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def keep_trouble(folder: str) -> str:
+    """Return why the upload does not go on at present; empty where it does, or nothing is reported."""
+    return str(keep_report(folder).get("error") or "")[:300]

@@ -1,4 +1,4 @@
-"""Kept stores, each through its own well-kept client: boto3 for S3, huggingface_hub for a repo on the Hub."""
+"""Kept stores, each through its own well-kept client: boto3 for S3, huggingface_hub for what is on the Hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 from typing import Any, Callable
 
+from gpuwarden.remote.runner.files import stamp
 from gpuwarden.remote.runner.parts import part_size
 from gpuwarden.remote.runner.protocol import Json, Problem
 
@@ -115,6 +116,8 @@ class HubStore:
     Large files are stored by their digest before the commit, so those that an earlier process sent are not sent again.
     """
 
+    late = True  # nothing is there before the commit
+
     def __init__(self, keep: Json, keys: dict[str, str]) -> None:
         os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
         from huggingface_hub import HfApi
@@ -146,6 +149,55 @@ class HubStore:
         self.api.create_commit(
             self.repo, [*added, listed], commit_message=f"Keep {len(added)} files of a job", repo_type=self.kind
         )
+
+
+class HubBucket:
+    """A bucket on the Hub. Its client uploads a path or bytes, and has no rate limit: the pause follows each file.
+
+    Content that the Hub has is not sent again. Small files are collected and go many at a time.
+    """
+
+    late = True
+
+    def __init__(self, keep: Json, keys: dict[str, str]) -> None:
+        os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+        from huggingface_hub import HfApi
+
+        self.bucket = keep["root"]
+        self.api: Any = HfApi(endpoint=keys.get("HF_ENDPOINT"), token=keys.get("HF_TOKEN"))
+        if not hasattr(self.api, "batch_bucket_files"):
+            raise Problem("not_supported", "the huggingface_hub on the machine knows no buckets; install a newer one")
+        self.small: list[tuple[bytes, str]] = []
+
+    def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
+        """Upload one file. Raises Changed where its bytes or times are not those of its row."""
+        import hashlib
+
+        size = row["size"]
+        if size <= SMALL:
+            data = whole(fd, 0, size)
+            if hashlib.sha256(data).hexdigest() != row["sha256"]:
+                raise Changed
+            self.small.append((data, key))
+            if sum(len(content) for content, _ in self.small) > SMALL:
+                self.flush()
+        else:  # by its descriptor, since another file may be at its path by now
+            self.api.batch_bucket_files(self.bucket, add=[(f"/dev/fd/{fd}", key)])
+            after = stamp(os.fstat(fd))
+            if any(after[name] != row[name] for name in after):
+                raise Changed
+        pace(size)
+
+    def flush(self) -> None:
+        """Upload what was collected."""
+        small, self.small = self.small, []
+        if small:
+            self.api.batch_bucket_files(self.bucket, add=small)
+
+    def commit(self, key: str, manifest: bytes) -> None:
+        """Write the manifest, last of all."""
+        self.flush()
+        self.api.batch_bucket_files(self.bucket, add=[(manifest, key)])
 
 
 class PacedFile(io.BufferedIOBase):
@@ -205,4 +257,6 @@ def open_store(keep: Json, keys: dict[str, str], uploads: dict[str, str], rememb
     """Return the store of an order. `remember` writes down the `uploads` under way."""
     if keep.get("scheme") not in CLIENTS:
         raise Problem("bad_request", "the kept store has an unknown scheme")
-    return S3Store(keep, keys, uploads, remember) if keep["scheme"] == "s3" else HubStore(keep, keys)
+    if keep["scheme"] == "s3":
+        return S3Store(keep, keys, uploads, remember)
+    return HubBucket(keep, keys) if keep.get("kind") == "bucket" else HubStore(keep, keys)

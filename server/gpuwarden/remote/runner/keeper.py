@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
+from gpuwarden.remote.runner.keep_report import GOES_ON, asked_look, end_of_run, keep_mac, last_of, sign_kept
 from gpuwarden.remote.runner.manifest import Roster
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.process import hide_memory
@@ -29,6 +30,8 @@ KEEP_BYTES_S = 50 << 20  # while the job runs; afterwards the machine has nothin
 KEEP_EVERY_S = 10.0
 LONGEST_PAUSE_S = 300.0
 GIVE_UP_S = 86400.0  # after the job's end
+ASKED_EVERY_S = 1.0
+AGAIN_EVERY_S = 10.0
 KEPT_LIST = "gpuwarden-manifest.json"
 SENT = "keep-sent.json"
 KEPT_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "parts_sha256", "sealed_at", "mac")
@@ -57,10 +60,10 @@ def read_order() -> bytes:
     return bytes(line)
 
 
-def report_keep(folder: str, state: str, error: str = "") -> None:
+def report_keep(folder: str, state: str, error: str = "", look: str = "") -> None:
     """Leave the upload's state in the run folder. Ends the process where that folder is gone."""
     try:
-        text = json.dumps({"state": state, "error": error, "at": time.time(), "pid": os.getpid()})
+        text = json.dumps({"state": state, "error": error, "at": time.time(), "pid": os.getpid(), "look": look})
         write_atomic(folder + "/" + KEEP_REPORT, text.encode("ascii"))
     except FileNotFoundError:
         sys.exit(3)
@@ -146,10 +149,15 @@ class Keeper:
         self.uploads: dict[str, str] = {}
         self.acknowledged: dict[tuple[str, str], int] = {}
         self.final = self.listed_all = False
+        self.claims = False  # the store may have a list with the end of the run
         self.free_at = 0.0
+        self.key = str(order.get("key") or "")
+        self.look = self.asked = ""
+        self.end: Json | None = None
         try:
             record = json.loads(read_small(folder + "/" + SENT, 256 << 20))
-            if record["keep"] == self.where:
+            ours = not self.key or record["mac"] == keep_mac(record, self.key)  # the job may write here
+            if record["keep"] == self.where and ours:
                 self.rows = {row["path"]: row for row in record["files"]}
                 self.uploads = dict(record["uploads"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -157,16 +165,18 @@ class Keeper:
 
     def run(self) -> None:
         """Upload until nobody saves any more and everything is there, with longer and longer pauses after failures."""
-        while take_lock(self.folder, "keep.lock") < 0:  # an earlier attempt's upload is ending
+        lock = take_lock(self.folder, "keep.lock")
+        while lock < 0:  # an earlier attempt's upload is ending
             time.sleep(1.0)
-        pause, over, began = self.every, input_closed(0.0), time.monotonic()
+            lock = take_lock(self.folder, "keep.lock")
+        pause, over, began, done = self.every, input_closed(0.0), time.monotonic(), False
         while not (over and time.monotonic() - began > GIVE_UP_S):
             try:
                 self.final = over and self.job_ended()
                 done = self.turn()
                 report_keep(self.folder, "done" if self.final and done else "waiting")
                 if over and (done or not self.final):
-                    return
+                    break
                 pause = min(pause * 2, LONGEST_PAUSE_S) if over else self.every
             except Exception as error:  # of three libraries: whatever it is, the next turn tries again
                 self.store = None
@@ -177,6 +187,28 @@ class Keeper:
                 time.sleep(pause)
             elif input_closed(pause):
                 over, began, pause = True, time.monotonic(), self.every
+        if done and self.final and self.order.get("parks"):
+            os.close(lock)
+            self.await_park(began)
+
+    def await_park(self, began: float) -> None:
+        """Look again when the machine is about to stop itself, so that the store's list is the last word about it."""
+        again = False
+        while last_of(self.folder, self.order.get("attempt")) and (again or time.monotonic() - began < GIVE_UP_S):
+            asked = asked_look(self.folder)
+            if asked != self.asked or again:
+                self.asked, state, text = asked, "failed", ""
+                self.look = "" if asked.startswith(GOES_ON) else asked
+                for _ in range(2):  # a connection from hours ago may be dead
+                    try:
+                        state, text = "done" if self.turn() else "waiting", ""
+                        break
+                    except Exception as error:  # the machine stops all the same, and the store has no last word
+                        self.store, text = None, client_error(error, self.redactor)
+                report_keep(self.folder, state, text, asked)
+                # the machine goes on, and the store says that nothing was written to it since
+                again = state == "failed" and not self.look
+            time.sleep(AGAIN_EVERY_S if again else ASKED_EVERY_S)
 
     def job_ended(self) -> bool:
         """Return whether the job has ended; its supervisor may have died before it."""
@@ -185,8 +217,8 @@ class Keeper:
 
     def turn(self) -> bool:
         """Upload everything that is due now. Return whether everything that is declared is in the store."""
-        listed, complete = self.listed(), True
-        groups = self.sealed(listed)
+        roster, listed = self.listed()
+        complete, groups = True, self.sealed(listed)
         if self.final:
             groups.append(listed)
         for number, group in enumerate(groups, 1):
@@ -195,22 +227,47 @@ class Keeper:
             sent = [row for row in (self.sent(row) for row in due) if row]
             complete = complete and len(sent) == len(due)
             if len(sent) == len(due) or self.final:
+                before = dict(self.rows)
                 self.rows.update({row["path"]: row for row in sent})
                 last = self.final and number == len(groups)
-                if sent or (last and not self.listed_all):
-                    self.write_manifest()
+                end = end_of_run(self.folder, self.order, roster, self.look) if last and complete else None
+                if end is not None and not self.is_all(roster, listed):
+                    end, complete = None, False
+                if sent or (last and not self.listed_all) or (last and self.says_more(end)):
+                    try:
+                        self.write_manifest(listed, end)
+                    except Exception:
+                        if getattr(self.store, "late", False):
+                            self.rows = before  # what was collected is lost with the commit, and is sent again
+                        raise
                     self.listed_all = last
             else:
                 self.store = None  # what was sent of a checkpoint that is not whole any more is not listed
         return complete
 
-    def listed(self) -> list[Json]:
-        """Return the declared files. What the roster skips is never uploaded; the gate reports it by itself."""
+    def says_more(self, end: Json | None) -> bool:
+        """Return whether the store's list lacks what is known of the end, or has one that is not true any more.
+
+        Strangers' processes come and go.
+        """
+        if end is None:
+            return self.claims
+        before = self.end or {}
+        return any(end[name] != before.get(name) for name in end if name != "disclosed")
+
+    def is_all(self, roster: Roster, listed: list[Json]) -> bool:
+        """Return whether the machine still has what was listed, all of it in the store: an upload may take hours."""
+        now, there = self.listed()
+        same = (now.missing, now.skipped, len(there)) == (roster.missing, roster.skipped, len(listed))
+        return same and all(self.has(row) for row in there)
+
+    def listed(self) -> tuple[Roster, list[Json]]:
+        """Return the declared files. What the roster skips is never uploaded; it names that."""
         found: list[Json] = []
         roster = Roster(self.folder, self.mapping, found.append, False)
         for path in self.order.get("outputs") or []:
             roster.add(path)
-        return found
+        return roster, found
 
     def sealed(self, listed: list[Json]) -> list[list[Json]]:
         """Return the checkpoints that were sealed and that are there as a whole, the oldest first."""
@@ -259,17 +316,27 @@ class Keeper:
         finally:
             os.close(fd)
 
-    def write_manifest(self) -> None:
-        """Commit the list of everything that is in the store, then remember it here."""
-        files = [self.rows[path] for path in sorted(self.rows)]
+    def write_manifest(self, listed: list[Json], end: Json | None) -> None:
+        """Commit the list of everything that is in the store, then remember it here.
+
+        `end` is there once the job has ended and everything that it left is in the store. A file that was removed on
+        the machine stays in the store and is marked as `gone`.
+        """
+        there = {row["path"] for row in listed}
+        files = [self.rows[path] if path in there else {**self.rows[path], "gone": True} for path in sorted(self.rows)]
         body = {"schema": 1, "job": self.order["token"], "taken_at": time.time(), "final": self.final, "files": files}
-        self.store.commit(self.order["prefix"] + KEPT_LIST, json.dumps(body, sort_keys=True).encode("ascii"))
+        if end is not None:
+            body["end"] = end
+        text = json.dumps(sign_kept(body, self.key), sort_keys=True)
+        self.claims = self.claims or end is not None  # a commit whose answer is lost may be in the store
+        self.store.commit(self.order["prefix"] + KEPT_LIST, text.encode("ascii"))
+        self.end, self.claims = end, end is not None
         self.remember()
 
     def remember(self) -> None:
         """Write down what is in the store and which uploads are under way, for a process that goes on."""
         record = {"keep": self.where, "files": list(self.rows.values()), "uploads": self.uploads}
-        write_atomic(self.folder + "/" + SENT, json.dumps(record).encode("ascii"))
+        write_atomic(self.folder + "/" + SENT, json.dumps(sign_kept(record, self.key)).encode("ascii"))
 
     def acknowledge(self, row: Json, count: int) -> None:
         """Touch the lock where the store has more of a file than ever. What is sent again keeps no machine on."""

@@ -33,16 +33,21 @@ def log_size(folder: str) -> int:
 
 
 class Log:
-    """Appends to the log and rotates it; what can't be written is dropped and counted, for the job must not wait."""
+    """Appends to the log and rotates it; what can't be written is dropped and counted, for the job must not wait.
+
+    `echo` is a descriptor that gets everything, too; -1 for none.
+    """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         self.folder, self.half, self.dropped = folder, max(max_bytes // 2, 1024), 0
-        self.fd = -1
+        self.fd = self.echo = -1
         known = segments(folder)
         self._open(known[-1][0] if known else 0)
 
     def write(self, data: bytes) -> None:
         """Append, starting a new segment where the present one is full."""
+        if self.echo >= 0:
+            write_all(self.echo, data)
         while data:
             if self.size >= self.half:
                 self._open(self.base + self.size)

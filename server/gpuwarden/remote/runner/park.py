@@ -13,7 +13,9 @@ import re
 import time
 from typing import Any
 
-from gpuwarden.remote.runner.files import write_all, write_atomic
+from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
+from gpuwarden.remote.runner.keep import keep_report
+from gpuwarden.remote.runner.keep_report import GOES_ON, LOOK
 from gpuwarden.remote.runner.observe import child_alive
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.process import environ_of, is_alive
@@ -23,7 +25,9 @@ from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 
 HEARD, HOLD, PARKED, KEEPING = "/heard", "/park.hold", "/parked.json", "/keep.lock"
 QUIET_LOOK_S = 5.0
+SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
+LAST_WORD_S = 120.0  # how long the kept store may take to get the last word, since it last got anything
 DOWN_S = 120.0  # how long a platform that took the request may need
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
 MOUNTS = "/proc/self/mounts"
@@ -84,19 +88,27 @@ class Parker:
         spec = order["park"]
         self.folder, self.spec, self.order = folder, spec, order
         self.after, self.deadline = float(spec["after_s"]), spec.get("deadline_s")
-        self.every = min(QUIET_LOOK_S, max(self.after / 8, 0.02))
+        self.clock = str(spec.get("clock") or "")
+        self.every = SHIFTED_LOOK_S if self.clock else min(QUIET_LOOK_S, max(self.after / 8, 0.02))
         self.down = min(DOWN_S, float(spec.get("down_s") or DOWN_S))
         self.retry = float(spec.get("retry_s") or FIRST_RETRY_S)
+        self.look_s = min(LAST_WORD_S, float(spec.get("look_s") or LAST_WORD_S))
         self.inode = os.stat(folder).st_ino
         self.begun = self.heard_at = self.sent_at = self.now()
         self.ended_at = -1.0
         self.not_before = 0.0
         self.tries = 0
+        self.asked = False  # the kept store may have a last word from before the machine went on
+        self.back = ""
         self.mark, self.sent = self.stamp(HEARD), self.stamp(KEEPING)
 
     def now(self) -> float:
-        """Return the time that no clock setting changes."""
-        return time.monotonic()
+        """Return the time that no clock setting changes, with the hours by which a rehearsal's clock is set forward."""
+        try:
+            ahead = float(read_small(self.clock, 64)) if self.clock else 0.0
+        except (OSError, ValueError):
+            ahead = 0.0
+        return time.monotonic() + ahead
 
     def run(self) -> None:
         """Look until the machine is off or this process is not needed any more."""
@@ -148,6 +160,8 @@ class Parker:
         """Ask for the stop, unless somebody reads here at this moment. A failure is reported, and it is tried again."""
         import fcntl
 
+        if not self.last_word():
+            return
         try:
             fd = os.open(self.folder + HEARD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -157,6 +171,7 @@ class Parker:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.heard_at = self.now()
+            self.take_back()
             return
         finally:
             if fd >= 0:
@@ -172,9 +187,56 @@ class Parker:
             while self.now() < end:
                 time.sleep(self.every)
             problem = "the platform took the request, and the machine still runs"
+        self.put_off(problem)
+
+    def put_off(self, problem: str) -> None:
+        """Go on for a while and report why."""
+        self.take_back()
         wait = min(self.retry * 2.0 ** min(self.tries - 1, 16), MOST_RETRY_S)
         self.not_before = self.now() + wait
         self.alert(f"this machine could not stop itself: {problem}; try {self.tries}, the next one in {wait:.0f} s")
+
+    def last_word(self) -> bool:
+        """Have the kept store list what is here now, as nobody may see this machine again before it is ended.
+
+        A store that can't be reached keeps no machine on: what was saved is on its disk. But one that may have a last
+        word from before does, since the machine would be ended by it. Return false where that is so, or where somebody
+        came meanwhile.
+        """
+        report = keep_report(self.folder)
+        before = self.asked and (report.get("look") != self.back or report.get("state") == "failed")
+        if report.get("state") != "done" and not before:
+            return True
+        look = f"{os.getpid()}-{self.tries}-{time.time():.0f}"
+        self.asked = self.ask_look(look) or before
+        asked = sent = self.now()
+        while self.asked and report.get("look") != look and self.now() - max(asked, sent) < self.look_s:
+            time.sleep(self.every)
+            self.look(None)
+            sent = self.sent_at
+            if self.heard_at > asked:
+                self.take_back()
+                return False
+            report = keep_report(self.folder)
+        if before and (report.get("look") != look or report.get("state") == "failed"):
+            self.tries += 1
+            self.put_off("the kept store has what was here before an earlier try, and takes nothing newer")
+            return False
+        return True
+
+    def take_back(self) -> None:
+        """Ask the upload to take its last word back, since the machine goes on."""
+        if os.path.lexists(self.folder + LOOK):
+            self.back = f"{GOES_ON}{os.getpid()}-{self.tries}-{time.time():.0f}"
+            self.ask_look(self.back)
+
+    def ask_look(self, look: str) -> bool:
+        """Ask the upload to look again. Return whether that could be asked."""
+        try:
+            write_atomic(self.folder + LOOK, look.encode("ascii"))
+        except OSError:
+            return False
+        return True
 
     def note(self, body: Json) -> None:
         """Leave a record of the request for whoever starts the machine again."""

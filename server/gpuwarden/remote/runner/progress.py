@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from gpuwarden.remote.runner.anomaly import Course
+from gpuwarden.remote.runner.anomaly import Course, at_step
+from gpuwarden.remote.runner.log_lines import Lazy
 from gpuwarden.remote.runner.log_reader import LogReader
 from gpuwarden.remote.runner.metrics import Tail, split_metrics
 from gpuwarden.remote.runner.output_metrics import OutputMetrics
@@ -17,6 +18,8 @@ TOTALS = ("total_steps", "max_steps")
 FILES, PRINTED, EXACT = 1, 2, 3  # what is known from a better source is not overwritten
 SOURCES = {FILES: "files", PRINTED: "output", EXACT: "metrics"}
 LOOK_EVERY_S, POST_EVERY_S = 20.0, 1.0
+GPU_OOM = Lazy(rb"(?:CUDA|HIP|XPU|MPS backend)[a-z: ]{0,20}out of memory|torch(?:\.cuda)?\.OutOfMemoryError")
+OOM_TEXT = "the output names a GPU that ran out of memory"
 
 
 class Progress:
@@ -32,6 +35,7 @@ class Progress:
         self.files = OutputMetrics(folder, spec, time.time())
         self.looked = self.posted = time.monotonic()
         self.sources: dict[str, int] = {}
+        self.tail, self.out_of_memory = b"", False
 
     def launched(self) -> None:
         """Record that the command was started."""
@@ -45,8 +49,16 @@ class Progress:
 
     def printed(self, data: bytes) -> None:
         """Read the command's output."""
+        self.look_for_oom(data)
         for row in self.log.feed(data):
             self.take_row({**row, "total_steps": self.log.total}, PRINTED)
+
+    def look_for_oom(self, data: bytes) -> None:
+        """Alert once when the output says that a GPU's memory is used up, also where that line is cut in two."""
+        if not self.out_of_memory and GPU_OOM.search(self.tail + data):
+            self.out_of_memory = True
+            self.record.alert("gpu_oom", OOM_TEXT)
+        self.tail = (self.tail + data)[-64:]
 
     def take(self, times: int) -> None:
         """Read new metrics and saved files; flag values that are not finite."""
@@ -82,20 +94,23 @@ class Progress:
             self.record.status.update(step=step, source=SOURCES[source])
             self.pace.reached(step, time.monotonic())
         known: dict[str, float] = self.record.status["metrics"]
+        told: Json = {}
         for name, value in finite.items():
             if not self.better(name, source):
                 continue
             if name in known or len(known) < 64:
                 known[name] = value
+            told[name] = value
             self.bad_names.pop(name, None)
             if name in LOSSES:
                 self.alert(self.course.loss(name, value, step))
                 self.curve.add(self.record.status["step"], value)
         for name in bad:
             if self.better(name, source):
+                told[name] = "nan"
                 known.pop(name, None)  # an older value would appear as the present one
                 self.alert_bad(name, source)
-        self.report(finite, source)
+        self.report(step, told, row, source)
 
     def better(self, name: str, source: int) -> bool:
         """Return whether a source is as good as the best one that a name is known from."""
@@ -104,16 +119,16 @@ class Progress:
             self.sources[name] = max(best, source)
         return source >= best
 
-    def report(self, finite: Json, source: int) -> None:
-        """Put the pace and the curve into the status, and queue an event; a progress bar's are bounded in time."""
+    def report(self, step: int | None, told: Json, row: Json, source: int) -> None:
+        """Put the pace and the curve into the status, and spool the point; a progress bar's are bounded in time."""
         left_s = self.pace.left_s(self.record.status["total_steps"])
         eta = None if left_s is None else time.time() + left_s
         self.record.status.update(eta_at=eta, curve=self.curve.points)
         self.record.dirty = True
         now = time.monotonic()
-        if source == EXACT or (finite and now - self.posted > POST_EVERY_S):
+        if source == EXACT or (told and now - self.posted > POST_EVERY_S):
             self.posted = now
-            self.record.event("metrics", {"step": self.record.status["step"], "metrics": finite})
+            self.record.reports.points(self.record.status["step"] if step is None else step, told, row)
         if source == EXACT:
             self.moved, self.stalled = now, False
 
@@ -121,7 +136,7 @@ class Progress:
         """Alert once that a value is not finite. A validation's may be so by design, as of a class that is absent."""
         if name not in self.bad_names and len(self.bad_names) < 64:
             self.bad_names[name] = True
-            text = "{} is not finite at step {}".format(name, self.record.status["step"])
+            text = f"{name} is not finite{at_step(self.record.status['step'])}"
             self.record.alert("odd_metric" if source < EXACT and name == "val_loss" else "nonfinite", text, name)
 
     def alert(self, alert: tuple[str, str, str] | None) -> None:

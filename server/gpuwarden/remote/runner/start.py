@@ -25,9 +25,9 @@ def check_order(order: Json) -> None:
     sound = isinstance(argv, list) and argv and all(isinstance(word, str) and "\0" not in word for word in argv)
     if not sound or not isinstance(order.get("token"), str) or not isinstance(order.get("attempt"), int):
         raise Problem("bad_request", "start needs spec.argv (a list of strings), a token and an attempt number")
-    url = (spec or {}).get("post_url") or ""
+    url = (order.get("secrets") or {}).get("GPUWARDEN_REPORT_URL") or ""
     if url and not url.startswith(("https://", "http://")):
-        raise Problem("bad_request", "post_url must be http or https")
+        raise Problem("bad_request", "the address of the server must be http or https")
 
 
 def adopted(folder: str, order: Json) -> Json | None:

@@ -1,4 +1,4 @@
-"""Report an attempt: in its status, in alerts.jsonl, and to a URL where one is given."""
+"""Report an attempt: in its status, in alerts.jsonl, and in the spool."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpuwarden.remote.runner.log import Log
 from gpuwarden.remote.runner.process import boot_id, start_mark
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.redact import Redactor
+from gpuwarden.remote.runner.reports import Reports
 from gpuwarden.remote.runner.status import write_status
-from gpuwarden.remote.runner.webhook import Post
 
 MAX_ALERTS = 500
 
@@ -31,14 +31,14 @@ def first_status(order: Json, beat_every: float) -> Json:
 
 
 class Record:
-    """Keep the status and report events. `dirty`: the status is newer than the file."""
+    """Keep the status and report alerts. `dirty`: the status is newer than the file."""
 
-    def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, post: Post | None) -> None:
-        self.folder, self.status, self.log, self.redactor, self.post = folder, status, log, redactor, post
+    def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, reports: Reports) -> None:
+        self.folder, self.status, self.log, self.redactor, self.reports = folder, status, log, redactor, reports
         self.dirty, self.written_at = True, 0.0
 
     def alert(self, kind: str, text: str, subject: str = "") -> None:
-        """Report an alert in alerts.jsonl, in the status and to the URL. `subject` is a metric's name, for example.
+        """Report an alert in alerts.jsonl, in the status and in the spool. `subject` is a metric's name, for example.
 
         The file is bounded.
         """
@@ -47,7 +47,7 @@ class Record:
         line = {"at": time.time(), "kind": kind, "subject": subject, "step": self.status["step"], "text": text}
         self.status["last_alerts"] = [*self.status["last_alerts"], line][-8:]
         self.dirty = True
-        self.event("alert", line)
+        self.reports.noticed(kind, text, self.status)
         if self.status["alerts"] > MAX_ALERTS:
             return
         try:
@@ -57,11 +57,6 @@ class Record:
             return
         write_all(fd, json.dumps(line).encode("ascii") + b"\n")
         os.close(fd)
-
-    def event(self, kind: str, body: Json) -> None:
-        """Queue an event for the URL, where one is given."""
-        if self.post:
-            self.post.put({"at": time.time(), "attempt": self.status["attempt"], **body, "event": kind})
 
     def write(self) -> bool:
         """Write the status now. Return whether that succeeded."""

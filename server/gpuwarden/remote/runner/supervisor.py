@@ -12,15 +12,16 @@ from gpuwarden.remote.runner.command import OF_INTENT, Reason, ended, environmen
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Vitals
 from gpuwarden.remote.runner.keep import keep_trouble, secret_keys, start_keeper, take_keys
+from gpuwarden.remote.runner.keep_report import keep_key
 from gpuwarden.remote.runner.log import Log
 from gpuwarden.remote.runner.output import Output
 from gpuwarden.remote.runner.process import hide_memory, kill_group, start_mark
 from gpuwarden.remote.runner.progress import Progress
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.redact import Redactor
+from gpuwarden.remote.runner.reports import Reports, take_report_keys
 from gpuwarden.remote.runner.seals import SEAL_AFTER_S, start_sealer
 from gpuwarden.remote.runner.status_writer import Record, first_status
-from gpuwarden.remote.runner.webhook import Post
 
 TICK_S = 0.25
 
@@ -30,14 +31,16 @@ class Supervisor:
 
     def __init__(self, folder: str, order: Json) -> None:
         spec = order["spec"]
-        self.folder, self.spec = folder, spec
+        self.folder = folder
         self.secrets: dict[str, str] = dict(order.get("secrets") or {})
-        post_token = self.secrets.pop("GPUWARDEN_POST_TOKEN", "")
+        report_keys = take_report_keys(self.secrets)
         self.seal_key = self.secrets.pop("GPUWARDEN_SEAL_KEY", "")
         if self.seal_key and not spec.get("root"):  # a rehearsal finds its processes by their environment
             hide_memory()
         self.keep_keys = take_keys(self.secrets)
-        self.redactor = Redactor([*self.secrets.values(), *secret_keys(self.keep_keys), post_token, self.seal_key])
+        self.redactor = Redactor(
+            [*self.secrets.values(), *secret_keys(self.keep_keys), *secret_keys(report_keys), self.seal_key]
+        )
         self.grace = float(spec.get("grace_s") or 10.0)
         self.beat_every = max(float(spec.get("heartbeat_s") or 10.0), 0.2)
         self.inode = os.stat(folder).st_ino
@@ -45,8 +48,9 @@ class Supervisor:
         if os.path.lexists(folder + "/stop.json"):
             os.unlink(folder + "/stop.json")
         self.vitals = Vitals(folder, spec)
-        self.post = Post(spec["post_url"], post_token, order["token"]) if spec.get("post_url") else None
-        self.record = Record(folder, first_status(order, self.beat_every), self.log, self.redactor, self.post)
+        self.reports = Reports(folder, spec, order["token"], report_keys, self.secrets)
+        self.spec = {**spec, "env": {**self.reports.variables, **(spec.get("env") or {})}}
+        self.record = Record(folder, first_status(order, self.beat_every), self.log, self.redactor, self.reports)
         self.status = self.record.status
         self.progress = Progress(folder, self.record, spec)
         self.output = Output(self.log, self.redactor, self.progress.printed)
@@ -70,6 +74,7 @@ class Supervisor:
             launched = self.launch()
             if not self.status["restarts"]:
                 ready()
+                self.reports.alert("job_started", self.status, status="running")
             state, reason, why = self.watch() if launched else ("failed", Reason.NOT_STARTED, self.status["why"])
             if state:
                 break
@@ -161,13 +166,12 @@ class Supervisor:
         self.keep()  # the end of this process tells the upload that nobody saves any more
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
-        self.record.event("state", {"state": state, "reason": reason, "why": why})
+        self.reports.ended(state, self.status["why"], self.status)
+        self.reports.tend()
         end = time.monotonic() + 300
         while not self.record.write() and time.monotonic() < end:
             self.guard()
             time.sleep(0.5)
-        if self.post:
-            self.post.flush(5.0)
 
     # -- one turn of the loop
 
@@ -175,10 +179,12 @@ class Supervisor:
         """Sleep until output, a signal or the time comes; take the output."""
         import select
 
-        watched = [fd for fd in (self.wake, self.output.pipe) if fd >= 0]
+        watched = [fd for fd in (self.wake, self.output.pipe, *self.reports.waits) if fd >= 0]
         readable, _, _ = select.select(watched, [], [], seconds)
         if self.wake in readable:
             os.read(self.wake, 4096)
+        if any(fd in readable for fd in self.reports.waits):
+            self.reports.serve()
         if self.output.pipe in readable and self.output.copy(16):
             self.progress.heard()
 
@@ -187,6 +193,7 @@ class Supervisor:
         self.guard()
         self.vitals.kills.look(self.child.pid)  # at every tick, since an ended process has no group any more
         self.progress.take(1)
+        self.reports.tend()
         self.limits()
         self.progress.tell_stall(self.spec.get("stall_s"))
         self.escalate()
@@ -214,7 +221,9 @@ class Supervisor:
     def keep(self) -> None:
         """Start the upload to the kept store, and again where its process died."""
         if self.keeper is None or (self.keeper and self.keeper.poll() is not None):
-            self.keeper = start_keeper(self.folder, self.spec, self.status["token"], self.keep_keys) or False
+            self.keeper = (
+                start_keeper(self.folder, self.spec, self.status, self.keep_keys, keep_key(self.seal_key)) or False
+            )
 
     def guard(self) -> None:
         """End the job and leave when the run folder is gone: the machine is being torn down."""

@@ -7,17 +7,21 @@ import os
 import sys
 from typing import Callable, NoReturn
 
+from gpuwarden.remote.runner.allotted import allot
 from gpuwarden.remote.runner.crash import report_crash
 from gpuwarden.remote.runner.examine import examine
 from gpuwarden.remote.runner.inventory import disclose
 from gpuwarden.remote.runner.keeper import keep
 from gpuwarden.remote.runner.log import logs
+from gpuwarden.remote.runner.look import look
 from gpuwarden.remote.runner.manifest import fetch, roster
 from gpuwarden.remote.runner.observe import poll
 from gpuwarden.remote.runner.output_json import reply
 from gpuwarden.remote.runner.park import hear, hold, park, parker
 from gpuwarden.remote.runner.path_mapping import printable
 from gpuwarden.remote.runner.protocol import Json, Problem
+from gpuwarden.remote.runner.relay import relay
+from gpuwarden.remote.runner.spool import spool
 from gpuwarden.remote.runner.start import start, supervise
 from gpuwarden.remote.runner.stop import stop
 from gpuwarden.remote.runner.stream import bundle, read
@@ -44,6 +48,7 @@ def start_and_park(folder: str, order: Json) -> Json:
 
 VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "start": start_and_park,
+    "allot": allot,
     "supervise": supervise,
     "poll": poll,
     "logs": logs,
@@ -58,6 +63,8 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "park": park,
     "parker": parker,
     "hold": hold,
+    "look": look,
+    "spool": spool,
 }
 FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "park", "hold")
 """Verbs that read or decide something for somebody, and so keep a machine from parking itself."""
@@ -70,6 +77,9 @@ def answer(argv: list[str]) -> Json | None:
         return None
     if argv[:1] == ["keep"] and len(argv) == 4:
         keep(*argv[1:])
+        return None
+    if argv[:1] == ["relay"] and len(argv) == 3:
+        relay(argv[1], int(argv[2]))
         return None
     verb = VERBS.get(argv[0]) if argv else None
     if verb is None or (argv[0] != "poll" and len(argv) != 2):

@@ -20,8 +20,16 @@ SESSIONS: Final = 5
 class Link:
     """One machine's connection, and the slots for commands on it. Safe to use from many threads."""
 
-    def __init__(self, endpoint: Endpoint, pin: str | None, config: Path | None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        pin: str | None,
+        config: Path | None,
+        dial: Callable[[str | None], Connection] | None = None,
+    ) -> None:
         self.endpoint, self.pin, self.config = endpoint, pin, config
+        self.dial = dial
+        """Opens a connection that is not SSH's, to what has the pin's key; None for SSH."""
         self.opened: Connection | None = None
         self.slots = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
@@ -79,7 +87,7 @@ class Link:
             pin, generation = self.pin, self._generation
         if dead is not None:
             dead.close()
-        opened = connect(self.endpoint, pin=pin, config=self.config)
+        opened = self.dial(pin) if self.dial else connect(self.endpoint, pin=pin, config=self.config)
         with self._state:
             if generation == self._generation:
                 self.opened, self.pin = opened, opened.key.line

@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.remote.ssh.config import Endpoint
+from gpuwarden.remote.ssh.connect import Connection
 from gpuwarden.remote.ssh.host_keys import HostKey
 from gpuwarden.remote.ssh.link import Link
 from gpuwarden.remote.ssh.outcomes import Ran
@@ -29,8 +30,15 @@ MAX_OUTPUT = 4 << 20
 class Ssh:
     """One machine. Safe to use from many tasks; the connection is shared."""
 
-    def __init__(self, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> None:
-        self.link = Link(endpoint, pin, config)
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        pin: str | None = None,
+        config: Path | None = None,
+        dial: Callable[[str | None], Connection] | None = None,
+    ) -> None:
+        self.link = Link(endpoint, pin, config, dial)
 
     @property
     def endpoint(self) -> Endpoint:

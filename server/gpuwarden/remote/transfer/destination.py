@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from filelock import FileLock, Timeout
-
 from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.core.models import Artifact
 from gpuwarden.core.safe_names import (
@@ -77,6 +75,8 @@ class Destination:
     @contextmanager
     def only_writer(self) -> Iterator[Destination]:
         """Lock the folder until this process ends. Raises `Conflict` while another process has it."""
+        from filelock import FileLock, Timeout
+
         lock = FileLock(self.staging / "lock")
         try:
             lock.acquire(blocking=False)

@@ -361,7 +361,10 @@ class _Receiver:
             if untouched and isinstance(self.source, Sealing):
                 untouched = artifact.path in await self.source.digests([artifact])
             if not untouched:
-                raise _changed(artifact)
+                raise BadReply(
+                    f"{artifact.path} changed on the machine after its manifest was taken",
+                    "Take a new manifest when nothing writes to it any more.",
+                )
             raise BadReply(
                 f"{artifact.path} no longer has the bytes whose digest was recorded right after its save, "
                 "though by its times nobody wrote to it",
@@ -470,13 +473,6 @@ class _Receiver:
         if self.progress is not None:
             done = min(self.sent + self.resumed + self.skipped, self.total)
             self.progress(Progress(artifact.path, done, self.total, len(self.files), self.count))
-
-
-def _changed(artifact: Artifact) -> BadReply:
-    return BadReply(
-        f"{artifact.path} changed on the machine after its manifest was taken",
-        "Take a new manifest when nothing writes to it any more.",
-    )
 
 
 def _disk_trouble(dest: Path, problem: OSError) -> BadRequest:

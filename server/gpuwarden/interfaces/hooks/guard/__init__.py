@@ -9,6 +9,7 @@ protected, and the patterns that providers declare. So a call imports no provide
     shell       text -> simple commands
     judge       what a command runs: wrappers, shells, SSH, other languages; each is unfolded and judged again
     programs    does it end a machine, delete what is kept, or ask a platform's interface to
+    desired     does a program's argument set a state in which something is ended: a patch, a module's state
     files       does it remove or change what gpuwarden decides by
     settings    does an edit of a client's configuration drop this guard or change a GPUWARDEN variable
     calls       one call of a tool: shell, edit, patch, or another MCP server

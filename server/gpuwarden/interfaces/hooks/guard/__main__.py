@@ -1,4 +1,7 @@
-"""`python -m gpuwarden.interfaces.hooks.guard CLIENT CONFIG`: answer one hook call in the client's form.
+"""`python -m gpuwarden.interfaces.hooks.guard CLIENT [CONFIG]`: answer one hook call in the client's form.
+
+A plugin's hook names no CONFIG: the guard's file is beside the ledger, and is written where it is missing. With
+`--place` in its place it is only written again.
 
 Whatever goes wrong here stops the call. Exit code 2 means no to Claude Code, Codex and Cursor; any other failure, a
 crash's 1 among them, would let the call pass. Cursor reads a verdict from standard output as well.
@@ -8,27 +11,51 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 REFUSED = 2
 MOST_BYTES = 8_000_000
 MOST_CPU_S = 5
 MOST_S = 20
+MOST_FIRST_S = 30
+"""Seconds for the first call, which writes the guard's file; together less than a client waits."""
 MOST_MEMORY = 2 << 30
 HINT = "Ask with gpuwarden's teardown_request: it proves that nothing is lost, and a person approves."
 
 
-def bounded() -> None:
-    """Let the system end this process when it takes too much; a process that a signal ends lets nothing pass."""
+def ended_after(seconds: int) -> None:
+    """Let the system end this process when it is late; a process that a signal ends lets nothing pass."""
     with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
-        import resource
         import signal
 
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(MOST_S)
+        signal.alarm(seconds)
+
+
+def bounded() -> None:
+    """Let the system end this process when it takes too much."""
+    ended_after(MOST_S)
+    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
+        import resource
+
         resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+
+
+def placed() -> str:
+    """Return the guard's file beside the ledger of this environment. It takes a second where it has to be written."""
+    import platformdirs
+
+    home = os.environ.get("GPUWARDEN_HOME") or platformdirs.user_data_dir("gpuwarden", appauthor=False)
+    file = Path(home).expanduser() / "hooks" / "guard.json"
+    if not file.exists():
+        from gpuwarden.interfaces.hooks.install import place_guard
+
+        place_guard(os.environ)
+    return str(file)
 
 
 def verdict(client: str, config: str) -> str | None:
@@ -58,10 +85,20 @@ def answer(client: str, why: str | None, hint: str) -> int:
 
 def main(argv: list[str]) -> int:
     """Answer one call."""
-    client = argv[1] if len(argv) > 1 else ""
+    client, config = (*argv[1:], "", "")[:2]
     try:
+        if not client:
+            raise ValueError("no client is named")
+        if config == "--place":
+            from gpuwarden.interfaces.hooks.install import place_guard
+
+            place_guard(os.environ)
+            return 0
+        if not config:
+            ended_after(MOST_FIRST_S)
+        file = config or placed()
         bounded()
-        return answer(client, verdict(client, argv[2]), HINT)
+        return answer(client, verdict(client, file), HINT)
     except BaseException as error:
         reason = f"the guard failed ({type(error).__name__}: {str(error)[:200]}), so nothing passes"
         answer(client, reason, "A person runs: gpuwarden hooks install")

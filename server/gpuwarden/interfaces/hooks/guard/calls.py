@@ -18,7 +18,7 @@ from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 OWN: Final = "gpuwarden"
 VERBS: Final = frozenset({"delete", "destroy", "terminate", "stop", "remove", "kill", "shutdown", "down", "release",
                           "deallocate", "suspend", "pause", "drain", "teardown", "cancel", "poweroff", "off", "reset",
-                          "recycle", "purge", "wipe", "rm", "hibernate", "scancel"})  # fmt: skip
+                          "recycle", "purge", "wipe", "rm", "hibernate", "scancel", "evict", "eviction"})  # fmt: skip
 MACHINES: Final = frozenset({"pod", "pods", "instance", "instances", "machine", "machines", "vm", "vms", "droplet",
                              "droplets", "cluster", "clusters", "gpu", "gpus", "rental", "node", "nodes", "compute",
                              "fleet"})  # fmt: skip
@@ -132,6 +132,8 @@ def _patched(patch: str, judge: Judge) -> str | None:
 
 def _server(event: Mapping[str, Any], tool: str) -> str:
     """Return the name of the MCP server whose tool is called, or what it is started with; empty for other tools."""
+    if isinstance(context := event.get("mcp_context"), Mapping):  # Gemini's
+        return str(context.get("server_name") or context.get("url") or "unknown").lower()
     if tool.startswith("mcp__"):
         return tool.split("__")[1].lower()
     if event.get("hook_event_name") == "beforeMCPExecution":
@@ -143,7 +145,7 @@ def _other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge
     """Return why a call of another MCP server's tool is stopped."""
     if OWN in server:
         return None
-    name = tool.rpartition("__")[2].removeprefix("MCP:")
+    name = tool.rpartition("__")[2].removeprefix("MCP:").removeprefix(f"mcp_{server}_")
     parts = _words(server)
     platform = any(word in parts or word in server.split("-") for word in judge.patterns.servers)
     words = _words(name)

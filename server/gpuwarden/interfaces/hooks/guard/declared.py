@@ -20,7 +20,7 @@ def table() -> dict[str, Any]:
         values: dict[str, Any] = dict(section)
         for name in ("ends", "remote"):
             values[name] = {program: tuple(texts) for program, texts in values.get(name, {}).items()}
-        for name in ("hosts", "requests", "code", "servers"):
+        for name in ("hosts", "paths", "requests", "code", "servers"):
             values[name] = tuple(values.get(name, ()))
         clouds[cloud] = ShellGuard(**values)
     far = clouds.pop(FAR)

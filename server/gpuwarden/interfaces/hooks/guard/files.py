@@ -64,6 +64,8 @@ class Files:
                 return f"{path} has the run of a job that is not over"
         if self.home and _touches(path, self.home):
             return f"{path} has gpuwarden's ledger and the copies of your checkpoints"
+        if any(file.startswith(path.rstrip(os.sep) + os.sep) for file in (*self.files, *self.settings)):
+            return f"{path} has files that gpuwarden decides by, or that name this guard; a person removes it"
         return None
 
     def change(self, text: str) -> str | None:
@@ -142,7 +144,9 @@ class Files:
             return None
         names = [args[i + 1] for i, a in enumerate(args[:-1]) if a in {"-name", "-iname", "-path"}]
         roots = [a for a in args if not a.startswith("-")]
-        if far and not (names and all(SCRATCH.search(n) for n in names)):
+        if names and all(SCRATCH.search(n) for n in names):
+            return None
+        if far:
             lost = [r for r in roots[:1] if not SCRATCH.search(r)]
             return _lost(lost[0]) if lost else None
         return next((w for a in roots if (w := self.removal(a))), None)

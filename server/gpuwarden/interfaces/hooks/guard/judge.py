@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from gpuwarden.interfaces.hooks.guard import settings
+from gpuwarden.interfaces.hooks.guard.desired import desired
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
@@ -127,6 +128,8 @@ class Judge:
         )
         if ended := self.patterns.ended(program, args, far=far or docker):
             return f"`{ended}` ends or deletes what gpuwarden guards"
+        if why := desired(program, args, self.files):
+            return why
         if name in {"pkill", "killall"} and any("gpuwarden" in a for a in args):
             return f"`{name}` ends the watch over what bills"
         if name in self.aliases:

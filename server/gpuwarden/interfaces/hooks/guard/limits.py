@@ -23,6 +23,8 @@ MOST_HEREDOCS = 300
 """The parser's time grows with the square of marks that it can't make sense of."""
 DEEPEST = 40
 _HEREDOC = re.compile(r"<<-?[ \t]*['\"\\]?(\w+)")
+_ODD_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(?:\S*|'[^'\n]*|\"[^\"\n]*)[\U00010000-\U0010ffff]")
+_BEYOND = re.compile(rb"[\xf0-\xf4][\x80-\xbf]{3}")
 
 
 class TooMuch(Exception):
@@ -46,6 +48,8 @@ def parsed(data: bytes) -> Tree:
     """Parse a text. Raises TooMuch when the parser needs too long, counted in its own time on the processor."""
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     end = time.process_time() + MOST_PARSE_S
+    # The grammar looks up a character beyond U+FFFF outside of the C library's tables, and may crash there.
+    data = _BEYOND.sub(_two_for_one, data)
     try:
         return parser.parse(
             lambda at, _: data[at : at + 4096], progress_callback=lambda _at, _error: time.process_time() > end
@@ -54,8 +58,19 @@ def parsed(data: bytes) -> Tree:
         raise TooMuch("the command is too tangled to be read") from error
 
 
+def _two_for_one(beyond: re.Match[bytes]) -> bytes:
+    """Return two characters for one beyond U+FFFF, in as many bytes; each has two of its own."""
+    code = ord(beyond[0].decode()) - 0x10000
+    return (chr(0x400 + (code >> 10)) + chr(0x400 + (code & 0x3FF))).encode()
+
+
 def check_marks(text: str) -> None:
-    """Raise TooMuch when a text has more marks of the shell, outside here-documents, than any command needs."""
+    """Raise TooMuch when a text has more marks of the shell, outside here-documents, than any command needs.
+
+    Nor may a here-document end at a word that the parser reads as another one.
+    """
+    if _ODD_HEREDOC.search(text):
+        raise TooMuch("a here-document ends at a word of odd characters")
     end, outside = "", []
     for line in text.split("\n"):
         if not end:

@@ -74,6 +74,7 @@ class Patterns:
     aliases: Mapping[str, str] = field(default_factory=dict)
     remote: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     requests: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
@@ -89,6 +90,7 @@ class Patterns:
             return {program: tuple(texts) for program, texts in table[name].items()}
 
         texts = {n: tuple(map(str, table[n])) for n in ("hosts", "requests", "code", "servers", "key_variables")}
+        texts["paths"] = tuple(map(str, table.get("paths", ())))  # an older version wrote none
         return cls(sequences("ends"), dict(table["aliases"]), sequences("remote"), far=sequences("far"), **texts)
 
     def program(self, name: str) -> str:
@@ -136,7 +138,8 @@ class Patterns:
     def host(self) -> re.Pattern[str]:
         """Match an address of a platform's interface; documentation is not one."""
         names = "|".join(re.escape(host) for host in self.hosts) or "(?!)"
-        return re.compile(rf"(?i)(?<![\w-])(?!(?:docs|www|blog|status)\.)(?:[\w-]+\.){{0,4}}(?:{names})(?![\w.-]*\w@)")
+        named = rf"(?<![\w-])(?!(?:docs|www|blog|status)\.)(?:[\w-]+\.){{0,4}}(?:{names})(?![\w.-]*\w@)"
+        return re.compile("(?i)" + "|".join((named, *self.paths)))
 
     @cached_property
     def request(self) -> re.Pattern[str]:

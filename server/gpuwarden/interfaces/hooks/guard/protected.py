@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -26,12 +27,15 @@ def rules_from(config: str, client: str) -> Rules:
 
 
 def live_runs(home: str) -> tuple[str, ...]:
-    """Return the run folders of jobs that are not over, read from the ledger; none when it can't be read."""
-    try:
+    """Return the run folders of jobs that are not over, read from the ledger; none when it can't be read.
+
+    Where the ledger is on a server, whatever writes to it from this machine leaves them in a file.
+    """
+    found: set[str] = set()
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        found |= {os.path.normpath(run) for run in json.loads((Path(home) / "live_runs.json").read_text("utf-8"))}
+    with contextlib.suppress(sqlite3.Error, OSError, ValueError, TypeError):
         uri = (Path(home) / "ledger.db").resolve().as_uri() + "?mode=ro"
-        with sqlite3.connect(uri, uri=True, timeout=2) as db:
-            rows = db.execute("SELECT run_dir FROM live_runs").fetchall()
-        db.close()
-        return tuple({os.path.normpath(row[0]) for row in rows})
-    except (sqlite3.Error, OSError, ValueError, TypeError):
-        return ()
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=2)) as db:
+            found |= {os.path.normpath(row[0]) for row in db.execute("SELECT run_dir FROM live_runs").fetchall()}
+    return tuple(found)

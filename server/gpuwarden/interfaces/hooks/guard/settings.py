@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,14 +17,24 @@ DECIDES: Final = re.compile(
     r"|[A-Z_]+_URL|REHEARSAL_CLOCK)"
 )
 """Variables that move the ledger, the policy or a platform, set the time, or replace a value of the policy."""
+PLUGIN: Final = re.compile(r"gpuwarden@[\w-]+")
+"""The plugin that brings this guard, in the list of those that a client runs."""
+_PLACES: Final = frozenset({"HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"})
+"""Variables that move the folders of gpuwarden, and of much else."""
+_CLIENT_PLACES: Final = frozenset({"HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "CLAUDE_CODE_SAFE_MODE",
+                                   "CLAUDE_CODE_SIMPLE"})  # fmt: skip
+_BARE: Final = frozenset({"--bare", "--safe-mode", "--ignore-user-config"})
+"""Variables and options with which a client starts without the hooks of its user."""
 _SET: Final = re.compile(rf"({DECIDES.pattern})[\"']?\s*(?:=|:|\s)\s*[\"']?([^\"',;\s}}]*)")
 _OFF: Final = re.compile(
     r"disableAllHooks\W{1,4}true|allowManagedHooksOnly\W{1,4}true|\bhooks\s*=\s*false|(?s:hooks\.state.{0,300}enabled\s*=\s*false)"
+    r"|gpuwarden@[\w-]{1,80}[\"']?\s*:\s*false|gpuwarden@[\w-]{1,80}[\"']?\]\s*enabled\s*=\s*false"
+    r"|(?s:hooksConfig.{0,300}(?:enabled\W{1,4}false|disabled\W{1,9}\w))"
 )
 _CLIENT: Final = re.compile(
     r"(?:^|/)(?:\.claude/[\w.-]*\.json|\.claude\.json|\.?mcp\.json|claude_desktop_config\.json|managed-settings\.json"
     r"|\.codex/(?:config\.toml|hooks\.json)|\.cursor/(?:hooks|mcp|cli-config)\.json|\.gemini/settings\.json"
-    r"|gemini-extension\.json|\.vscode/mcp\.json|\.mcp/[\w.-]+\.json)$"
+    r"|gemini-extension\.json|\.vscode/mcp\.json|zed/settings\.json|\.mcp/[\w.-]+\.json)$"
 )
 _STARTUP: Final = re.compile(
     r"(?:^|/)(?:\.(?:bash|zsh|k)(?:rc|env|profile|_profile|login)|\.profile|\.bash_profile|\.envrc|\.env[\w.]*"
@@ -45,7 +56,8 @@ SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh",
 def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]) -> str | None:
     """Return why a command is stopped that sets or drops a variable that a person sets."""
     for variable, _ in assigned:
-        if DECIDES.fullmatch(variable) or (variable in {"CLAUDE_CONFIG_DIR", "CODEX_HOME"} and name in CLIENTS):
+        moved = name in CLIENTS and variable in _CLIENT_PLACES
+        if moved or (name == "gpuwarden" and variable in _PLACES) or DECIDES.fullmatch(variable):
             return f"{variable} is the user's decision; a person sets it"
     if name in SENTENCES:
         return None
@@ -62,9 +74,25 @@ def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]
             return f"{found[0]} is the user's decision; a person sets it"
     if name in {"launchctl", "setx", "systemctl"} and (found := DECIDES.search(" ".join(words))):
         return f"{found[0]} is the user's decision; a person sets it"
-    if name in CLIENTS and (_OFF.search(" ".join(words)) or any("hooks" in w and "=" in w for w in words)):
+    if name in CLIENTS and without_hooks(words):
         return f"`{name}` would start without its hooks; a person decides that"
     return None
+
+
+def without_hooks(words: Sequence[str]) -> bool:
+    """Return whether a client's options start it without the hooks or the plugins of the user."""
+    if _OFF.search(" ".join(words)) or any("hooks" in w and "=" in w for w in words) or _BARE & set(words):
+        return True
+    for word, following in pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        value = value if equals else following
+        if option == "--setting-sources" and "user" not in value.split(","):
+            return True
+        if option == "--disable" and re.search("hook|plugin", value):
+            return True
+        if option in {"-c", "--config"} and re.search(r"^(?:plugins|features\.plugin).*=\s*false", value):
+            return True
+    return False
 
 
 def is_client_file(path: str) -> bool:
@@ -74,7 +102,8 @@ def is_client_file(path: str) -> bool:
 
 def facts(text: str) -> tuple[bool, bool, frozenset[tuple[str, str]]]:
     """Return what must stay as it is: the guard is named, hooks are off, and gpuwarden's variables with values."""
-    return MARK in text or OLD_MARK in text, _OFF.search(text) is not None, frozenset(_SET.findall(text))
+    named = MARK in text or OLD_MARK in text or PLUGIN.search(text) is not None
+    return named, _OFF.search(text) is not None, frozenset(_SET.findall(text))
 
 
 def edited(path: str, before: str, after: str) -> str | None:

@@ -28,7 +28,8 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
                             "docker", "podman", "nerdctl", "docker-compose", "op", "doppler", "infisical", "chamber",
                             "mise", "direnv", "aws-vault", "dotenv", "pnpm", "yarn", "npm", "bun", "nix", "nix-shell",
                             "apptainer", "singularity", "srun", "mpirun", "torchrun", "accelerate", "ssh-agent",
-                            "socat", "screen", "tox", "nox", "make", "just"})  # fmt: skip
+                            "socat", "screen", "tox", "nox", "make", "just", "minikube",
+                            "microk8s", "k3s"})  # fmt: skip
 """Programs with subcommands and many options, that run a program somewhere among their words."""
 DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
                           "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs"})  # fmt: skip

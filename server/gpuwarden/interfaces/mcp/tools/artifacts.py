@@ -4,6 +4,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
@@ -63,8 +64,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             raise BadRequest("give exactly one of job_id and path", "Omit the other.")
         if job_id is not None:
             read_job(ctx.ledger, job_id)  # or it would be taken for a path
-        what = job_id or _address(path or "")
-        other = _address(against) if against is not None else None
+        what = job_id or _address(ctx, path or "")
+        there = where == "instance"
+        other = None if against is None else against if there else _address(ctx, against)
 
         async def work(note: Note) -> Report:
             budget = Budget(LOOK_S, LOOK_BYTES, LOOK_ENTRIES)
@@ -75,9 +77,23 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         return answer(ctx, results.verified(report, following_of(ctx, what)))
 
 
-def _address(what: str) -> str:
-    """Return an address on the Hub as it is, anything else as a path of this machine."""
-    return what if what.startswith(SCHEME) else str(_usable(what))
+def _address(ctx: Context, what: str) -> str:
+    """Return an address on the Hub as it is, anything else as a path of this machine.
+
+    Over HTTP only the working directory and what was pulled can be named: the report lists files, and a token that
+    may read is not an account of this machine.
+    """
+    if what.startswith(SCHEME):
+        return what
+    path = _usable(what)
+    if get_access_token() is not None:
+        real = path.resolve()
+        if not any(real.is_relative_to(root.resolve()) for root in (Path.cwd(), ctx.home / "artifacts")):
+            raise BadRequest(
+                "over HTTP only what is below the server's working directory or was pulled can be looked at",
+                "Give a job id, or a path below that directory.",
+            )
+    return str(path)
 
 
 def _usable(path: str) -> Path:

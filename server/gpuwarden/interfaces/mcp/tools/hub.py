@@ -41,7 +41,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         query: Annotated[str, Field(description="Words of the name")] = "",
         author: Annotated[str, Field(description="Owner")] = "",
         tags: Annotated[list[str] | None, Field(description="Such as task_categories:text-generation")] = None,
-        sort: Annotated[Sort, Field(description="Order, greatest first")] = "downloads",
+        sort: Annotated[Sort, Field(description="Greatest first")] = "downloads",
         limit: Annotated[int, Field(description="Rows, up to 50")] = 10,
     ) -> Annotated[CallToolResult, results.DatasetsReply]:
         """Find datasets on the Hugging Face Hub."""

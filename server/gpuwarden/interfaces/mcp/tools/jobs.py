@@ -1,22 +1,34 @@
 """The tools on jobs and their machines: submit_job, check_job, cancel_job and list_instances."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
 from pydantic import Field
 
+from gpuwarden.core.errors import BadRequest, NotSupported
+from gpuwarden.core.fan_out import gridded
+from gpuwarden.core.guidance import is_fan_out
 from gpuwarden.core.inputs import build
-from gpuwarden.core.models import JobSpec, Verb
+from gpuwarden.core.models import JobSpec, Resources, Verb
 from gpuwarden.interfaces import results
+from gpuwarden.interfaces.mcp.cards import with_card
 from gpuwarden.interfaces.mcp.tools.base import ENDS, READ, WRITE, JobId, answer
 from gpuwarden.interfaces.results.templates import TEMPLATES
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.fan_out.accepting import fan_out
+from gpuwarden.lifecycle.fan_out.deciding import cancel_fan_out, continue_fan_out
+from gpuwarden.lifecycle.fan_out.launching import advance_fan_out
+from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S, Until, wait
-from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.offers import offers
+from gpuwarden.lifecycle.submission.inputs import script_in
+from gpuwarden.lifecycle.submission.receipts import launch_receipt
+from gpuwarden.lifecycle.submission.submit import Submission, submit
 from gpuwarden.scripts.shipped_trainers import trainer
 
 
@@ -27,81 +39,120 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=WRITE)
     async def check_job(
         job_id: JobId,
-        log_cursor: Annotated[
-            int | None, Field(description="Read the log from this byte; omit for its end", ge=0)
-        ] = None,
+        log_cursor: Annotated[int | None, Field(description="Log from this byte; omit for its end", ge=0)] = None,
         log_bytes: Annotated[int, Field(description="Bytes of log to return", ge=0, le=16_000)] = 2_000,
         until: Annotated[Until | None, Field(description="Wait up to 45 s for this news")] = None,
+        client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.CheckReply]:
         """State, step, metrics, meter and log of a job, now. Also moves it on: boots, launches, resumes."""
+        if is_fan_out(job_id):
+            found = await advance_fan_out(ctx, job_id)
+            assert found.now is not None
+            return answer(ctx, results.fan_out_checked(found, found.now))
         if until is not None:
             await wait(ctx, job_id, until, MAX_WAIT_S)
         result = await check(ctx, job_id, cursor=log_cursor, limit=log_bytes)
         values = ctx.hidden(result.texts, result.job.spec.secrets)
-        return answer(ctx, results.checked(result, values), result.job.spec.secrets)
+        reply = answer(ctx, results.checked(result, values), result.job.spec.secrets)
+        return await with_card(client, reply, ctx, result)
 
     @server.tool(annotations=ENDS)
-    async def cancel_job(job_id: JobId) -> Annotated[CallToolResult, results.CheckReply]:
+    async def cancel_job(
+        job_id: JobId,
+        action: Annotated[
+            Literal["cancel", "pause", "resume"], Field(description="pause keeps it for a later resume")
+        ] = "cancel",
+    ) -> Annotated[CallToolResult, results.CheckReply]:
         """End a job's process, with a signal first so that it can save. Its machine stays and bills on."""
-        return answer(ctx, results.canceled(await cancel(ctx, job_id)))
+        if is_fan_out(job_id):
+            if action == "pause":
+                raise NotSupported("a fan-out can't be paused", "Cancel it, and resume it later: proven cells stay.")
+            decided = {"cancel": cancel_fan_out, "resume": continue_fan_out}[action]
+            found = await decided(ctx, job_id, ctx.ledger.acting)
+            assert found.now is not None
+            return answer(ctx, results.fan_out_checked(found, found.now))
+        use_case = {"cancel": cancel, "pause": pause, "resume": resume}[action]
+        return answer(ctx, results.signaled(await use_case(ctx, job_id)))
 
     @server.tool(name="list_instances", annotations=READ)
-    async def instances() -> Annotated[CallToolResult, results.InstancesReply]:
+    async def instances(
+        offers_for: Annotated[str | None, Field(description="GPU to price on every platform")] = None,
+        client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
+    ) -> Annotated[CallToolResult, results.InstancesReply]:
         """Every rented machine, ours or not: state, billing, cost, job. What can't be seen is unknown, not gone."""
-        return answer(ctx, results.listed(await list_instances(ctx)))
+        reply = results.listed(await list_instances(ctx))
+        if offers_for:
+            reply.offers = results.offered(await offers(ctx, Resources(gpu=offers_for))).offers
+        return await with_card(client, answer(ctx, reply), ctx, reply)
 
 
 def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=WRITE)
     async def submit_job(
         platform: Annotated[
-            str, Field(description="Profile name: local, runpod ...; rehearsal/<name> is free practice")
-        ],
-        script: Annotated[
-            str | None, Field(description="Text of a PEP 723 Python script, or gpuwarden://templates/NAME")
+            str | None, Field(description="local, runpod ...; rehearsal/<name> is free practice")
         ] = None,
-        command: Annotated[list[str] | None, Field(description="Argument list, instead of script")] = None,
-        args: Annotated[list[str] | None, Field(description="Arguments of the script")] = None,
+        script: Annotated[
+            str | None,
+            Field(description="PEP 723 script: path, text, or gpuwarden://templates/NAME"),
+        ] = None,
+        command: Annotated[list[str] | None, Field(description="Arguments, instead of script")] = None,
+        args: Annotated[list[str] | None, Field(description="Script's arguments")] = None,
         name: Annotated[str, Field(description="Short name")] = "job",
         env: Annotated[dict[str, str] | None, Field(description="Plain variables, never secrets")] = None,
-        secrets: Annotated[
-            list[str] | None, Field(description="Names of variables the user has set, such as HF_TOKEN")
-        ] = None,
+        secrets: Annotated[list[str] | None, Field(description="Names of set variables: HF_TOKEN")] = None,
         inputs: Annotated[
-            list[str] | None, Field(description="Files or folders to send along, below the working directory")
+            list[str] | None, Field(description="Files or folders to send, below the working directory")
         ] = None,
-        outputs: Annotated[
-            list[str] | None, Field(description="Files or folders to keep, relative to the working folder")
-        ] = None,
-        keep: Annotated[str, Field(description="Upload outputs as saved: s3://bucket/path or hf://owner/repo")] = "",
+        outputs: Annotated[list[str] | None, Field(description="To keep, below the working folder")] = None,
+        keep: Annotated[str, Field(description="Upload outputs to s3://bucket/path or hf://owner/repo")] = "",
         timeout_s: Annotated[int | None, Field(description="Hard limit; estimate + 30 % or more")] = None,
         estimate_s: Annotated[int | None, Field(description="Expected run time")] = None,
         max_cost_usd: Annotated[float | None, Field(description="Stop the job at this cost")] = None,
         gpu: Annotated[str | None, Field(description="GPU name")] = None,
         gpu_count: Annotated[int, Field(description="GPUs")] = 1,
         disk_gb: Annotated[int | None, Field(description="Disk")] = None,
-        interruptible: Annotated[bool, Field(description="Cheaper; resumes from its last checkpoint")] = False,
-        durable_storage: Annotated[bool, Field(description="Ask for the tier that survives teardown")] = False,
-        teardown: Annotated[Verb, Field(description="How the machine will end")] = "terminate",
+        interruptible: Annotated[bool, Field(description="Cheaper; resumes from a checkpoint")] = False,
+        durable_storage: Annotated[bool, Field(description="Storage that survives teardown")] = False,
+        teardown: Annotated[Verb, Field(description="How the machine ends")] = "terminate",
         max_restarts: Annotated[int, Field(description="Relaunches after interruptions")] = 3,
-        options: Annotated[
-            dict[str, Any] | None, Field(description="What only this platform has; see its profile")
-        ] = None,
+        alternatives: Annotated[list[str] | None, Field(description="Without capacity, next: PLATFORM[:GPU]")] = None,
+        options: Annotated[dict[str, Any] | None, Field(description="Of this platform; see its profile")] = None,
         project: Annotated[str, Field(description="Tag for costs")] = "",
-        dry_run: Annotated[bool, Field(description="Only check")] = False,
-        receipt: Annotated[
-            str | None, Field(description="From the checking call, to launch exactly these arguments")
+        grid: Annotated[
+            dict[str, list[str]] | None, Field(description="Fan-out over combinations of --name=value")
         ] = None,
+        seeds: Annotated[int, Field(description="Fan-out: each with --seed=0 to n-1", ge=0, le=1_000)] = 0,
+        max_machines: Annotated[int, Field(description="Of a fan-out", ge=1, le=256)] = 1,
+        dry_run: Annotated[bool, Field(description="Only check")] = False,
+        rehearse: Annotated[bool, Field(description="Try its first step here")] = False,
+        receipt: Annotated[str | None, Field(description="From the check; alone it launches that")] = None,
     ) -> Annotated[CallToolResult, results.SubmitReply]:
         """Check a training job and launch it. On a rented platform the first call returns findings, price and a
-        receipt; calling again with the receipt launches, once. Returns at once; follow with check_job.
+        receipt; a call with just that receipt launches, once. Returns at once; follow with check_job.
         """
         # The parameters of what is to run, which are the spec's fields; what was left out takes the spec's default.
         given = {
             field: value for field, value in locals().items() if field in JobSpec.model_fields and value is not None
         }
+        if receipt and not (dry_run or rehearse or script or command or grid or seeds):
+            found = await launch_receipt(ctx, receipt, given)
+            reply = results.submitted(found) if isinstance(found, Submission) else results.fanned_out(found)
+            return answer(ctx, reply)
+        if platform is None:
+            raise BadRequest("no platform was given", "Name one; only a launch by its receipt alone needs none.")
+        file = ""
         if script is not None and script.startswith(TEMPLATES):
             given["script"] = trainer(script.removeprefix(TEMPLATES)).text
-        return answer(
-            ctx, results.submitted(await submit(ctx, build(JobSpec, given), dry_run=dry_run, receipt=receipt))
-        )
+        elif script is not None and script.endswith(".py") and "\n" not in script:
+            given["script"], file = script_in(ctx.cwd or Path.cwd(), script), script
+        if grid or seeds:
+            if rehearse:
+                raise BadRequest("a fan-out is not rehearsed; nothing was done", "Rehearse one cell: give its args.")
+            limits = {"max_machines": max_machines, "max_cost_usd": max_cost_usd}
+            roster = gridded(build(JobSpec, given), grid or {}, seeds, **limits)
+            rows = await fan_out(ctx, roster, dry_run=dry_run, receipt=receipt, script_file=file)
+            return answer(ctx, results.fanned_out(rows))
+        spec = build(JobSpec, given)
+        job = await submit(ctx, spec, dry_run=dry_run, receipt=receipt, script_file=file, rehearse=rehearse)
+        return answer(ctx, results.submitted(job))

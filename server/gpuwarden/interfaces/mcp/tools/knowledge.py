@@ -13,7 +13,8 @@ from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.interfaces.mcp import prompts
-from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, MARKDOWN, entry_text
+from gpuwarden.interfaces.mcp.live import JOB_TEMPLATE, job_text
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, MARKDOWN, PROFILE_TEMPLATE, entry_text
 from gpuwarden.interfaces.mcp.tools.base import LOOK, answer
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.interfaces.results import worded
@@ -45,6 +46,19 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             return await anyio.to_thread.run_sync(entry_text, id)
         except NotFound as error:
             raise ResourceNotFoundError(line(error.message)) from error
+
+    @server.resource(JOB_TEMPLATE, name="job", title="One job, live", mime_type="application/json")
+    async def job(job_id: str) -> str:
+        """A job now: state, step, loss, cost, clocks. Subscribe to hear when it changes."""
+        try:
+            return job_text(ctx, job_id)
+        except NotFound as error:
+            raise ResourceNotFoundError(line(error.message)) from error
+
+    @server.resource(PROFILE_TEMPLATE, name="profile", title="One platform's profile", mime_type=MARKDOWN)
+    async def profile(name: str) -> str:
+        """A platform's storage, meter and traps. Every profile is listed, so that this finds no other."""
+        raise ResourceNotFoundError(f"there is no profile {line(name, 80)!r}")
 
     @server.resource(FILLED_URI, name="template", title="One training template", mime_type=MARKDOWN)
     async def template(name: str, model: str = "", dataset: str = "", platform: str = "", push: str = "") -> str:

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from typing import Annotated, Any
 
+from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.elicitation import AcceptedElicitation, DeclinedElicitation, ElicitationResult
 from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver import Elicit, MCPServer, Resolve
@@ -56,7 +57,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=ENDS)
     async def teardown_request(
         job_id: JobId,
-        verb: Annotated[Verb, Field(description="stop or terminate")],
+        verb: Annotated[Verb, Field(description="How it ends")],
         view: Annotated[TeardownView, Resolve(look)],
         said: Annotated[ElicitationResult[Yes], Resolve(ask_person)],
         client: ClientContext[Any, Any],
@@ -69,6 +70,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             assert view.record.digest is not None
             params = client.request_context.session.client_params
             info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
+            if (
+                token := get_access_token()
+            ) is not None:  # over HTTP, where the client has a name that a person gave it
+                info = f"token {token.subject}, {info}"
             await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
         if isinstance(said, DeclinedElicitation) or (isinstance(choice, Yes) and not choice.approve):

@@ -1,0 +1,396 @@
+"""Measure how the watch's costs grow with the jobs: 1,000, 3,000 and 10,000 jobs on a tenth as many machines.
+
+Every job's whole life is played in pretend time: its machine is rented, boots, is interrupted in waves, runs the job,
+and is ended by an approval. Meanwhile the platform takes a limited number of calls a minute and is silent for some
+minutes. Real are the ledger, the use cases, the watch and the rehearsal cloud's API with its verbs, transitions, meter
+and faults. Pretended are the cloud's files and the processes on its machines. Times are CPU time.
+Run from the checkout: python bench/scale.py [JOBS ...]
+"""
+
+from __future__ import annotations
+
+import heapq
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+from bench.ledger import HandClock
+
+from gpuwarden.core.errors import Unreachable, WardenError
+from gpuwarden.core.models import (
+    Answer,
+    Disclosure,
+    Handle,
+    InstanceState,
+    JobSpec,
+    Known,
+    Manifest,
+    Observation,
+    Place,
+    StopResult,
+)
+from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.states import LIVE_LEASES, Job
+from gpuwarden.ledger import events as ev
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import approve, request
+from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job
+from gpuwarden.providers.rehearsal import RehearsalProvider
+from gpuwarden.rehearsal.cloud import Cloud, Session
+from gpuwarden.rehearsal.model import Call, Fault, Faults, Record, Settings, State
+from gpuwarden.rehearsal.store import Config
+
+SIZES = (1_000, 3_000, 10_000)
+PLATFORM = "rehearsal/vastai"
+EVERY_S = 60.0
+LENGTH_S = 480.0
+RICH = Policy(rehearsal_caps=Caps(per_job_usd=1e6, per_day_usd=1e6, per_instance_usd=1e6))
+VERBS: tuple[Call, ...] = ("quote", "create", "find", "get", "list", "start", "stop", "terminate")
+
+
+class Records(dict[str, Record]):
+    """A cloud's records, and which of them are due or were changed since the last look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed: set[str] = set()
+        self.due: list[tuple[float, str]] = []
+
+    def __setitem__(self, ident: str, record: Record) -> None:
+        super().__setitem__(ident, record)
+        self.changed.add(ident)
+        if record.due is not None:
+            heapq.heappush(self.due, (record.due, ident))
+
+    def ripe(self, now: float) -> set[str]:
+        """Return the records to look at now, each once."""
+        ripe, self.changed = self.changed, set()
+        while self.due and self.due[0][0] <= now:
+            ripe.add(heapq.heappop(self.due)[1])
+        return ripe
+
+
+class MemoryStore:
+    """A cloud's configuration and state, in this process."""
+
+    begun = True
+
+    def __init__(self) -> None:
+        self._config: Config | None = None
+        self._state = State.model_construct(nonce="scale", now=0.0, calls={}, records=Records(), minute=0, in_minute=0)
+
+    @contextmanager
+    def lock(self, *, make: bool = False) -> Iterator[None]:
+        """Lock nothing: one process uses this cloud, one call at a time."""
+        yield
+
+    def config(self) -> Config | None:
+        """Return the configuration."""
+        return self._config
+
+    def state(self) -> State:
+        """Return the state itself."""
+        return self._state
+
+    def save(self, model: Config | State) -> None:
+        """Take over a configuration; the state is kept already."""
+        if isinstance(model, Config):
+            self._config = model
+
+
+class Fleet(Cloud):
+    """The rehearsal cloud without files: its machines run what `Machines` says."""
+
+    def __init__(self, root: Path, profile: Any, clock: HandClock, settings: Settings, machines: Machines) -> None:
+        self.machines = machines
+        self.root, self.profile, self.clock, self.supervise = root, profile, clock, False
+        self.store = MemoryStore()  # type: ignore[assignment]
+        self.configure(settings, Faults(), make=True)
+
+    def _tick(self, s: Session, only: str | None = None, *, hold: bool = True) -> None:
+        """Apply what is due."""
+        records = s.state.records
+        assert isinstance(records, Records)
+        while ripe := records.ripe(s.now):
+            for ident in ripe:
+                record = self._carry_out(s.engine.advance(self._carry_out(records[ident]), s.now))
+                if record != records[ident]:
+                    records[ident] = record
+
+    def _carry_out(self, record: Record) -> Record:
+        """Let the machine's jobs die with it."""
+        for effect in record.pending:
+            if effect in {"kill", "off", "erase"}:
+                self.machines.power_off(record.id, erased=effect == "erase")
+        return record.but(pending=()) if record.pending else record
+
+
+class Counted(RehearsalProvider):
+    """A provider that counts its calls."""
+
+    def __init__(self, cloud: Fleet) -> None:
+        super().__init__(cloud)
+        self.calls: Counter[str] = Counter()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in VERBS:
+            return found
+
+        async def call(*args: Any) -> Any:
+            self.calls[name] += 1
+            return await found(*args)
+
+        return call
+
+
+class Machines:
+    """A backend whose jobs are entries of a table."""
+
+    name = "local"
+    seals = False
+    takes_inputs = True
+
+    def __init__(self, clock: HandClock) -> None:
+        self.clock = clock
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.there: dict[str, str] = {}
+        self.boots: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.launched: Counter[tuple[str, int]] = Counter()
+
+    def power_off(self, machine: str, *, erased: bool) -> None:
+        """Forget the processes of a machine, and its disk with `erased`."""
+        token = self.there.get(machine)
+        self.boots[machine] += 1
+        if token is not None and self.jobs[token]["state"] is Job.RUNNING:
+            self.jobs[token]["alive"] = False
+        if erased and token is not None:
+            self.jobs[token]["erased"] = True
+
+    async def check(self, place: Place) -> list[Finding]:
+        """Find nothing wrong."""
+        return []
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
+    ) -> Handle:
+        """Start an attempt, once."""
+        self.calls["submit"] += 1
+        if self.jobs.get(token, {}).get("attempt", 0) < attempt:
+            self.launched[token, attempt] += 1
+            began = self.clock.now()
+            self.jobs[token] = {"attempt": attempt, "state": Job.RUNNING, "alive": True, "began": began}
+            self.there[str(place.instance_id)] = token
+        return Handle(backend=self.name, token=token, run_dir=f"/w/gw-{token}", place=place)
+
+    async def find(self, place: Place, token: str) -> Answer[Handle | None]:
+        """Look for a job."""
+        handle = Handle(backend=self.name, token=token, run_dir=f"/w/gw-{token}", place=place)
+        return Known(handle if token in self.jobs else None)
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        """Say how the jobs of a machine are."""
+        self.calls["poll"] += 1
+        return {handle.token: self._seen(handle) for handle in handles}
+
+    def _seen(self, handle: Handle) -> Observation:
+        job = self.jobs[handle.token]
+        if job.get("erased"):
+            raise Unreachable("the machine does not answer")
+        if job["state"] is Job.RUNNING and job["alive"] and self.clock.now() - job["began"] >= LENGTH_S:
+            job["state"] = Job.SUCCEEDED
+        boot, attempt = f"boot-{self.boots[str(handle.place.instance_id)]}", job["attempt"]
+        if job["state"] is Job.RUNNING and not job["alive"]:
+            return Observation(state=Job.FAILED, why="gone", reason=Code.VANISHED, attempt=attempt, machine=boot)
+        return Observation(state=job["state"], why=str(job["state"]), attempt=attempt, machine=boot)
+
+    async def list_files(self, handle: Handle, paths: Sequence[str]) -> Manifest:
+        """List nothing: what a job saves is another benchmark's."""
+        return Manifest(taken_at=self.clock.now(), files=(), missing=tuple(paths))
+
+    manifest = list_files
+
+    async def disclose(self, handle: Handle) -> Disclosure:
+        """Find nothing else on the machine."""
+        return Disclosure()
+
+    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
+        """End a job."""
+        return StopResult.GONE
+
+
+@dataclass(frozen=True)
+class Looked:
+    """One round of the watch: CPU seconds, machines that may bill, calls to the provider, events, cached subjects."""
+
+    took: float
+    machines: int
+    calls: Counter[str]
+    events: int
+    cached: int
+
+
+@dataclass
+class Scale:
+    """One run: so many jobs on so many machines."""
+
+    home: Path
+    jobs: int
+    machines: int
+    calls_a_minute: int = 0
+    rounds: list[Looked] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = HandClock()
+        self.ledger = Ledger(self.home / "ledger.db", self.clock)
+        self.ledger._db.connection.execute("PRAGMA synchronous = OFF")  # type: ignore[attr-defined]  # noqa: SLF001
+        self.ctx = Context(self.ledger, RICH, self.clock, self.home, env={})
+        self.backend = Machines(self.clock)
+        most = self.calls_a_minute or 4 * self.machines + 60
+        pace = Settings(boot_s=45, stop_s=5, resume_s=90, settle_s=30, capacity=self.machines, calls_per_minute=most)
+        self.cloud = Fleet(self.home, self.ctx.profile(PLATFORM), self.clock, pace, self.backend)
+        self.provider = Counted(self.cloud)
+        self.ctx._providers[PLATFORM] = self.provider  # noqa: SLF001
+        self.ctx._backends["local"] = self.backend  # type: ignore[assignment]  # noqa: SLF001
+        self.watcher = Watcher(self.ctx, every_s=EVERY_S)
+        self.accepted = 0
+        self.ended: set[str] = set()
+        self.waves = 0
+
+    async def run(self) -> None:
+        """Go round until every job's machine is gone."""
+        most = 60 + 40 * (self.jobs // self.machines)
+        while self.accepted < self.jobs or lease_ids(self.ledger, *LIVE_LEASES) or job_ids(self.ledger, *OPEN_JOBS):
+            await self.round()
+            assert len(self.rounds) < most, self.states()
+
+    async def round(self) -> None:
+        """Let a minute pass, go round once, then let people and agents act."""
+        self.clock.time += EVERY_S
+        self.weather()
+        there, seq, calls = (
+            len(lease_ids(self.ledger, *LIVE_LEASES)),
+            self.ledger.last_seq(),
+            self.provider.calls.copy(),
+        )
+        begun = time.process_time()
+        found = await self.watcher.round()
+        took = time.process_time() - begun
+        assert "watch" not in found.trouble, found.trouble
+        events, cached = self.ledger.last_seq() - seq, len(self.ledger._known)  # noqa: SLF001
+        self.rounds.append(Looked(took, there, self.provider.calls - calls, events, cached))
+        await self.end_what_is_over()
+        room = self.machines - len({*lease_ids(self.ledger, *LIVE_LEASES), *job_ids(self.ledger, Job.ACCEPTED)})
+        for _ in range(min(room, self.jobs - self.accepted)):
+            self.accept()
+
+    def weather(self) -> None:
+        """Silence the platform for three minutes in forty, and take back a tenth of its machines every twenty."""
+        minute = len(self.rounds)
+        if minute % 40 in (25, 28):
+            silent = tuple(Fault(kind="lost_request", call=call, probability=1.0) for call in VERBS)
+            self.cloud.configure(faults=Faults(faults=silent if minute % 40 == 25 else ()))
+        if minute % 20 == 6:
+            running = [r for r in self.cloud.store.state().records.values() if r.state is InstanceState.RUNNING]
+            for record in running[::10]:
+                self.cloud.preempt(record.id)
+                self.waves += 1
+
+    def accept(self) -> None:
+        """Record a job as the submit gate does."""
+        self.accepted += 1
+        job, spec = f"j{self.accepted:06}", self.spec(self.accepted)
+        receipt = ev.ReceiptIssued(spec_digest=spec.digest, facts_digest="d" * 71, expires_at=1.0, name=spec.name)
+        accepted = ev.JobAccepted(spec=spec, spec_digest=spec.digest, receipt=f"r{job}", worst_cost=1.0, price=5.0)
+        with self.ledger.transaction():
+            self.ledger.add(f"receipt/r{job}", receipt)
+            self.ledger.add(f"job/{job}", accepted, token=f"r{job}")
+
+    def spec(self, n: int) -> JobSpec:
+        """Describe the n-th job."""
+        return JobSpec(
+            name=f"train-{n}",
+            platform=PLATFORM,
+            command=("train", str(n)),
+            outputs=("out",),
+            timeout_s=3600,
+            max_cost_usd=50.0,
+            interruptible=True,
+            max_restarts=5,
+        )
+
+    async def end_what_is_over(self) -> None:
+        """Approve the end of the machines whose jobs have ended, as a person who gives up what has no proof."""
+        for job_id in job_ids(self.ledger, Job.SUCCEEDED, Job.FAILED):
+            if job_id in self.ended:
+                continue
+            job = read_job(self.ledger, job_id)
+            try:
+                view = await request(self.ctx, job_id, "terminate")
+                await approve(
+                    self.ctx, view.record.id, str(view.record.digest), channel="terminal", by="user", loss=job.spec.name
+                )
+            except WardenError:
+                continue  # the platform is silent or asks to wait; the next round tries again
+            self.ended.add(job_id)
+
+    def states(self) -> dict[str, int]:
+        """Count the jobs by state."""
+        return Counter(str(self.ledger.state(f"job/{j}")) for j in job_ids(self.ledger))
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures of a finished run."""
+        full = sorted(look.took for look in self.rounds if look.machines >= 0.9 * self.machines)
+        middle = full[len(full) // 2] if full else 0.0
+        calls = sum(self.provider.calls.values())
+        unit = 1e6 if sys.platform == "darwin" else 1e3
+        return {
+            "rounds": len(self.rounds),
+            "interruptions": self.waves,
+            "attempts launched twice": sum(times > 1 for times in self.backend.launched.values()),
+            "calls to the provider": calls,
+            "calls per job": calls / self.jobs,
+            "lists per round, most": max(look.calls["list"] for look in self.rounds),
+            "a round with all machines, ms": 1e3 * middle,
+            "the same per machine, ms": 1e3 * middle / self.machines,
+            "events per job": self.ledger.count() / self.jobs,
+            "ledger, kB per job": (self.home / "ledger.db").stat().st_size / 1e3 / self.jobs,
+            "peak memory, MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
+        }
+
+
+def main(argv: list[str]) -> None:
+    """Print the figures of every size; the smallest first, since the peak of memory is the process's."""
+    for jobs in sorted(int(size) for size in argv[1:]) or SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            run, begun = Scale(Path(folder), jobs, jobs // 10), time.process_time()
+            anyio.run(run.run)
+            print(f"{jobs:,} jobs on {jobs // 10:,} machines, {time.process_time() - begun:.0f} s of CPU time")
+            print(f"  {dict(run.states())}, {dict(run.provider.calls)}, {dict(run.backend.calls)}")
+            for what, figure in run.figures().items():
+                print(f"  {what:32} {figure:12,.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

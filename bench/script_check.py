@@ -1,0 +1,101 @@
+"""Measure the reading of training scripts against Python's own compiler, on this machine, in one run.
+
+    python bench/script_check.py [--rounds 5]
+
+Prints, over the shipped trainers, which are far longer than usual scripts, the CPU seconds of one reading with the
+tables of released libraries (aim 0.5 s at the median), and their ratio to those of `compile`. Then, over one small
+script that names no repo, the CPU seconds of whole commands in ratio to those of `python -m py_compile` (aim 3 for the
+check): each round runs all of them, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuwarden.data import data_dir
+from gpuwarden.scripts.package_checks import Libraries
+from gpuwarden.scripts.script import read_script
+
+
+def check(text: str) -> None:
+    """Read a script and compare its imports and arguments with the released libraries."""
+    read = read_script(text)
+    listed = read.header.dependencies if read.header else ()
+    libraries = Libraries(listed, read.uses.package_use, read.uses.imports)
+    list(libraries.imports(read.uses.imports, read.uses.calls))
+    list(libraries.arguments(read.uses.calls))
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Return the CPU seconds of an action in this process."""
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+SCRIPT = """
+with open("outputs/result.txt", "w") as file:
+    file.write("done")
+"""
+CHECK = "submit --dry-run --platform local --output outputs --timeout 60 small.py"
+COMMANDS = {"a check": CHECK, "status": "status", "search": "search NCCL", "--version": "--version"}
+
+
+def seconds_of(argv: list[str], folder: Path) -> float:
+    """Return the CPU seconds of a command and of what it starts."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    env = {**os.environ, "GPUWARDEN_HOME": str(folder / "home")}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run compiles every module
+    subprocess.run(argv, cwd=folder, env=env, stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def show_commands(rounds: int) -> None:
+    """Measure whole commands, and print their ratios to compiling the same script."""
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as name:
+        folder = Path(name)
+        (folder / "small.py").write_text(SCRIPT, "utf-8")
+        compiling = [sys.executable, "-m", "py_compile", "small.py"]
+        argvs = {what: [sys.executable, "-m", "gpuwarden", *words.split()] for what, words in COMMANDS.items()}
+        for argv in (compiling, *argvs.values()):  # bytecode is written, and the ledger created
+            seconds_of(argv, folder)
+        ratios: dict[str, list[float]] = {what: [] for what in argvs}
+        for _ in range(rounds):
+            least = seconds_of(compiling, folder)
+            for what, argv in argvs.items():
+                ratios[what].append(seconds_of(argv, folder) / least)
+        for what, found in ratios.items():
+            print(f"gpuwarden {what:<10} {statistics.median(found):.1f} x python -m py_compile")
+
+
+def main() -> None:
+    """Measure and print."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--rounds", type=int, default=5)
+    rounds = ask.parse_args().rounds
+    paths = sorted((data_dir("skills") / "gpu-training" / "scripts").glob("*.py"))
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    first = seconds(lambda: check(texts[0]))
+    read = statistics.median(seconds(lambda t=t: check(t)) for _ in range(rounds) for t in texts)  # type: ignore[misc]
+    built = statistics.median(
+        seconds(lambda t=t: compile(t, "script", "exec"))  # type: ignore[misc]
+        for _ in range(rounds)
+        for t in texts
+    )
+    print(f"{len(texts)} scripts: {read:.3f} s of CPU at the median, the first {first:.3f} s")
+    print(f"  ratio to compile {read / built:.1f} x")
+    show_commands(rounds)
+
+
+if __name__ == "__main__":
+    main()

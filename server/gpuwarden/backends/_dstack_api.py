@@ -1,0 +1,336 @@
+"""Speak with a dstack server over its REST API: the parts of its replies that are read, a method for each question.
+
+dstack's Python package is not used. Its client sets no time limit, sends a request again after a lost connection, the
+one that starts a run included, and reserves ports and opens SSH tunnels by itself.
+
+Requests name no client version, so that the server answers in its own newest form. A server older than `OLDEST` is
+refused: it has other requests. A list of a project that the token may not see is empty, so the project is asked
+for by a request that refuses, before an empty list is believed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, Unreachable, WardenError
+from gpuwarden.core.models import Answer, Known
+from gpuwarden.core.sanitize import line
+from gpuwarden.providers._http import Api, ApiClient, ApiResponse, Ident, ResponseModel
+
+T = TypeVar("T")
+OLDEST: Final = (0, 21)
+"""The first version that this was read for. Its runs start in fleets only."""
+PAGE: Final = 100
+MAX_PAGES: Final = 100
+JOB, ATTEMPT, LEASE = "gpuwarden-job", "gpuwarden-attempt", "gpuwarden-lease"
+ENDED: Final = frozenset({"terminated", "failed", "done"})
+
+
+class InstanceType(ResponseModel):
+    """The hardware of an offer or of an instance."""
+
+    name: str = ""
+
+
+class Offer(ResponseModel):
+    """One machine that a run could get, and its price in USD an hour."""
+
+    backend: str
+    region: str
+    price: float
+    availability: str
+    instance: InstanceType
+
+
+class JobPlan(ResponseModel):
+    """The offers for one job of a run, in the order in which dstack tries them."""
+
+    offers: tuple[Offer, ...]
+
+
+class Plan(ResponseModel):
+    """A dry run."""
+
+    user: str
+    job_plans: tuple[JobPlan, ...]
+
+
+class Provisioned(ResponseModel):
+    """The machine that a submission got. `instance_id` is the cloud's own."""
+
+    backend: str
+    instance_id: str
+    region: str
+    price: float
+    hostname: str | None = None
+    instance_type: InstanceType = InstanceType()
+
+
+class Submission(ResponseModel):
+    """One start of a job. dstack makes another one where its own `retry` says so."""
+
+    id: Ident
+    status: str
+    submitted_at: str
+    finished_at: str | None = None
+    termination_reason: str | None = None
+    termination_reason_message: str | None = None
+    exit_status: int | None = None
+    job_provisioning_data: Provisioned | None = None
+
+
+class _Job(ResponseModel):
+    job_submissions: tuple[Submission, ...] = ()
+
+
+class _Configuration(ResponseModel):
+    tags: dict[str, str] | None = None
+
+
+class _Spec(ResponseModel):
+    run_name: str
+    configuration: _Configuration
+
+
+class _Fleet(ResponseModel):
+    name: str
+
+
+class Run(ResponseModel):
+    """One run. A name is given to another run once the first has ended; the id never is."""
+
+    id: Ident
+    project_name: str
+    user: str
+    submitted_at: str
+    status: str
+    status_message: str = ""
+    termination_reason: str | None = None
+    run_spec: _Spec
+    jobs: tuple[_Job, ...]
+    cost: float
+    fleet: _Fleet | None = None
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Return the run's labels."""
+        return self.run_spec.configuration.tags or {}
+
+    @property
+    def attempt(self) -> int:
+        """Return which attempt of gpuwarden's it is."""
+        text = self.tags.get(ATTEMPT, "1")
+        return int(text) if re.fullmatch(r"[1-9]\d{0,5}", text) else 1
+
+    @property
+    def ended(self) -> bool:
+        """Return whether dstack says that it has ended."""
+        return self.status in ENDED
+
+    @property
+    def submissions(self) -> tuple[Submission, ...]:
+        """Return the starts of the run's one job, oldest first."""
+        return self.jobs[0].job_submissions if self.jobs else ()
+
+    @property
+    def machine(self) -> Provisioned | None:
+        """Return the machine of the newest start."""
+        return self.submissions[-1].job_provisioning_data if self.submissions else None
+
+
+class FleetInstance(ResponseModel):
+    """One machine of a fleet."""
+
+    id: Ident
+    name: str
+    status: str
+    created: str
+    hostname: str | None = None
+    price: float | None = None
+    backend: str | None = None
+    region: str | None = None
+    fleet_name: str | None = None
+
+
+class Fleet(ResponseModel):
+    """A group of machines that runs are started on."""
+
+    name: str
+    instances: tuple[FleetInstance, ...]
+
+
+class Gateway(ResponseModel):
+    """A machine that publishes services, and bills for as long as it exists."""
+
+    id: Ident
+    name: str
+    status: str
+
+
+class LogEvent(ResponseModel):
+    """A piece of the log, in base64."""
+
+    message: str
+
+
+class Logs(ResponseModel):
+    """One page of a log. `next_token` is None on the last one."""
+
+    logs: tuple[LogEvent, ...]
+    next_token: str | None = None
+
+
+class _Info(ResponseModel):
+    server_version: str | None
+
+
+class _User(ResponseModel):
+    username: str  # the reply has the user's token and private key as well, which are not read
+
+
+def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
+    """Return the error of a refusal that dstack names by a code."""
+    if reply.status == 400 and reply.at("detail.0.code") == "resource_not_exists":
+        return NotFound(f"dstack has no such thing: {said}")
+    if reply.status == 404 and isinstance(reply.at("detail.msg"), str):
+        return NotFound("the dstack server has no such project", "Look at `dstack project list`.")
+    if reply.status == 403 and isinstance(reply.at("detail.msg"), str):
+        return AuthFailed(
+            f"dstack refused the token: {said}", "Check DSTACK_TOKEN, and that its user is a member of the project."
+        )
+    return None
+
+
+API: Final = Api(
+    platform="dstack",
+    url="http://127.0.0.1:3000",
+    url_variable="DSTACK_SERVER_URL",
+    key_variable="DSTACK_TOKEN",
+    refusal=_refusal,
+    says=("detail.0.msg", "detail.msg", "detail"),
+)
+
+
+class DstackServer:
+    """One server, as one user."""
+
+    def __init__(self, clock: Clock, env: Mapping[str, str] | None = None) -> None:
+        self._client = ApiClient(API, clock, os.environ if env is None else env)
+        self._version = ""
+
+    @property
+    def url(self) -> str:
+        """Return the server's address."""
+        return self._client.url
+
+    def digest(self, salt: str) -> str:
+        """Return a salted digest of the token in use and its address."""
+        return self._client.digest(salt)
+
+    async def _ask(self, path: str, shape: type[T], body: Mapping[str, Any], *, safe: bool = True) -> T:
+        await self.version()
+        return _told(await self._client.ask("POST", path, shape, body=dict(body), safe=safe))
+
+    async def version(self) -> str:
+        """Return the server's version, asked for once. Raises NotSupported for one that is too old."""
+        if not self._version:
+            path = "/api/server/get_info"
+            found = _told(await self._client.ask("POST", path, _Info, body={}, safe=True)).server_version or "dev"
+            parts = re.match(r"(\d{1,4})\.(\d{1,4})", found)
+            if parts is not None and (int(parts[1]), int(parts[2])) < OLDEST:
+                raise NotSupported(
+                    f"dstack {line(found, 40)} is too old: gpuwarden reads {OLDEST[0]}.{OLDEST[1]} and newer",
+                    "Update the dstack server.",
+                )
+            if parts is None and found != "dev":
+                raise BadReply(f"the dstack server calls its version {line(found, 40)}", "Is it dstack that answers?")
+            self._version = found
+        return self._version
+
+    async def user(self) -> str:
+        """Return the name of the token's user."""
+        return (await self._ask("/api/users/get_my_user", _User, {})).username
+
+    async def run_named(self, project: str, name: str) -> Run | None:
+        """Return the run that has a name now."""
+        return await self._one(project, {"run_name": name})
+
+    async def run_with_id(self, project: str, ident: str) -> Run | None:
+        """Return a run by its id, also one that was deleted; None where the project never had it."""
+        return await self._one(project, {"id": ident})
+
+    async def _one(self, project: str, body: Mapping[str, str]) -> Run | None:
+        try:
+            run = await self._ask(f"/api/project/{project}/runs/get", Run, body)
+        except NotFound as refusal:
+            if refusal.next_steps:  # the project itself is missing
+                raise
+            return None
+        if body not in ({"run_name": run.run_spec.run_name}, {"id": run.id}):
+            raise BadReply("dstack was asked for one run and answered with another", "Ask again.")
+        return run
+
+    async def runs(self, project: str, *, active: bool, since: float | None = None) -> list[Run]:
+        """Return a project's runs, newest first, all pages: those that have not ended, or all `since` a time."""
+        found: list[Run] = []
+        page: dict[str, Any] = {"project_name": project, "only_active": active, "limit": PAGE}
+        for _ in range(MAX_PAGES):
+            rows = await self._ask("/api/runs/list", tuple[Run, ...], page | {"job_submissions_limit": 10})
+            found += rows
+            if len(rows) < PAGE or (since is not None and (epoch(rows[-1].submitted_at) or since) < since):
+                if not found:
+                    await self.fleets(project)  # refuses where the project can't be seen, and its list is empty
+                return found
+            page |= {"prev_submitted_at": rows[-1].submitted_at, "prev_run_id": rows[-1].id}
+        raise BadReply(f"dstack lists more than {PAGE * MAX_PAGES:,} runs", "Delete old runs of the project.")
+
+    async def plan(self, project: str, spec: Mapping[str, Any]) -> Plan:
+        """Return what dstack would do with a run; nothing is started."""
+        return await self._ask(
+            f"/api/project/{project}/runs/get_plan", Plan, {"run_spec": dict(spec), "max_offers": 50}
+        )
+
+    async def apply(self, project: str, spec: Mapping[str, Any]) -> Run:
+        """Start a run. dstack refuses while one of that name is active, and deletes the record of one that ended."""
+        body = {"plan": {"run_spec": dict(spec), "current_resource": None}, "force": False}
+        return await self._ask(f"/api/project/{project}/runs/apply", Run, body, safe=False)
+
+    async def stop(self, project: str, name: str, *, abort: bool) -> None:
+        """Ask for a run's end. dstack answers nothing, also about a run that it does not have."""
+        body = {"runs_names": [name], "abort": abort}
+        await self._ask(f"/api/project/{project}/runs/stop", type(None), body)
+
+    async def fleets(self, project: str) -> tuple[Fleet, ...]:
+        """Return a project's fleets with their machines."""
+        return await self._ask(f"/api/project/{project}/fleets/list", tuple[Fleet, ...], {})
+
+    async def gateways(self, project: str) -> tuple[Gateway, ...]:
+        """Return a project's gateways."""
+        return await self._ask(f"/api/project/{project}/gateways/list", tuple[Gateway, ...], {})
+
+    async def logs(self, project: str, run: Run, submission: str, token: str | None) -> Logs:
+        """Return one page of a log."""
+        body: dict[str, Any] = {"run_name": run.run_spec.run_name, "job_submission_id": submission, "limit": 1000}
+        return await self._ask(
+            f"/api/project/{project}/logs/poll", Logs, body | ({"next_token": token} if token else {})
+        )
+
+
+def _told(answer: Answer[T]) -> T:
+    """Return what was answered. Raises Unreachable where nothing was, or in a form that nobody knows."""
+    if isinstance(answer, Known):
+        return answer.value
+    raise Unreachable(answer.why, "It may have been carried out; the next call finds that out.")
+
+
+def epoch(text: str | None) -> float | None:
+    """Return a time of dstack's in seconds since the epoch; None for anything else."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,67 @@
+"""Shared base of the backends whose engine starts the jobs, on machines that share a file system with one we reach.
+
+The runner's verbs, and all files, go through the backend of that reachable machine. Where a job is, the engine decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from gpuwarden.backends._runner import RunnerBackend
+from gpuwarden.backends.local import LocalBackend
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Answer, Artifact, Handle, Known, Place, Unknown
+from gpuwarden.core.sanitize import line
+
+
+class EngineBackend(RunnerBackend):
+    """Files and verbs by way of `files`. Subclasses supply it and `listed`, and start, observe and stop jobs."""
+
+    def files(self, place: Place) -> LocalBackend | SshBackend:
+        """Return the backend of the machine that reaches a place's run folders."""
+        raise NotImplementedError
+
+    async def listed(self, handle: Handle) -> Answer[bool]:
+        """Return whether the engine lists a job of this handle, or listed one that it can no longer be asked about."""
+        raise NotImplementedError
+
+    async def handle_of(self, place: Place, token: str) -> Handle:
+        """Return the handle of a token."""
+        return await self.files(place).handle_of(place, token)
+
+    async def find(self, place: Place, token: str) -> Answer[Handle | None]:
+        """Return the job of a token: one that the engine lists, or had and that left its status."""
+        try:
+            handle = await self.handle_of(place, token)
+            listed, seen = await self.listed(handle), await self._look([handle])
+        except WardenError as error:
+            return Unknown(error.message)
+        return listed if isinstance(listed, Unknown) else found(handle, seen[handle.run_dir], listed.value)
+
+    async def ask_lines(
+        self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
+    ) -> list[dict[str, Any]]:
+        """Run one of the runner's verbs where the files are reached."""
+        return await self.files(place).ask_lines(place, verb, run_dir, request, silence_s=silence_s)
+
+    async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
+        """Put a local file into a run folder."""
+        await self.files(handle.place).put_file(handle, name, content)
+
+    def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file's bytes from `offset`."""
+        return self.files(handle.place).read(handle, artifact, offset)
+
+    def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        """Stream many small files as one bundle."""
+        return self.files(handle.place).bundle(handle, artifacts)
+
+
+def found(handle: Handle, status: Mapping[str, Any], listed: bool) -> Answer[Handle | None]:
+    """Return the job of a token, from whether its engine lists it and the runner's look at its run folder."""
+    if status.get("folder") == "unreadable":
+        return Unknown(line(status.get("why")))
+    ran = status.get("folder") == "present" and status.get("token") == handle.token
+    return Known(handle if ran or listed else None)

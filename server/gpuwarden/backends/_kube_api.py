@@ -1,0 +1,316 @@
+"""Speak to a cluster's API server through the official client: one namespace, that of the context. Blocking.
+
+Replies are read as plain JSON: a list of another kind is BadReply, never an empty one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Final
+
+from gpuwarden.backends._kube_manifests import JOB, RUNS
+from gpuwarden.core.engine import Queue
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.sanitize import line
+
+CALL_S: Final = (10.0, 30.0)
+REPLY_S: Final = 120.0
+MOST_REPLY: Final = 256 << 20
+MAX_PAGES: Final = 200
+PAGE: Final = 500
+EXEC_PROTOCOL: Final = "v5.channel.k8s.io"
+RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
+    ("batch", "jobs"): ("create", "get", "list", "delete"),
+    ("", "pods"): ("create", "get", "list", "delete"),
+    ("", "pods/exec"): ("create", "get"),
+    ("", "secrets"): ("create",),
+    ("", "persistentvolumeclaims"): ("list",),
+}
+"""By group and resource: the verbs that are needed, all in one namespace. docs/kubernetes-rights.yaml grants them."""
+KUEUE_RIGHTS: Final = {("kueue.x-k8s.io", "localqueues"): ("get",)}
+"""Rights to look at a queue of Kueue before a job is sent to it. Without them the queue is unknown."""
+
+
+class KubeApi:
+    """One context of the user's configuration."""
+
+    def __init__(self, context: str) -> None:
+        self.context = context
+
+    @cached_property
+    def _configured(self) -> tuple[Any, str]:
+        """Return the client and the namespace of the context."""
+        from kubernetes import client, config
+        from yaml import YAMLError
+
+        configuration = client.Configuration()
+        try:
+            contexts, _ = config.list_kube_config_contexts()
+            found = next((c for c in contexts if c["name"] == self.context), None)
+            if found is None:
+                names = line(", ".join(sorted(str(c["name"]) for c in contexts)), 300)
+                raise NotFound(f"the Kubernetes configuration has no context {self.context}", f"It has {names}.")
+            config.load_kube_config(context=self.context, client_configuration=configuration)
+        except (config.ConfigException, YAMLError, OSError, TypeError, KeyError, ValueError, AttributeError) as error:
+            raise BadRequest(f"the Kubernetes configuration can't be read: {line(error, 300)}") from error
+        configuration.retries = False  # read where a client is made: a request is not sent twice, nor to another host
+        return client.ApiClient(configuration), str(found["context"].get("namespace") or "default")
+
+    def close(self) -> None:
+        """Close the connections that were made."""
+        if "_configured" in self.__dict__:
+            self._configured[0].rest_client.pool_manager.clear()
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace of the context."""
+        return self._configured[1]
+
+    @cached_property
+    def core(self) -> Any:
+        """Return the client for pods, claims and secrets."""
+        from kubernetes import client
+
+        return client.CoreV1Api(self._configured[0])
+
+    @cached_property
+    def batch(self) -> Any:
+        """Return the client for jobs."""
+        from kubernetes import client
+
+        return client.BatchV1Api(self._configured[0])
+
+    def missing_rights(self) -> list[str]:
+        """Return the rights that the namespace does not give; none where the cluster can't list all that it gives."""
+        from kubernetes import client
+
+        ask = client.AuthorizationV1Api(self._configured[0]).create_self_subject_rules_review
+        kind = "SelfSubjectRulesReview"
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": {"namespace": self.namespace}}
+        found = self._call(ask, "", body=body)
+        status = found.get("status")
+        status = status if isinstance(status, dict) and found.get("kind") == kind else {}
+        rules = status.get("resourceRules")
+        if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+            raise BadReply(f"the cluster {self.context} lists rights in a form that is not known", "Try again.")
+        if status.get("incomplete"):
+            return []
+        return [
+            f"{verb} {resource}"
+            for (group, resource), verbs in RIGHTS.items()
+            for verb in verbs
+            if not any(_grants(rule, group, resource, verb) for rule in rules)
+        ]
+
+    def claim(self, uid: str = "") -> dict[str, Any]:
+        """Return the claim that run folders go to: the one that carries our label, or for an older job its own."""
+        if uid:
+            every = self._list(self.core.list_namespaced_persistent_volume_claim, "PersistentVolumeClaimList", "")
+            own = next((claim for claim in every if claim["metadata"]["uid"] == uid), None)
+            if own is None:
+                raise NotFound(f"the claim {uid}, which has the job's files, is not in {self.namespace}")
+            return own
+        found = self._list(self.core.list_namespaced_persistent_volume_claim, "PersistentVolumeClaimList", RUNS)
+        if len(found) != 1:
+            how = f"kubectl --context {self.context} label pvc NAME {RUNS}=yes"
+            many = "has no claim" if not found else f"has {len(found)} claims"
+            raise BadRequest(f"the namespace {self.namespace} {many} with the label {RUNS}", f"Choose one: `{how}`")
+        return found[0]
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return all jobs that carry our label, in one list."""
+        return self._list(self.batch.list_namespaced_job, "JobList", JOB)
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Return the pods of these jobs."""
+        return self._list(self.core.list_namespaced_pod, "PodList", JOB)
+
+    def job(self, name: str) -> dict[str, Any] | None:
+        """Return one job, None where there is none of that name."""
+        return self._one(self.batch.read_namespaced_job, name, "Job")
+
+    def pod(self, name: str) -> dict[str, Any] | None:
+        """Return one pod, None where there is none of that name."""
+        return self._one(self.core.read_namespaced_pod, name, "Pod")
+
+    def local_queue(self, name: str) -> Queue | None:
+        """Return a queue of Kueue as it is now; None where Kueue has none of that name."""
+        from kubernetes import client
+
+        ask = client.CustomObjectsApi(self._configured[0]).get_namespaced_custom_object
+        where = {"group": "kueue.x-k8s.io", "version": "v1beta1", "plural": "localqueues"}
+        queue = Queue(name=name, default=True, preempts="requeue")
+        try:
+            found = self._call(ask, "LocalQueue", namespace=self.namespace, name=name, **where)
+        except AuthFailed:
+            return queue
+        except NotFound as error:  # of this queue, or of this version of Kueue's interface
+            return None if f'"{name}" not found' in error.message else queue
+        active = [c for c in rows_in(part_of(found, "status"), "conditions") if c.get("type") == "Active"]
+        stops = str(part_of(found, "spec").get("stopPolicy")) != "None"
+        closed = stops or any(c.get("status") == "False" for c in active)
+        state = "stopped" if stops else line(" ".join(str(c.get("message") or "") for c in active), 200)
+        return queue.model_copy(update={"open": False if closed else True if active else None, "state": state})
+
+    def create(self, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Create an object. Raises Conflict where its name is taken, BadRequest where the cluster refuses it."""
+        kind = str(body["kind"])
+        ways = {
+            "Job": lambda: self.batch.create_namespaced_job,
+            "Pod": lambda: self.core.create_namespaced_pod,
+            "Secret": lambda: self.core.create_namespaced_secret,
+        }
+        extra = {"dry_run": "All"} if dry_run else {}
+        return self._call(ways[kind](), kind, namespace=self.namespace, body=dict(body), **extra)
+
+    def delete_job(self, name: str, uid: str) -> None:
+        """Delete a job and its pods, which end with their grace; only the object of that uid."""
+        self._delete(self.batch.delete_namespaced_job, name, uid)
+
+    def delete_pod(self, name: str, uid: str) -> None:
+        """Delete a pod, only the object of that uid."""
+        self._delete(self.core.delete_namespaced_pod, name, uid)
+
+    def exec(self, pod: str, container: str, command: list[str]) -> Any:
+        """Start a command in a pod and return its open WebSocket. Raises OSError where it opens none."""
+        from kubernetes import client
+        from kubernetes.stream import stream
+
+        # The client's own class for a stream changes the API object that it is given, so this one is not shared.
+        api = client.CoreV1Api(client.ApiClient(self._configured[0].configuration))
+        try:
+            opened = stream(
+                api.connect_get_namespaced_pod_exec, pod, self.namespace, container=container, command=command,
+                stdin=True, stdout=True, stderr=True, tty=False, binary=True, _preload_content=False,
+            )  # fmt: skip
+        except (client.ApiException, OSError, AttributeError) as error:
+            # The client of version 36 raises AttributeError instead of ApiException, which then has no body.
+            raise ConnectionError(f"the pod {pod} starts no command: {line(error, 300)}") from error
+        if opened.subprotocol != EXEC_PROTOCOL:
+            opened.close()
+            raise NotSupported("the cluster can't end a command's input", "gpuwarden needs Kubernetes 1.30 or newer.")
+        return opened
+
+    # -------------------------------------------------------------------------------------------------------- calls
+
+    def _list(self, ask: Callable[..., Any], kind: str, selector: str) -> list[dict[str, Any]]:
+        """Return every page of a list."""
+        rows: list[dict[str, Any]] = []
+        more: dict[str, str] = {}
+        for _ in range(MAX_PAGES):
+            page = self._call(ask, kind, namespace=self.namespace, label_selector=selector, limit=PAGE, **more)
+            items, about = page.get("items"), page.get("metadata")
+            if not isinstance(items, list) or not isinstance(about, dict) or not all(map(_is_object, items)):
+                raise BadReply(f"the cluster's {kind} came in a form that is not known", "Nothing is concluded.")
+            rows += items
+            if not about.get("continue"):
+                return rows
+            more = {"_continue": str(about["continue"])}
+        raise BadReply(f"the cluster's {kind} has no end", "Delete old jobs of gpuwarden's there.")
+
+    def _one(self, ask: Callable[..., Any], name: str, kind: str) -> dict[str, Any] | None:
+        try:
+            return self._call(ask, kind, name=name, namespace=self.namespace)
+        except NotFound:
+            return None
+
+    def _delete(self, ask: Callable[..., Any], name: str, uid: str) -> None:
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Foreground"}
+        try:
+            self._call(ask, "", name=name, namespace=self.namespace, body=body)
+        except (NotFound, Conflict):  # it is gone, or another object has its name
+            return
+
+    def _call(self, ask: Callable[..., Any], kind: str, **given: Any) -> dict[str, Any]:
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            raw = _whole(ask(**given, _preload_content=False, _request_timeout=CALL_S))
+        except ApiException as refused:
+            raise _error(refused, self.context) from refused
+        except (HTTPError, OSError) as lost:
+            raise Unreachable(
+                f"the cluster {self.context} does not answer: {line(lost, 300)}", "It may have been carried out."
+            ) from lost
+        try:
+            found = json.loads(raw)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or (kind and found.get("kind") != kind):
+            raise BadReply(
+                f"the cluster {self.context} answered something else than a {kind or 'status'}", "Try again."
+            )
+        if kind and not kind.endswith("List") and not _is_object(found):
+            raise BadReply(f"the cluster {self.context} answered a {kind} without a name", "Try again.")
+        return found
+
+
+def _whole(response: Any) -> bytes:
+    """Read a reply that has an end in size and in time. Raises OSError for one without."""
+    raw, end = bytearray(), time.monotonic() + REPLY_S
+    for piece in response.stream(1 << 20):
+        raw += piece
+        if len(raw) > MOST_REPLY or time.monotonic() > end:
+            response.close()
+            raise OSError(f"its reply does not end: {len(raw):,} bytes in {REPLY_S:.0f} s")
+    return bytes(raw)
+
+
+def _grants(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bool:
+    """Return whether a rule grants a right on every object of a kind; one on named objects does not count."""
+    any_of = ("*", f"*/{resource.partition('/')[2]}", resource)
+    asked = {"apiGroups": ("*", group), "resources": any_of, "verbs": ("*", verb)}
+    return not rule.get("resourceNames") and all(
+        any(word in words for word in (rule.get(key) or ())) for key, words in asked.items()
+    )
+
+
+def part_of(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a part of an object, {} where it has none. Raises BadReply for a part of another type."""
+    found = whole.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise BadReply(f"the cluster's {key} came in a form that is not known", "Nothing is concluded.")
+    return found or {}
+
+
+def rows_in(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the rows of a part of an object, [] where it has none. Raises BadReply for rows of another type."""
+    found = whole.get(key)
+    if found is not None and not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
+        raise BadReply(f"the cluster's {key} came in a form that is not known", "Nothing is concluded.")
+    return found or []
+
+
+def _is_object(found: object) -> bool:
+    """Return whether this is an object of a cluster, whose parts have the types that are read."""
+    if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
+        return False
+    about = found["metadata"]
+    named = all(isinstance(about.get(key), str) for key in ("name", "uid"))
+    words = all(isinstance(about.get(key, {}), dict) for key in ("labels", "annotations"))
+    return named and words and all(isinstance(found.get(part, {}), dict) for part in ("spec", "status"))
+
+
+def _error(refused: Any, context: str) -> Exception:
+    """Return the error that a status of the API server means."""
+    try:
+        said = json.loads(refused.body)["message"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        said = refused.reason
+    words, code = line(said or "no reason given", 500), refused.status
+    if code in {401, 403}:
+        return AuthFailed(
+            f"the cluster {context} does not allow it: {words}", "docs/kubernetes-rights.yaml has the rights it needs."
+        )
+    if code == 404:
+        return NotFound(f"the cluster {context} has no such object: {words}")
+    if code == 409:
+        return Conflict(f"the cluster {context} has that name already: {words}", do(Action.CHECK))
+    if code in {400, 422}:
+        return BadRequest(f"the cluster {context} refused the job: {words}", "Change what it refuses, then try again.")
+    return Unreachable(f"the cluster {context} does not answer: {words}", "It may have been carried out; try again.")

@@ -1,0 +1,92 @@
+"""Build an array of jobs as one Indexed Job: each index is one task, with its own run folder and its own secrets.
+
+The tasks are in an annotation, in the order of their indexes. A pod gets its index from the job controller and looks up
+its folder among the container's arguments. An interrupted index gets another pod; one that failed or was canceled ends
+and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gpuwarden.backends import _kube_manifests as manifests
+from gpuwarden.backends._kube_manifests import Manifest
+from gpuwarden.backends.base import ArrayTask, check_tasks
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.models import Handle
+
+MOST_TASKS: Final = 1_000
+"""More would not fit into one object of a cluster: each has its token, its folder and its secrets in there."""
+MOST_SECRETS: Final = 900_000
+TASKS: Final = "gpuwarden.dev/tasks"
+ORDER: Final = "/var/run/gpuwarden/order"
+CANCELED: Final = 130
+"""The runner's exit code of a canceled index. It ends the index; 143 would let the cluster repeat it."""
+INDEX: Final = "JOB_COMPLETION_INDEX"
+"""The variable that the job controller puts into the containers of an Indexed Job."""
+_START: Final = """shift $((2 * JOB_COMPLETION_INDEX)) || exit 2
+{order}exec python3 -I -S "$1/{runner}" allot "$1" <<END_OF_REQUEST
+{{"attempt": $2, "id": "{pod}", "codes": {{"canceled": {canceled}}}}}
+END_OF_REQUEST
+"""
+
+
+def array_name(token: str) -> str:
+    """Return the name of an array's job."""
+    return f"{manifests.stem_of(token)}-array"
+
+
+def check_array(tasks: Sequence[ArrayTask]) -> None:
+    """Raise BadRequest for tasks that can't be one array."""
+    check_tasks(tasks, _asked)
+    if len(tasks) > MOST_TASKS:
+        raise BadRequest(f"an array on Kubernetes has at most {MOST_TASKS:,} tasks, not {len(tasks):,}", "Split it up.")
+    if sum(len(json.dumps(dict(task.secrets))) for task in tasks) > MOST_SECRETS:
+        raise BadRequest("the secrets of an array are too large for one secret of a cluster", "Split the array up.")
+
+
+def _asked(task: ArrayTask) -> tuple[Manifest, int]:
+    restarts = task.spec.max_restarts if task.attempt == 1 else 0
+    return manifests.pod_spec(task.spec, {"metadata": {"name": ""}}, ""), restarts
+
+
+def orders_of(job: Mapping[str, Any], tasks: Sequence[ArrayTask]) -> dict[str, str]:
+    """Return the secrets of an array's job by its indexes; none where no task has any, or not all tasks are given."""
+    given = {task.token: task.secrets for task in tasks}
+    tokens = [row[0] for row in json.loads(job["metadata"]["annotations"][TASKS])]
+    if not any(given.values()) or not given.keys() >= set(tokens):
+        return {}
+    return {str(index): json.dumps(dict(given[token])) for index, token in enumerate(tokens)}
+
+
+def array_manifest(
+    tasks: Sequence[ArrayTask], token: str, runner: str, handles: Sequence[Handle], claim: Mapping[str, Any],
+    *, at_once: int,
+) -> Manifest:  # fmt: skip
+    """Return the job of an array. `runner` is the name of the runner's file in each run folder."""
+    name, mount = array_name(token), handles[0].run_dir.rpartition("/")[0]
+    pod = manifests.pod_spec(tasks[0].spec, claim, mount)
+    container, order = pod["containers"][0], ""
+    if any(task.secrets for task in tasks):
+        order = f'GPUWARDEN_ORDER="$(cat {ORDER})" || exit 2\nexport GPUWARDEN_ORDER\n'
+        own = {"name": "orders", "mountPath": ORDER, "subPathExpr": f"$({INDEX})", "readOnly": True}
+        pod["volumes"].append({"name": "orders", "secret": {"secretName": name}})
+        container["volumeMounts"].append(own)
+    start = _START.format(order=order, runner=runner, pod=manifests.POD_ID, canceled=CANCELED)
+    container["command"] = ["/bin/sh", "-c", start, "sh"]
+    container["args"] = [
+        word for task, handle in zip(tasks, handles, strict=True) for word in (handle.run_dir, str(task.attempt))
+    ]
+    listed = [[task.token, handle.run_dir, task.attempt] for task, handle in zip(tasks, handles, strict=True)]
+    more = {
+        "completionMode": "Indexed",
+        "completions": len(tasks),
+        "parallelism": max(1, min(at_once, len(tasks))),
+        "backoffLimitPerIndex": _asked(tasks[0])[1],
+        "podFailurePolicy": manifests.policy("FailIndex"),
+    }
+    labels = {**manifests.OWNER, manifests.JOB: manifests.stem_of(token)}
+    notes = {manifests.TOKEN: token, TASKS: json.dumps(listed)}
+    return manifests.whole_job(tasks[0].spec, name, labels, notes, pod, more)

@@ -1,0 +1,217 @@
+"""Commands in a pod, as the connection of `remote.ssh.link`: files and the runner are reached as on any machine.
+
+Each command has its WebSocket to the API server. Frames are read one at a time: a large file never piles up
+here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from gpuwarden.backends import _kube_manifests as manifests
+from gpuwarden.backends._kube_api import KubeApi, part_of, rows_in
+from gpuwarden.core.errors import Conflict, Unreachable
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote.ssh.host_keys import HostKey
+from gpuwarden.remote.ssh.mux import TICK_S
+
+STDIN, STDOUT, STDERR, STATUS, CLOSED = 0, 1, 2, 3, 255
+PIECE: Final = 1 << 16
+SEND_S: Final = 60.0
+START_S: Final = 180.0
+LOOK_S: Final = 0.2
+MOST_IN_URL: Final = 2_000
+"""Bytes of a command that go into the request's URL, which proxies bound to 8 KiB; a longer one goes over stdin."""
+MOST_LEAVING: Final = 6
+"""Count of pods for files that may be leaving at a time: those of lost nodes stay until the node is deleted."""
+
+
+class PodChannel:
+    """One command in a pod."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened, self._socket = opened, opened.sock
+        self._out, self._err = bytearray(), bytearray()
+        self._status: dict[str, Any] | None = None
+        self._ended = self._over = False
+
+    def send(self, data: memoryview) -> int:
+        """Send to stdin."""
+        if self._status is not None:
+            raise BrokenPipeError("the command has ended")
+        piece = bytes(data[:PIECE])
+        self._socket.settimeout(SEND_S)
+        self._told(lambda: self._opened.write_channel(STDIN, piece))
+        return len(piece)
+
+    def end_input(self) -> None:
+        """Close stdin."""
+        self._told(lambda: self._opened.close_channel(STDIN))
+
+    def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
+        """Read what stdout has; 0 at its end."""
+        while not self._out:
+            if self._ended or self._status is not None:
+                return 0
+            if self._over:
+                raise ConnectionError("the cluster closed the connection before the command ended")
+            self._frame(wait_s)
+        count = min(len(buffer), len(self._out))
+        buffer[:count] = self._out[:count]
+        del self._out[:count]
+        return count
+
+    def errors(self) -> bytes:
+        """Return what stderr had since the last call."""
+        said, self._err = bytes(self._err), bytearray()
+        return said
+
+    def exited(self) -> bool:
+        """Return whether the command's end is known."""
+        return self._status is not None or self._over
+
+    def code(self) -> int | None:
+        """Return the exit code."""
+        while self._status is None:
+            if self._over:
+                raise ConnectionError("the cluster closed the connection before the command ended")
+            self._frame(TICK_S)
+        if self._status.get("status") == "Success":
+            return 0
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            for cause in self._status["details"]["causes"]:
+                if cause.get("reason") == "ExitCode":
+                    return int(cause["message"])
+        raise ConnectionError(f"the pod did not run the command: {line(self._status.get('message'), 300)}")
+
+    def close(self) -> None:
+        """Leave the command."""
+        with suppress(Exception):
+            self._socket.shutdown()
+
+    def _frame(self, wait_s: float) -> None:
+        """Take one frame. Raises TimeoutError where none came in time."""
+        from websocket import ABNF, WebSocketException, WebSocketTimeoutException
+
+        self._socket.settimeout(max(wait_s, 0.001))
+        try:
+            opcode, frame = self._socket.recv_data_frame(True)
+        except WebSocketTimeoutException as late:
+            raise TimeoutError from late
+        except (WebSocketException, OSError):
+            self._over = True
+            return
+        if opcode == ABNF.OPCODE_CLOSE:
+            self._over = True
+        elif opcode in {ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT} and frame.data:
+            self._sort(frame.data[0], bytes(frame.data[1:]))
+
+    def _sort(self, channel: int, data: bytes) -> None:
+        if channel == STDOUT:
+            self._out += data
+        elif channel == STDERR:
+            self._err += data
+        elif channel == CLOSED and data[:1] == bytes([STDOUT]):
+            self._ended = True
+        elif channel == STATUS:
+            try:
+                found = json.loads(data)
+            except (ValueError, RecursionError):
+                found = None
+            self._status = found if isinstance(found, dict) else {"message": "its status is not understood"}
+
+    def _told(self, send: Any) -> None:
+        """Turn the errors of a lost WebSocket into those of a connection."""
+        from websocket import WebSocketException
+
+        try:
+            send()
+        except (WebSocketException, OSError) as lost:
+            raise ConnectionError(f"the cluster took no input: {line(lost, 200)}") from lost
+
+
+def claim_key(claim: dict[str, Any]) -> HostKey:
+    """Return what identifies a claim, in the form of a host's key: its uid, which no later claim of its name has."""
+    uid = base64.b64encode(str(claim["metadata"]["uid"]).encode()).decode()
+    return HostKey(f"kubernetes-claim {uid}", first_contact=True)
+
+
+def claim_uid(pin: str | None) -> str:
+    """Return the uid of the claim that a key identifies; "" without a key."""
+    return base64.b64decode(pin.partition(" ")[2]).decode() if pin else ""
+
+
+class PodConnection:
+    """The pod for a claim's files, found or made, and ready."""
+
+    def __init__(self, api: KubeApi, mount: str, pin: str | None) -> None:
+        claim = api.claim(claim_uid(pin))
+        self._api, self._pod = api, _ready(api, claim, mount)
+        self.key = claim_key(claim)
+        self.alive = True
+
+    def open_channel(self, command: bytes) -> PodChannel:
+        """Start a command line."""
+        line, rest = command, b""
+        if len(command) > MOST_IN_URL:  # dd reads that much and no byte of what follows
+            line, rest = b'eval "$(dd bs=1 count=%d 2>/dev/null)"' % len(command), command
+        try:
+            words = ["/bin/sh", "-c", line.decode("utf-8", "surrogateescape")]
+            channel = PodChannel(self._api.exec(self._pod, manifests.MAIN, words))
+            while rest:
+                rest = rest[channel.send(memoryview(rest)) :]
+            return channel
+        except OSError:
+            self.alive = False  # the pod may be gone; the next connection makes one
+            raise
+
+    def close(self) -> None:
+        """Leave the pod, which ends by itself."""
+        self.alive = False
+
+
+def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
+    """Return the name of the pod for files, once it runs. One that leaves is passed by: its node may never answer."""
+    wanted = manifests.files_manifest(claim, mount)
+    first, end = str(wanted["metadata"]["name"]), time.monotonic() + START_S
+    names, why = [first, *(f"{first}-{n}" for n in range(2, MOST_LEAVING))], "all pods of that name are leaving"
+    while time.monotonic() < end:
+        pods = ((name, api.pod(name)) for name in names)
+        name, pod = next(
+            ((name, pod) for name, pod in pods if pod is None or not pod["metadata"].get("deletionTimestamp")),
+            ("", None),
+        )
+        if pod is None:
+            with suppress(Conflict):
+                if name:
+                    api.create({**wanted, "metadata": {**wanted["metadata"], "name": name}})
+            time.sleep(LOOK_S)
+            continue
+        about, status = pod["metadata"], part_of(pod, "status")
+        if part_of(about, "annotations").get(manifests.RUN_DIR) != mount:
+            raise Conflict(f"the pod {name} is for another folder than {mount}", "Delete it, then try again.")
+        if status.get("phase") == "Running":
+            return name
+        if str(status.get("phase")) in {"Succeeded", "Failed"}:
+            api.delete_pod(name, about["uid"])
+        why = waits_for(pod) or str(status.get("phase"))
+        time.sleep(LOOK_S)
+    raise Unreachable(f"the pod {first}, which reaches the files, does not start: {why}", "Look at its events.")
+
+
+def waits_for(pod: Mapping[str, Any]) -> str:
+    """Return what a pod waits for, in the cluster's words; "" where it does not wait."""
+    status = part_of(pod, "status")
+    for container in rows_in(status, "containerStatuses"):
+        waiting = part_of(part_of(container, "state"), "waiting")
+        if waiting:
+            return line(f"{waiting.get('reason')} {waiting.get('message') or ''}", 200)
+    for condition in rows_in(status, "conditions"):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return line(condition.get("message") or condition.get("reason"), 200)
+    return ""

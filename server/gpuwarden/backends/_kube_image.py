@@ -1,0 +1,56 @@
+"""Read from the name of a public image whether it has Python, of which version, and which packages.
+
+Nothing is fetched. The names are those of Docker Hub's own images, and of images whose tags are versions; of every
+other image nothing is known.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import Version
+
+from gpuwarden.core.readiness import Needs, Readiness, Uv
+from gpuwarden.scripts.ecosystem_tables import canonical_name
+from gpuwarden.scripts.script import Header, versions_allowed
+
+_HUB: Final = r"(?:(?:docker\.io|index\.docker\.io|registry-1\.docker\.io)/)?"
+_PYTHON: Final = re.compile(rf"{_HUB}(?:library/)?python:(\d+)\.(\d+)(?:\.\d+)?(?:-[\w.-]+)?(?:@sha256:\w+)?")
+_UV: Final = re.compile(r"ghcr\.io/astral-sh/uv:(?:[\d.]+-)?python(\d+)\.(\d+)-[\w.-]+(?:@sha256:\w+)?")
+_TORCH: Final = re.compile(rf"{_HUB}pytorch/pytorch:(\d+\.\d+\.\d+)-cuda[\w.-]+(?:@sha256:\w+)?")
+_WITHOUT: Final = re.compile(
+    rf"{_HUB}nvidia/cuda:[\d.]+-(?:base|(?:cudnn\d*-)?runtime)-[\w.]+(?:@sha256:\w+)?|{_HUB}(?:library/)?(?:ubuntu|debian|alpine|busybox)(?::[\w.-]+)?(?:@sha256:\w+)?"
+)
+_INSTALLERS: Final = frozenset({"pip", "setuptools", "wheel", "uv"})
+
+
+def image_readiness(image: str, needs: Needs) -> Readiness:
+    """Return what an image surely lacks of what a script asks for. A pod's script starts by `python3`, never by uv."""
+    where = f"in the image {image}"
+    if _WITHOUT.fullmatch(image):
+        return Readiness(where=where, uv=Uv.UNUSED, no_python=True)
+    lacking, python, modules = list[str](), "", tuple[str, ...]()
+    if plain := _PYTHON.fullmatch(image) or _UV.fullmatch(image):
+        python = f"{plain[1]}.{plain[2]}"
+        allowed = versions_allowed(Header((), needs.requires_python))
+        if allowed and (int(plain[1]), int(plain[2])) not in allowed:
+            lacking.append(f"Python {needs.requires_python}")
+        modules = () if "PYTHONPATH" in needs.env else needs.modules
+        lacking += [text for text in needs.dependencies if (asked := _asked(text)) and asked.name not in _INSTALLERS]
+    elif built := _TORCH.fullmatch(image):
+        for text in needs.dependencies:
+            asked = _asked(text)
+            if asked and canonical_name(asked.name) == "torch" and Version(built[1]) not in asked.specifier:
+                lacking.append(text)
+    return Readiness(where=where, uv=Uv.UNUSED, python=python, unmet=tuple(lacking), no_modules=modules)
+
+
+def _asked(text: str) -> Requirement | None:
+    """Return a requirement; None for one that is not understood, or that only some machines have."""
+    try:
+        asked = Requirement(text)
+    except InvalidRequirement:
+        return None
+    return None if asked.marker else asked

@@ -1,0 +1,73 @@
+"""The options of a Kubernetes job, and what the cluster is asked for. Every option is a word or a list of words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field, ValidationError, field_validator
+
+from gpuwarden.core.engine import Asked
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.models import Frozen, JobSpec
+from gpuwarden.core.sanitize import line
+
+IMAGE: Final = "python:3.12-slim"
+"""The image of the pod that reads and writes files, unless the claim names another."""
+ANY_GPU: Final = frozenset({"gpu", "any"})
+ROOM_S: Final = 240
+"""Time of a pod beyond the job's time limit: to start, and to save."""
+
+_Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+_Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,499}$")]
+_Resource = Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,200}/[A-Za-z0-9._-]{1,63}$")]
+_Pair = Annotated[str, Field(pattern=r"^[A-Za-z0-9./_-]{1,253}=[A-Za-z0-9._-]{0,63}$")]
+_Taint = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9./_-]{1,253}(=[A-Za-z0-9._-]{0,63})?:(NoSchedule|PreferNoSchedule|NoExecute)$")
+]
+
+
+class KubernetesOptions(Frozen):
+    """Options that only Kubernetes has. Only `image` has to be there."""
+
+    image: _Image
+    cpus: int | None = Field(default=None, ge=1, le=1_000)
+    memory_gb: int | None = Field(default=None, ge=1, le=100_000)
+    shm_gb: int | None = Field(default=None, ge=1, le=10_000)
+    gpu_resource: _Resource = "nvidia.com/gpu"
+    node_selector: tuple[_Pair, ...] = Field(default=(), max_length=32)
+    tolerations: tuple[_Taint, ...] = Field(default=(), max_length=32)
+    queue: _Name | None = None
+    priority_class: _Name | None = None
+    service_account: _Name | None = None
+    pull_secret: _Name | None = None
+
+    @field_validator("node_selector", "tolerations", mode="before")
+    @classmethod
+    def _one(cls, words: object) -> object:
+        return (words,) if isinstance(words, str) else words
+
+
+def read_options(spec: JobSpec) -> KubernetesOptions:
+    """Return a spec's options. Raises BadRequest with what is wrong, and the options that there are."""
+    try:
+        return KubernetesOptions.model_validate(spec.options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(("options", *map(str, first["loc"])))
+        raise BadRequest(
+            f"{line(where, 80)}: {first['msg']}", f"Kubernetes takes {', '.join(KubernetesOptions.model_fields)}."
+        ) from None
+
+
+def asked_of(spec: JobSpec, namespace: str) -> Asked:
+    """Return what the cluster is asked for; the queue is the namespace, or Kueue's in it."""
+    options = read_options(spec)
+    any_type = spec.gpu is None or spec.gpu.lower() in ANY_GPU
+    return Asked(
+        queue=options.queue or namespace,
+        walltime_s=spec.timeout_s + ROOM_S if spec.timeout_s else None,
+        cpus=options.cpus,
+        memory_mb=options.memory_gb * 1024 if options.memory_gb else None,
+        gpu="" if any_type else str(spec.gpu),
+        gpus=spec.gpu_count if spec.gpu else 0,
+    )

@@ -1,0 +1,233 @@
+"""Combine a Kubernetes Job and its pods into one row.
+
+The row has Slurm's names of states, such as PENDING and COMPLETED, so that `_slurm_observation` compares it with the
+runner's status as it compares a job of Slurm. An array is one Indexed Job, and each of its indexes becomes a row. A Job
+whose annotations have another token or run folder was made by another tool, and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from gpuwarden.backends._kube_api import part_of, rows_in
+from gpuwarden.backends._kube_arrays import MOST_TASKS, TASKS
+from gpuwarden.backends._kube_exec import waits_for
+from gpuwarden.backends._kube_manifests import ATTEMPT, KUEUE, MAIN, RUN_DIR, TOKEN, stem_of
+from gpuwarden.backends._slurm_rows import Row
+from gpuwarden.core.errors import BadReply
+from gpuwarden.core.models import Allocation, Handle
+from gpuwarden.core.sanitize import line
+
+_LIMITS: Final = frozenset({"DeadlineExceeded"})
+_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+_ATTEMPT: Final = re.compile(r"[1-9]\d{0,8}")
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True)
+class KubeRow(Row):
+    """One job, or one task of an array: the object that has it, and its pods that have not ended."""
+
+    token: str = ""
+    job: str = ""
+    uid: str = ""
+    index: int | None = None
+    pods: tuple[tuple[str, str], ...] = ()
+    """Their names and uids."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What an object of the cluster says of one job in it."""
+
+    token: str
+    run_dir: str
+    attempt: int
+    index: int | None = None
+
+
+def is_of(job: Mapping[str, Any], handle: Handle) -> bool:
+    """Return whether a job of the cluster is that of a handle, or an array with a task of it."""
+    return any((task.token, task.run_dir) == (handle.token, handle.run_dir) for task in _tasks(job))
+
+
+def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
+    """Yield the tasks of a job, a single one where it is not an array. Raises BadReply for an array in another form."""
+    notes = part_of(job["metadata"], "annotations")
+    if TASKS not in notes:
+        attempt = str(part_of(job["metadata"], "labels").get(ATTEMPT))
+        yield _Task(str(notes.get(TOKEN)), str(notes.get(RUN_DIR)), int(attempt) if _ATTEMPT.fullmatch(attempt) else 0)
+        return
+    try:
+        listed = json.loads(notes[TASKS])
+        for index, (token, run_dir, attempt) in enumerate(listed):
+            yield _Task(str(token), str(run_dir), int(attempt), index)
+    except (ValueError, TypeError, RecursionError) as error:
+        name = line(job["metadata"]["name"])
+        raise BadReply(f"the array {name} lists its tasks in another form", "Nothing is concluded from it.") from error
+
+
+def rows_of(
+    jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], handles: Iterable[Handle]
+) -> dict[str, KubeRow]:
+    """Return the row of each handle's newest attempt, by token."""
+    known = {(h.token, h.run_dir) for h in handles}
+    owned: dict[str, list[Mapping[str, Any]]] = {}
+    for pod in pods:
+        for owner in rows_in(pod["metadata"], "ownerReferences"):
+            if owner.get("controller"):
+                owned.setdefault(str(owner.get("uid")), []).append(pod)
+    rows: dict[str, KubeRow] = {}
+    for job in jobs:
+        tasks = [task for task in _tasks(job) if (task.token, task.run_dir) in known]
+        if not tasks:
+            continue
+        by_index: dict[int | None, list[Mapping[str, Any]]] = {}
+        for pod in owned.get(job["metadata"]["uid"], ()):
+            text = str(part_of(pod["metadata"], "annotations").get(_INDEX))
+            index = int(text) if re.fullmatch(r"\d{1,6}", text) else -1
+            by_index.setdefault(index if tasks[0].index is not None else None, []).append(pod)
+        status = part_of(job, "status")
+        ends = {kind: indexes(status.get(f"{kind}Indexes")) for kind in ("completed", "failed")}
+        for task in tasks:
+            row = _row(job, by_index.get(task.index, []), task, ends)
+            if task.token not in rows or rows[task.token].attempt < row.attempt:
+                rows[task.token] = row
+    return rows
+
+
+def indexes(text: object) -> frozenset[int]:
+    """Read a list of indexes such as `0,2-4`. Raises BadReply for another form, or more than an array has."""
+    found: set[int] = set()
+    for part in str(text or "").split(",") if text else ():
+        ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+        if ends is None or int(ends[2] or ends[1]) > MOST_TASKS:
+            raise BadReply("the cluster lists indexes in a form that is not known", "Nothing is concluded.")
+        found.update(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+    return frozenset(found)
+
+
+def _row(
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], task: _Task, ends: Mapping[str, frozenset[int]]
+) -> KubeRow:
+    about = job["metadata"]
+    if not task.attempt:
+        raise BadReply(f"the job {line(about['name'])} has no attempt", "Nothing is concluded from it.")
+    newest = max(pods, key=_age, default=None)
+    state, why = _state(job, newest) if task.index is None else _state_of_index(job, pods, newest, task.index, ends)
+    ended = _ended(newest)
+    status = part_of(job, "status")
+    code = ended.get("exitCode")
+    whole = part_of(job, "status") if task.index is None else {}
+    uid = str(about["uid"])
+    live = (pod["metadata"] for pod in pods if _phase(pod) not in _ENDED)
+    return KubeRow(
+        stem=stem_of(task.token),
+        attempt=task.attempt,
+        id=0,
+        state=state,
+        flags=frozenset({"COMPLETING"}) if about.get("deletionTimestamp") else frozenset(),
+        exit_code=code if isinstance(code, int) else None,
+        signal=None,
+        submitted_at=_when(about.get("creationTimestamp")) or 0.0,
+        started_at=_when(ended.get("startedAt")) or _when(status.get("startTime")),
+        ended_at=_when(ended.get("finishedAt")) or _when(whole.get("completionTime")),
+        allocation=Allocation(
+            engine="kubernetes",
+            id=uid if task.index is None else f"{uid}/{task.index}",
+            state=state,
+            why=why,
+            queue=line(part_of(about, "labels").get(KUEUE, ""), 100),
+            nodes=line(part_of(newest or {}, "spec").get("nodeName") or "", 100),
+        ),
+        token=task.token,
+        job=str(about["name"]),
+        uid=uid,
+        index=task.index,
+        pods=tuple((str(pod["name"]), str(pod["uid"])) for pod in live),
+    )
+
+
+def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
+    """Order pods by their creation, whose times are whole seconds: of two, the one that ended was the first."""
+    return str(pod["metadata"].get("creationTimestamp")), _phase(pod) not in _ENDED
+
+
+def _phase(pod: Mapping[str, Any]) -> str:
+    return str(part_of(pod, "status").get("phase"))
+
+
+def _state_of_index(
+    job: Mapping[str, Any],
+    pods: Sequence[Mapping[str, Any]],
+    newest: Mapping[str, Any] | None,
+    index: int,
+    ends: Mapping[str, frozenset[int]],
+) -> tuple[str, str]:
+    """Return the state of one task of an array, and why it waits."""
+    if index in ends["completed"] or any(_phase(pod) == "Succeeded" for pod in pods):
+        return "COMPLETED", ""
+    if index in ends["failed"]:
+        return _failure("", newest), ""
+    state, why = _state(job, newest)
+    if newest is None and state == "PENDING" and not part_of(job, "spec").get("suspend"):
+        why = "it waits for its turn in the array"
+    return state, why
+
+
+def _state(job: Mapping[str, Any], pod: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return the state of a job, and why it waits."""
+    rows = rows_in(part_of(job, "status"), "conditions")
+    conditions = {str(row.get("type")): row for row in rows if row.get("status") == "True"}
+    if "Complete" in conditions:
+        return "COMPLETED", ""
+    if failed := conditions.get("Failed"):
+        return _failure(str(failed.get("reason")), pod), line(failed.get("message"), 200)
+    if part_of(job, "spec").get("suspend"):
+        queue = part_of(job["metadata"], "labels").get(KUEUE)
+        return "PENDING", f"Kueue has not admitted it to the queue {line(queue, 100)}" if queue else "it is suspended"
+    if pod is None:
+        return "PENDING", "it has no pod yet"
+    phase = _phase(pod)
+    if phase == "Pending":
+        return "PENDING", waits_for(pod) or "its pod is not scheduled yet"
+    if phase in _ENDED and _interrupted(pod):
+        return "PENDING", "it was interrupted, and gets another pod"
+    return "RUNNING", ""
+
+
+def _failure(reason: str, pod: Mapping[str, Any] | None) -> str:
+    if pod is None:
+        return "TIMEOUT" if reason in _LIMITS else "FAILED"
+    if _interrupted(pod):
+        return "PREEMPTED"
+    if _ended(pod).get("reason") == "OOMKilled":
+        return "OUT_OF_MEMORY"
+    late = reason in _LIMITS or str(part_of(pod, "status").get("reason")) in _LIMITS
+    return "TIMEOUT" if late else "FAILED"
+
+
+def _interrupted(pod: Mapping[str, Any]) -> bool:
+    """Return whether the cluster took the pod: preempted, evicted, or its node went away."""
+    conditions = rows_in(part_of(pod, "status"), "conditions")
+    return any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in conditions)
+
+
+def _ended(pod: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return how the job's container ended."""
+    for container in rows_in(part_of(pod or {}, "status"), "containerStatuses"):
+        if container.get("name") == MAIN:
+            return part_of(part_of(container, "state"), "terminated")
+    return {}
+
+
+def _when(text: object) -> float | None:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

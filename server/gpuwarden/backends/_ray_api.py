@@ -1,0 +1,262 @@
+"""Ask a Ray cluster through the Jobs API of its dashboard, and read its answers.
+
+Plain HTTP by the client that is here already: Ray's own weighs 380 MB, has to be of the cluster's version, and sends
+the same six requests. A list in another form is never an empty one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+import anyio
+
+from gpuwarden.backends._slurm_rows import Row
+from gpuwarden.core.engine import UNLIMITED, Asked, EngineLimits, Queue
+from gpuwarden.core.errors import AuthFailed, BadReply, NotSupported, Unreachable
+from gpuwarden.core.models import Allocation, Place
+from gpuwarden.core.sanitize import line
+
+PORT: Final = 8265
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+CONNECT_S: Final = 10.0
+REPLY_S: Final = 40.0
+MAX_REPLY: Final = 256 << 20
+OLDEST: Final = (2, 8)
+"""The first version that lists the exit code of a job's command."""
+MARK: Final = "gpuwarden_job"
+FOLDER: Final = "gpuwarden_folder"
+ATTEMPT: Final = "gpuwarden_attempt"
+"""Keys of a job's metadata: its stem, its run folder, and its attempt."""
+
+_ATTEMPT: Final = re.compile(r"[1-9][0-9]{0,3}")
+_PYTHON: Final = re.compile(r"/lib(?:64)?/python([0-9])\.([0-9]{1,2})/(?:site|dist)-packages/ray/")
+_VERSION: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
+
+# Ray's states in the words that `_slurm_observation` combines with the runner's.
+_STATES: Final = {
+    "PENDING": "PENDING",
+    "RUNNING": "RUNNING",
+    "SUCCEEDED": "COMPLETED",
+    "STOPPED": "CANCELLED",
+    "FAILED": "FAILED",
+}
+_TAKEN: Final = frozenset(
+    {
+        "JOB_SUPERVISOR_ACTOR_DIED",
+        "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
+        "JOB_SUPERVISOR_ACTOR_START_FAILURE",
+        "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
+    }
+)
+"""Failures that are none of the command's own: its node, or Ray's process beside it."""
+
+
+def submission_id(stem: str, attempt: int, run_dir: str) -> str:
+    """Return the id of an attempt: Ray refuses a second job of the same id, and another run folder has another."""
+    return f"{stem}-a{attempt}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
+
+
+def address(place: Place) -> tuple[str, int]:
+    """Return host and port of a cluster's dashboard."""
+    text = place.host or "127.0.0.1"
+    host, colon, port = text.rpartition(":")
+    if colon and port.isdecimal() and (":" not in host or host.startswith("[")) and 0 < int(port) < 65_536:
+        return host.strip("[]"), int(port)
+    return text.strip("[]"), PORT
+
+
+def is_here(host: str) -> bool:
+    """Return whether a host is this machine: one of its addresses can be bound. False where it has no address."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):  # the latter for a name that DNS can't have
+        return False
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(where)
+                return True
+        except OSError:
+            continue
+    return False
+
+
+async def ask(place: Place, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    """Return the status and the parsed JSON of one reply; its text where it is not JSON.
+
+    Raises `Unreachable` where no whole reply came, `AuthFailed` where the cluster wants a token that it did not get.
+    """
+    import httpx2
+
+    host, port = address(place)
+    secure = port == 443
+    url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}{path}"
+    headers = {"Accept": "application/json"}
+    if (token := os.environ.get("RAY_AUTH_TOKEN")) and (secure or host in LOOPBACK):
+        headers["Authorization"] = f"Bearer {token}"  # never in clear text over a network
+    raw = bytearray()
+    try:
+        with anyio.fail_after(REPLY_S):
+            async with (
+                httpx2.AsyncClient(
+                    timeout=httpx2.Timeout(REPLY_S, connect=CONNECT_S), trust_env=False, follow_redirects=False
+                ) as client,
+                client.stream(method, url, json=body, headers=headers) as reply,
+            ):
+                async for piece in reply.aiter_bytes():
+                    raw += piece
+                    if len(raw) > MAX_REPLY:
+                        raise BadReply(f"Ray's reply is longer than {MAX_REPLY >> 20} MiB", "Nothing is concluded.")
+    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as error:
+        why = f"Ray does not answer at {host}:{port} ({type(error).__name__})"
+        raise Unreachable(why, "Is `ray start --head` up, and its dashboard reachable?") from error
+    if reply.status_code in {401, 403}:
+        raise AuthFailed(
+            f"Ray at {host}:{port} wants a token",
+            "Set RAY_AUTH_TOKEN; it is sent over TLS or to this machine only, so reach the cluster by an SSH tunnel.",
+        )
+    try:
+        return reply.status_code, json.loads(raw)
+    except (ValueError, RecursionError):
+        return reply.status_code, raw[-2_000:].decode("utf-8", "replace")
+
+
+def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Row]:
+    """Return the last attempt of each of these jobs, by stem. `folders` has their run folders.
+
+    Only a job whose metadata names the same folder, and whose id is of that, is ours: anybody can copy one of both. Of
+    the jobs of others nothing more is read, so that none of them hides ours.
+    """
+    if status >= 500:
+        raise Unreachable(f"Ray does not list its jobs: {last_line(found)}", "Try again.")
+    if status != 200 or not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise BadReply("Ray's jobs came in a form that is not known", "Is it Ray's dashboard that answers there?")
+    if not all(row.get("type") == "DRIVER" or isinstance(row.get("submission_id"), str) for row in found):
+        raise BadReply("Ray lists jobs in a form that is not known", "Nothing is concluded from it.")
+    rows: dict[str, Row] = {}
+    for raw in found:
+        marks = raw.get("metadata")
+        if not isinstance(marks, dict):
+            continue
+        stem, folder, attempt = (str(marks.get(name)) for name in (MARK, FOLDER, ATTEMPT))
+        if folders.get(stem) != folder or not _ATTEMPT.fullmatch(attempt):
+            continue
+        if raw.get("submission_id") != submission_id(stem, int(attempt), folder):
+            continue
+        row = _row(raw, stem, int(attempt))
+        if stem not in rows or row.attempt > rows[stem].attempt:
+            rows[stem] = row
+    return rows
+
+
+def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
+    state = _STATES.get(str(raw.get("status")))
+    if state is None:
+        raise BadReply("Ray lists one of our jobs in a form that is not known", "Nothing is concluded from it.")
+    error, code = str(raw.get("error_type") or ""), raw.get("driver_exit_code")
+    if state == "FAILED" and error in _TAKEN:
+        state = "NODE_FAIL"
+    code = code if type(code) is int and abs(code) < 1 << 31 and state in {"FAILED", "COMPLETED"} else None
+    message = last_line(raw.get("message"))
+    return Row(
+        stem=stem,
+        attempt=attempt,
+        id=0,
+        state=state,
+        flags=frozenset(),
+        exit_code=code if code is None or code >= 0 else None,
+        signal=-code if code is not None and code < 0 else None,
+        submitted_at=_seconds(raw.get("start_time")) or 0.0,
+        started_at=_seconds(raw.get("start_time")),
+        ended_at=_seconds(raw.get("end_time")),
+        allocation=Allocation(
+            engine="ray",
+            id=line(raw["submission_id"], 120),
+            state=line(error or raw.get("status"), 60),
+            why=message if state == "PENDING" else "",
+            nodes=line(raw.get("driver_node_id") or "", 80),
+        ),
+        said=message if state in {"FAILED", "NODE_FAIL"} else "",
+    )
+
+
+def last_line(text: object) -> str:
+    """Return the last line of what Ray says, which names the cause; a whole log or a traceback stands before it."""
+    lines = [row.strip() for row in str(text or "").splitlines() if row.strip(" .\t")]
+    return line(lines[-1] if lines else "no reason given", 300)
+
+
+def _seconds(value: object) -> float | None:
+    return value / 1000 if isinstance(value, int | float) and 0 < value < 1e15 else None
+
+
+def read_limits(
+    version: tuple[int, Any], nodes: tuple[int, Any], cluster: tuple[int, Any], asked: Asked
+) -> EngineLimits:
+    """Return what a cluster allows, from its version, its list of nodes and its autoscaler's report."""
+    number = version[1].get("ray_version") if version[0] == 200 and isinstance(version[1], dict) else None
+    parts = _VERSION.match(str(number or ""))
+    if parts is None:
+        raise BadReply("Ray's dashboard names no version", "Is it Ray that answers there?")
+    if (int(parts[1]), int(parts[2])) < OLDEST:
+        raise NotSupported(f"Ray {line(number, 40)} is too old: it lists no exit codes before 2.8", "Use a newer Ray.")
+    # Where nothing adds nodes, Ray's monitor makes up a type for each. It reports some seconds after the head's start,
+    # and the monitor of KubeRay not at all: nothing else proves that no node will be added.
+    kinds = _part(cluster[1], "data", "clusterStatus", "autoscalerReport", "nodeTypeMapping")
+    made_up = isinstance(kinds, Mapping) and bool(kinds) and all(kinds[node] == f"node_{node}" for node in kinds)
+    queue = _queue(nodes[1], fixed=made_up and nodes[0] == cluster[0] == 200)
+    return EngineLimits(engine="ray", version=line(number, 40), asked=asked, queues=(queue,), requeue_s=0.0)
+
+
+def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:
+    """Return the Python of a cluster, as the path of each node's Ray names it; None where a node names none.
+
+    Ray's dashboard names no version of Python, and Ray itself takes only nodes of one.
+    """
+    listed = _part(nodes[1], "data", "summary")
+    found = set()
+    for node in listed if nodes[0] == 200 and isinstance(listed, list) else ():
+        words = _part(node, "cmdline")
+        if _part(node, "raylet", "state") == "ALIVE":
+            found.add(
+                _PYTHON.search(words[0]) if isinstance(words, list) and words and isinstance(words[0], str) else None
+            )
+    versions = {(int(match[1]), int(match[2])) if match else None for match in found}
+    return versions.pop() if len(versions) == 1 else None
+
+
+def _part(value: object, *names: str) -> object:
+    """Return a value inside of nested objects, or None."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _queue(found: object, *, fixed: bool) -> Queue:
+    """Return the most that one node has. Without a known, fixed list of nodes there is not such a limit."""
+    plain = Queue(name="cluster", default=True, open=True, max_s=UNLIMITED)
+    listed = _part(found, "data", "result", "result")
+    rows = listed if isinstance(listed, list) else []
+    live = [_part(node, "resources_total") for node in rows if _part(node, "state") != "DEAD"]
+    if not fixed or not live or not all(isinstance(has, Mapping) for has in live):
+        return plain
+    gpus: dict[str, int] = {}
+    most = {"CPU": 0.0, "memory": 0.0}
+    for has in live:
+        amounts = {
+            str(name): float(n)
+            for name, n in (has.items() if isinstance(has, Mapping) else ())
+            if isinstance(n, int | float) and 0 < n < 1e18
+        }
+        most = {name: max(most[name], amounts.get(name, 0)) for name in most}
+        kinds = [name.partition(":")[2].lower() for name in amounts if name.startswith("accelerator_type:")]
+        for kind in kinds or [""] if "GPU" in amounts else []:
+            gpus[kind] = max(gpus.get(kind, 0), int(amounts["GPU"]))
+    cpus, memory_mb = int(most["CPU"]), int(most["memory"] / 2**20)
+    return plain.model_copy(update={"nodes": len(live), "cpus": cpus, "memory_mb": memory_mb or None, "gpus": gpus})

@@ -1,0 +1,107 @@
+"""A job as Ray gets it: its options, its runtime environment from the script's header, and its entrypoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import Field, ValidationError
+
+from gpuwarden.backends._ray_api import ATTEMPT, FOLDER, MARK, submission_id
+from gpuwarden.core.engine import Asked
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.models import Frozen, JobSpec
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote.ssh.shell_quote import quote
+from gpuwarden.scripts.script import read_header
+
+STOP_WAIT_S: Final = 3_700
+"""How long Ray waits after its SIGTERM. The runner, whose grace is an hour at most, kills before that."""
+NO_FOLDER: Final = 97
+PYTHON: Final = "python3"
+"""The interpreter on a node: that of the runtime environment, else the one on Ray's own PATH."""
+_ANY_GPU: Final = frozenset({"gpu", "any"})
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
+
+
+class RayOptions(Frozen):
+    """Options that only Ray has, for the entrypoint. Every field can be left out."""
+
+    cpus: float | None = Field(default=None, gt=0, le=100_000)
+    memory_gb: int | None = Field(default=None, ge=1, le=1_000_000)
+    resources: dict[_Name, Annotated[float, Field(gt=0, le=1_000_000)]] = Field(default_factory=dict, max_length=32)
+
+
+def read_options(spec: JobSpec) -> RayOptions:
+    """Return a spec's options. Raises BadRequest with what is wrong, and the options that there are."""
+    try:
+        return RayOptions.model_validate(spec.options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(("options", *map(str, first["loc"])))
+        raise BadRequest(
+            f"{line(where, 80)}: {first['msg']}", f"Ray takes {', '.join(RayOptions.model_fields)}."
+        ) from None
+
+
+def asked_of(spec: JobSpec) -> Asked:
+    """Return what Ray is asked for."""
+    options = read_options(spec)
+    return Asked(
+        cpus=int(-(-options.cpus // 1)) if options.cpus else None,
+        memory_mb=options.memory_gb * 1024 if options.memory_gb else None,
+        gpu="" if spec.gpu is None or spec.gpu.lower() in _ANY_GPU else spec.gpu,
+        gpus=spec.gpu_count if spec.gpu is not None else 0,
+    )
+
+
+def runtime_env(spec: JobSpec) -> dict[str, Any]:
+    """Return the runtime environment: what the script's header depends on. It holds no secret, for Ray shows it."""
+    header = read_header(spec.script) if spec.script is not None else None
+    packages = list(header.dependencies) if header else []
+    pip = {"pip": {"packages": packages, "pip_check": False}} if packages else {}
+    return {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}, **pip}
+
+
+def request(spec: JobSpec, stem: str, attempt: int, run_dir: str, runner: str) -> dict[str, Any]:
+    """Return the body of the request that submits an attempt."""
+    options, asked = read_options(spec), asked_of(spec)
+    resources = dict(options.resources)
+    if asked.gpu:
+        resources[f"accelerator_type:{asked.gpu.upper()}"] = 0.001  # how Ray chooses nodes by the type of their GPUs
+    given: Mapping[str, Any] = {
+        "entrypoint_num_cpus": options.cpus,
+        "entrypoint_num_gpus": asked.gpus or None,
+        "entrypoint_memory": options.memory_gb * 2**30 if options.memory_gb else None,
+        "entrypoint_resources": resources or None,
+    }
+    return {
+        "submission_id": submission_id(stem, attempt, run_dir),
+        "entrypoint": entrypoint(attempt, run_dir, runner),
+        "runtime_env": runtime_env(spec),
+        "metadata": {MARK: stem, FOLDER: run_dir, ATTEMPT: str(attempt), "name": spec.name},
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+
+def secrets_name(attempt: int | None) -> str:
+    """Return the name of the file that brings an attempt's secrets to its node; for all attempts, a pattern of it."""
+    return f"secrets.{attempt or '*'}.json"
+
+
+def entrypoint(attempt: int, run_dir: str, runner: str) -> str:
+    """Return the shell text that Ray runs. It has paths only: everybody who sees the dashboard reads it."""
+    secrets = quote(f"{run_dir}/{secrets_name(attempt)}")
+    missing = f"the run folder {run_dir} is not on this node, or not this user's"
+    return "\n".join(
+        [
+            f"[ -r {quote(runner)} ] || {{ echo {quote(missing)} >&2; exit {NO_FOLDER}; }}",
+            f'GPUWARDEN_ORDER="$(cat {secrets} 2>/dev/null)"; export GPUWARDEN_ORDER; rm -f {secrets}',
+            f"exec {PYTHON} -I -S {quote(runner)} allot {quote(run_dir)} <<'END_OF_REQUEST'",
+            json.dumps({"attempt": attempt, "guard": True}),
+            "END_OF_REQUEST",
+            "",
+        ]
+    )

@@ -1,0 +1,112 @@
+"""Build the task of a managed job of SkyPilot's: its name, and a command that brings our runner along.
+
+No machine of it can be reached from here. The runner, what seals checkpoints and the job's script travel inside the
+command, which unpacks them on whatever machine the controller rents, and again on the next one.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import tarfile
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.models import JobSpec, Place, Resources
+from gpuwarden.core.store_address import StoreAddress
+from gpuwarden.remote import launch
+from gpuwarden.remote.host.interpreter import uv_run
+from gpuwarden.remote.runner.keep_clients import CLIENTS
+from gpuwarden.remote.sky.rows import task
+from gpuwarden.scripts.script import start_header
+
+MAX_FILES: Final = 640 << 10
+"""Bytes of the packed files, most of which are ours: SkyPilot stores the command with every job."""
+ATTEMPT: Final = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
+FOLDER: Final = "/GPUWARDEN_RUN_FOLDER"
+"""Replaced on the machine by the path of the run folder, which is below a home folder that nobody knows before."""
+RUN_ID: Final = "SKYPILOT_INTERNAL_JOB_ID"
+"""The variable by which the runner knows one start on a machine from the next."""
+_RUN = """\
+set -eu
+export PATH="$HOME/.local/bin:$PATH"
+umask 077
+folder="$HOME/gpuwarden/{stem}"
+mkdir -p "$folder"
+base64 -d <<'END_OF_FILES' | tar -xzf - -C "$folder"
+{files}END_OF_FILES
+sed -i "s|{folder}|$folder|g" "$folder/order.{attempt}.json"
+{check}exec python3 -I -S "$folder/{runner}" allot "$folder" <<'END_OF_REQUEST'
+{request}
+END_OF_REQUEST
+"""
+_CLIENT = """\
+command -v uv > /dev/null || python3 -c 'import {module}' || {{
+  echo 'nothing could upload to the kept store: this machine has neither uv nor {module}; the command was not started'
+  exit 69
+}}
+"""
+
+
+def stem_of(place: Place, token: str) -> str:
+    """Return what the names of all attempts of a token begin with. A reservation's id has the token in it."""
+    lease = place.instance_id or ""
+    return launch.run_name(lease if lease.startswith(f"{token}-") else token)
+
+
+def named(name: str) -> tuple[str, int]:
+    """Return the stem and the attempt of a managed job's name; an empty stem for one that is not ours."""
+    found = ATTEMPT.fullmatch(name)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
+    """Return the task's part about its machine. SkyPilot repeats no command that failed by itself."""
+    asked = Resources(
+        gpu=spec.gpu,
+        gpu_count=spec.gpu_count,
+        disk_gb=spec.disk_gb,
+        interruptible=spec.interruptible,
+        options=spec.options,
+    )
+    return task(place.platform.partition("/")[2].lower(), asked)
+
+
+def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
+    """Return the shell script that unpacks the runner and the job's files, and becomes the runner.
+
+    Raises BadRequest for a script that is too long to travel in it.
+    """
+    stem = stem_of(place, token)
+    interpreter = ("uv", *uv_run(spec.script)) if spec.script and start_header(spec.script) else ("python3",)
+    ready = launch.prepare(spec, place, FOLDER, interpreter)
+    order = {"spec": ready.spec, "token": token, "attempt": attempt}
+    packed = _packed({**ready.files, f"order.{attempt}.json": json.dumps(order).encode()})
+    if len(packed) > MAX_FILES:
+        raise BadRequest(
+            f"the script is too long for a managed job: {len(packed):,} bytes packed, {MAX_FILES:,} fit",
+            "Put it into a repo or behind a raw address, and run that with `uv run`.",
+        )
+    store = StoreAddress.parse(spec.keep) if spec.keep else None
+    return _RUN.format(
+        stem=stem,
+        folder=FOLDER,
+        attempt=attempt,
+        files=base64.encodebytes(packed).decode("ascii"),
+        check=_CLIENT.format(module=CLIENTS[store.scheme]) if store else "",
+        runner=ready.runner,
+        request=json.dumps({"attempt": attempt, "id": RUN_ID, "echo": True, "outlast": True}),
+    )
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), 0o600
+            tar.addfile(info, io.BytesIO(content))
+    return out.getvalue()

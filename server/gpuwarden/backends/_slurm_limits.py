@@ -1,0 +1,231 @@
+"""Read what a cluster allows: `scontrol show config` and `show partition`, `sinfo`, and its accounting.
+
+These texts have had one form for many versions. What a cluster does not say stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from gpuwarden.backends._slurm_policy import QOS_COLUMNS, Table, ceilings, own_accounts, read_table, seconds
+from gpuwarden.core.engine import UNLIMITED, Asked, Ceiling, EngineLimits, Queue
+from gpuwarden.core.errors import BadReply, NotSupported, Unreachable
+from gpuwarden.core.sanitize import line
+
+OLDEST: Final = (21, 8)
+"""The first version whose `squeue` answers in JSON."""
+REQUEUE_S: Final = 120.0
+"""Munge's credentials expire after two minutes by default; a job that was queued again can't start before."""
+SHORTEST_S: Final = 5.0
+"""Slurm falls back to its default for a shorter life of a credential."""
+_PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
+    "OFF": "no",
+    "REQUEUE": "requeue",
+    "CANCEL": "cancel",
+    "SUSPEND": "suspend",
+}
+
+
+def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
+    """Return the limits from the agent's answer. Raises a `WardenError` where Slurm is silent, odd or too old."""
+    pairs = (row.partition("=") for row in _text(found, "config").splitlines())
+    config = {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    version = config.get("SLURM_VERSION", "")
+    parts = re.match(r"(\d+)\.(\d+)", version)
+    if parts is None:
+        raise BadReply("Slurm's configuration names no version", "Is it Slurm that answers there?")
+    if (int(parts[1]), int(parts[2])) < OLDEST:
+        raise NotSupported(
+            f"Slurm {line(version, 40)} is too old: its lists can't be read before 21.08", "Ask for a newer Slurm."
+        )
+    queues = _queues(_text(found, "partitions"), config, _nodes(_optional(found, "nodes")))
+    policy = _policy(found, config, asked, queues)
+    check = found.get("check")
+    refused = isinstance(check, Mapping) and isinstance(check.get("rc"), int) and check["rc"] != 0
+    refusal = line(check["err"] or "it gave no reason", 300) if refused and isinstance(check, Mapping) else ""
+    return EngineLimits(
+        engine="slurm",
+        version=line(version, 40),
+        asked=asked,
+        queues=queues,
+        accounts=policy.accounts,
+        qos=policy.qos,
+        ceilings=policy.ceilings,
+        max_array=_whole(config.get("MaxArraySize")),
+        requeue_s=requeue_delay(config.get("AuthInfo", "")),
+        refusal="" if policy.explains(refusal, asked) else refusal,
+        unread=policy.unread,
+    )
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """What accounting says of a job: nothing is known of a cluster without any."""
+
+    accounts: tuple[str, ...] | None = None
+    qos: tuple[str, ...] | None = None
+    ceilings: tuple[Ceiling, ...] = ()
+    unread: str = ""
+
+    def explains(self, refusal: str, asked: Asked) -> bool:
+        """Return whether a refusal, which has no figure, is one that the accounts, QOS or limits give the reason of."""
+        return any(
+            text in refusal and known
+            for text, known in (
+                ("violates accounting/QOS policy", any(limit.exceeded(asked) for limit in self.ceilings)),
+                ("Invalid account", asked.account and self.accounts is not None and asked.account not in self.accounts),
+                ("Invalid account", self.accounts == ()),
+                ("Invalid qos", asked.qos and self.qos and asked.qos not in self.qos),
+            )
+        )
+
+
+def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, queues: Sequence[Queue]) -> _Policy:
+    """Read the accounts, the QOS and the limits that count. A cluster that enforces them and is silent leaves a gap."""
+    if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
+        return _Policy()
+    enforced = set(re.findall(r"\w+", config.get("AccountingStorageEnforce", "none"))) - {"none", "null"}
+    rows = _rows(_optional(found, "associations"), 5)
+    known = _rows(_optional(found, "qos"), len(QOS_COLUMNS))
+    table = read_table(_optional(found, "usage") or "", str(found.get("user")), int(found.get("uid") or 0))
+    silent = [part for part, answer in (("associations", rows), ("qos", known), ("usage", table)) if answer is None]
+    mine = None if rows is None else [row for row in rows if row[0] == config.get("ClusterName", row[0])]
+    policy = _Policy(
+        accounts=_column(mine, 1) if mine is not None else own_accounts(table) if table else None,
+        qos=_column(mine, 3),
+        unread=_gap(found, silent) if silent and enforced else "",
+    )
+    if table is None or not enforced & {"limits", "safe"}:
+        return policy
+    queue = next((q for q in queues if (q.name == asked.queue if asked.queue else q.default)), None)
+    layers = [name for name in (queue.own_qos if queue else "", _default_qos(mine, asked, table)) if name]
+    limits = {row[0]: dict(zip(QOS_COLUMNS, row, strict=True)) for row in known or ()}
+    given = [(name, limits.get(name, {})) for name in layers]
+    return replace(policy, ceilings=ceilings(table, asked, queue.name if queue else "", given))
+
+
+def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Table) -> str:
+    """Return the QOS that a job gets: the one that it names, or the default of its association; "" if not known."""
+    if asked.qos:
+        return asked.qos
+    account = asked.account or next((a.account for a in table.associations if a.user and a.default), "")
+    rows = [row for row in mine or () if row[1] == account]
+    row = next((row for row in rows if row[2] == asked.queue), next((row for row in rows if not row[2]), None))
+    if row is None:
+        return ""
+    return row[4] or (row[3] if "," not in row[3] else "")
+
+
+def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
+    """Return which of the accounting's answers are missing, and what Slurm said instead."""
+    answers = (found.get(part) for part in silent)
+    errors = (answer.get("err") for answer in answers if isinstance(answer, Mapping))
+    what = {"associations": "accounts", "qos": "QOS", "usage": "limits"}
+    said = next((str(error) for error in errors if error), "its answer is not understood")
+    return f"the {' and '.join(what[part] for part in silent)} of Slurm's accounting: {line(said, 300)}"
+
+
+def _rows(text: str | None, columns: int) -> list[list[str]] | None:
+    """Return the rows of an answer of `sacctmgr`; None for no answer, or one in another form."""
+    rows = [row.split("|") for row in text.splitlines() if row.strip()] if text is not None else None
+    return rows if rows is not None and all(len(row) == columns for row in rows) else None
+
+
+def _text(found: Mapping[str, Any], part: str) -> str:
+    """Return the output of a command that has to answer."""
+    done = found.get(part)
+    if not isinstance(done, Mapping) or not isinstance(done.get("out"), str):
+        raise BadReply(f"the answer about Slurm's {part} is not understood", "Try again.")
+    if done.get("rc") != 0:
+        raise Unreachable(f"Slurm does not answer: {line(done.get('err') or 'no reason given', 300)}", "Try again.")
+    return str(done["out"])
+
+
+def _optional(found: Mapping[str, Any], part: str) -> str | None:
+    """Return the output of a command that not every cluster answers."""
+    done = found.get(part)
+    answered = isinstance(done, Mapping) and done.get("rc") == 0 and isinstance(done.get("out"), str)
+    return str(done["out"]) if answered and isinstance(done, Mapping) else None
+
+
+def _queues(text: str, config: Mapping[str, str], machines: Mapping[str, Mapping[str, Any]]) -> tuple[Queue, ...]:
+    rows = [dict(pair.split("=", 1) for pair in row.split() if "=" in pair) for row in text.splitlines() if row.strip()]
+    if not rows or any("PartitionName" not in row for row in rows):
+        raise BadReply("Slurm's partitions came in a form that is not known", "Nothing is concluded from it.")
+    preemption = config.get("PreemptType", "preempt/none").rpartition("/")[2]
+    return tuple(_queue(row, config, preemption, machines.get(row["PartitionName"], {})) for row in rows)
+
+
+def _queue(row: Mapping[str, str], config: Mapping[str, str], preemption: str, machines: Mapping[str, Any]) -> Queue:
+    mode = row.get("PreemptMode", config.get("PreemptMode", "")).split(",")[-1].upper()
+    preempts = "no" if preemption == "none" else _PREEMPTS.get(mode)
+    return Queue(
+        name=line(row["PartitionName"], 80),
+        default=row.get("Default") == "YES",
+        open={"UP": True, "DOWN": False, "DRAIN": False, "INACTIVE": False}.get(row.get("State", "")),
+        state=line(row.get("State", ""), 40),
+        max_s=seconds(row.get("MaxTime")),
+        default_s=seconds(row.get("DefaultTime")),
+        max_nodes=_whole(row.get("MaxNodes")),
+        nodes=_whole(row.get("TotalNodes")),
+        cpus=machines.get("cpus"),
+        memory_mb=machines.get("memory_mb"),
+        gpus=machines.get("gpus"),
+        preempts=preempts,
+        grace_s=_whole(row.get("GraceTime")),
+        accounts=_admitted(row.get("AllowAccounts")),
+        qos=_admitted(row.get("AllowQos")),
+        own_qos=line("" if row.get("QoS") in (None, "N/A", "(null)") else row["QoS"], 80),
+    )
+
+
+def _nodes(text: str | None) -> dict[str, dict[str, Any]]:
+    """Return for each partition the most that one of its machines has."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in (text or "").splitlines():
+        fields = row.split("|")
+        if len(fields) != 6:
+            return {}
+        most = found.setdefault(fields[0].rstrip("*"), {"cpus": None, "memory_mb": None, "gpus": {}})
+        for name, text_value in (("cpus", fields[2]), ("memory_mb", fields[3])):
+            value = _whole(text_value.rstrip("+"))
+            most[name] = max(most[name] or 0, value) if value else most[name]
+        for kind, count in gpus_of(fields[1]):
+            most["gpus"][kind] = max(most["gpus"].get(kind, 0), count)
+    return found
+
+
+def gpus_of(gres: str) -> Iterator[tuple[str, int]]:
+    """Yield type and number of the GPUs in a machine's GRES, such as `gpu:a100:4(S:0-1),shard:8`; "" is of no type."""
+    for found in re.finditer(r"(?:^|,)gpu:(?:([^:,()]+):)?(\d+)", gres):
+        yield (found[1] or "").lower(), int(found[2])
+
+
+def _column(rows: Sequence[Sequence[str]] | None, column: int) -> tuple[str, ...] | None:
+    """Return the different values of one column, each of which may be a list; None where nothing was answered."""
+    if rows is None:
+        return None
+    values = (value for row in rows for value in row[column].split(","))
+    return tuple(dict.fromkeys(line(value, 80) for value in values if value))
+
+
+def _admitted(text: str | None) -> tuple[str, ...] | None:
+    return None if text in (None, "ALL", "N/A", "(null)") else tuple(line(name, 80) for name in (text or "").split(","))
+
+
+def _whole(text: str | None) -> int | None:
+    """Return the number that a text begins with; None for another, `UNLIMITED` where it says so."""
+    if text in ("UNLIMITED", "INFINITE"):
+        return UNLIMITED
+    found = re.match(r"\d{1,15}\b", text or "")
+    return int(found[0]) if found else None
+
+
+def requeue_delay(auth: str) -> float:
+    """Return for how long a job that was queued again can't start: until its old credential has expired."""
+    found = re.search(r"\bcred_expire=(\d{1,6})\b", auth)
+    expires = float(found[1]) if found else REQUEUE_S
+    return (expires if expires >= SHORTEST_S else REQUEUE_S) + 1

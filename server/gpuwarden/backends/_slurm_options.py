@@ -1,0 +1,191 @@
+"""A job as Slurm gets it: its options, the arguments of `sbatch`, and the batch script."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from pydantic import Field, ValidationError, field_validator
+
+from gpuwarden.core.engine import Asked
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.models import Frozen, JobSpec
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote.host.node_talk import agent_source
+from gpuwarden.remote.ssh.shell_quote import quote
+
+WARNING_S: Final = 120
+"""How long before the end of its allocation a job is warned. Slurm looks every half minute, and may warn a minute
+early."""
+ROOM_S: Final = WARNING_S + 120
+"""What an allocation has beyond the job's own time limit: to start, to save, and to end before Slurm's warning."""
+NO_MODULE: Final = 98
+NO_TASK: Final = 97
+TASK: Final = "GPUWARDEN_ENGINE_JOB"
+"""A variable of the batch job: its name for Slurm, which is not the job's alone in an array's last task."""
+ANY_GPU: Final = frozenset({"gpu", "any"})
+
+_Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,99}$")]
+_List = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,\[\]&|()*-]{0,299}$")]
+
+
+class SlurmOptions(Frozen):
+    """Options that only Slurm has. Every field can be left out."""
+
+    partition: _Word | None = None
+    account: _Word | None = None
+    qos: _Word | None = None
+    nodes: int = Field(default=1, ge=1, le=10_000)
+    cpus: int | None = Field(default=None, ge=1, le=100_000)
+    memory_gb: int | None = Field(default=None, ge=1, le=1_000_000)
+    gres: _List | None = None
+    constraint: _List | None = None
+    exclude: _List | None = None
+    reservation: _Word | None = None
+    exclusive: bool = False
+    walltime_s: int | None = Field(default=None, ge=60, le=60 * 86400)
+    modules: tuple[_Word, ...] = Field(default=(), max_length=32)
+
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _one(cls, modules: object) -> object:
+        return (modules,) if isinstance(modules, str) else modules
+
+
+def read_options(spec: JobSpec) -> SlurmOptions:
+    """Return a spec's options. Raises BadRequest with what is wrong, and the options that there are."""
+    try:
+        return SlurmOptions.model_validate(spec.options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(("options", *map(str, first["loc"])))
+        raise BadRequest(
+            f"{line(where, 80)}: {first['msg']}", f"Slurm takes {', '.join(SlurmOptions.model_fields)}."
+        ) from None
+
+
+def asked_of(spec: JobSpec) -> Asked:
+    """Return what Slurm is asked for. Its own time limit comes before that of the allocation, unless that is set."""
+    options = read_options(spec)
+    walltime = options.walltime_s or (spec.timeout_s + ROOM_S if spec.timeout_s else None)
+    kind, count = _gpus(spec, options)
+    return Asked(
+        queue=options.partition or "",
+        account=options.account or "",
+        qos=options.qos or "",
+        walltime_s=math.ceil(walltime / 60) * 60 if walltime else None,
+        nodes=options.nodes,
+        cpus=options.cpus,
+        memory_mb=options.memory_gb * 1024 if options.memory_gb else None,
+        gpu=kind,
+        gpus=count,
+    )
+
+
+def _gpus(spec: JobSpec, options: SlurmOptions) -> tuple[str, int]:
+    """Return type and number of the GPUs of one machine, "" for any type."""
+    if options.gres is not None:
+        for part in options.gres.split(","):
+            if found := re.fullmatch(r"gpu(?::([A-Za-z_][\w.-]*))?(?::(\d+))?", part):
+                return found[1] or "", int(found[2] or 1)
+        return "", 0
+    if spec.gpu is None:
+        return "", 0
+    return ("" if spec.gpu.lower() in ANY_GPU else spec.gpu), spec.gpu_count
+
+
+def arguments(spec: JobSpec) -> list[str]:
+    """Return the arguments of `sbatch` that decide where and how long a job runs."""
+    options, asked = read_options(spec), asked_of(spec)
+    gpus = f"gpu:{asked.gpu}:{asked.gpus}" if asked.gpu else f"gpu:{asked.gpus}"
+    given = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "nodes": str(options.nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": options.cpus,
+        "mem": f"{options.memory_gb}G" if options.memory_gb else None,
+        "gres": options.gres or (gpus if asked.gpus else None),
+        "constraint": options.constraint,
+        "exclude": options.exclude,
+        "reservation": options.reservation,
+        "time": str(asked.walltime_s // 60) if asked.walltime_s else None,
+    }
+    flags = ["--exclusive"] if options.exclusive else []
+    return [f"--{name}={value}" for name, value in given.items() if value is not None] + flags
+
+
+def array_request(spec: JobSpec, attempt: int) -> object:
+    """Return what all tasks of an array share: what Slurm is asked for, the restarts, and the modules."""
+    return arguments(spec), read_options(spec).modules, attempt, bool(spec.max_restarts)
+
+
+def own_arguments(spec: JobSpec, name: str, run_dir: str, *, array: bool = False) -> list[str]:
+    """Return the arguments of `sbatch` that are gpuwarden's own: the token, the files, the warning, the restart."""
+    walltime = asked_of(spec).walltime_s
+    warning = min(WARNING_S, walltime // 3) if walltime else WARNING_S
+    log = run_dir.replace("%", "%%") + ("/engine.%a.log" if array else "/engine.log")
+    return [
+        f"--job-name={name}",
+        f"--comment=gpuwarden {name} {spec.name}",
+        f"--chdir={run_dir}",
+        f"--output={log}",
+        "--open-mode=append",
+        f"--signal=B:USR1@{warning}",
+        "--requeue" if spec.max_restarts else "--no-requeue",
+    ]
+
+
+def node_files(spec: JobSpec) -> dict[str, bytes]:
+    """Return what a job on several nodes needs in its run folder: the program that looks at each of them."""
+    return {"node_agent.py": agent_source().encode()} if read_options(spec).nodes > 1 else {}
+
+
+def batch_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dir: str) -> str:
+    """Return the script that Slurm starts, and starts again after an interruption; the runner knows what to do then.
+
+    `runner` is its file in the run folder.
+    """
+    return _script(spec, attempt, python, [f"folder={quote(run_dir)}", f"{TASK}=$SLURM_JOB_ID"], runner)
+
+
+def array_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dirs: Sequence[str]) -> str:
+    """Return the same for an array, whose task finds its run folder by its number: Slurm keeps this table with the job.
+
+    The number of the last task is also that of the whole array, so a task goes by its own name, such as `12_7`.
+    """
+    table = [f"{index}) folder={quote(run_dir)} ;;" for index, run_dir in enumerate(run_dirs)]
+    which = ['case "$SLURM_ARRAY_TASK_ID" in', *table, f"*) exit {NO_TASK} ;;", "esac"]
+    return _script(spec, attempt, python, [*which, f"{TASK}=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"], runner)
+
+
+def _script(spec: JobSpec, attempt: int, python: str, which: Sequence[str], runner: str) -> str:
+    # A later attempt is gpuwarden's own restart: were it queued again as often, the limits would multiply.
+    again = ["scontrol", "requeue", "{id}"] if spec.max_restarts and attempt == 1 else None
+    request: dict[str, object] = {"attempt": attempt, "restarts": "SLURM_RESTART_COUNT", "id": TASK, "requeue": again}
+    request["part"] = "SLURM_ARRAY_TASK_ID"
+    given = read_options(spec)
+    if given.nodes > 1:
+        each = [f"--nodes={given.nodes}", f"--ntasks={given.nodes}", "--ntasks-per-node=1"]
+        request |= {"nodes": ["srun", *each, "--overlap", "--kill-on-bad-exit=0"], "count": given.nodes}
+    modules = given.modules
+    load = [f"module load {quote(module)} || exit {NO_MODULE}" for module in modules]
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            "# Started by Slurm for gpuwarden, and again after an interruption.",
+            *([". /etc/profile", *load] if load else []),
+            *which,
+            f"export {TASK}",
+            f"python={quote(python)}",
+            '[ -x "$python" ] || python=python3',
+            f'exec "$python" -I -S "$folder"/{runner} allot "$folder" <<\'END_OF_REQUEST\'',
+            json.dumps(request),
+            "END_OF_REQUEST",
+            "",
+        ]
+    )

@@ -1,0 +1,194 @@
+"""Read what Slurm says of jobs: rows of `squeue --json` in the shapes of every version since 21.08, lines of `sacct`.
+
+Between versions a state became a list with flags, a number an object that can be unset or infinite, an exit code an
+object in place of a wait status. A row that can't be read is BadReply: a job that is not understood is not a job that
+has ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuwarden.core.errors import BadReply
+from gpuwarden.core.models import Allocation
+from gpuwarden.core.sanitize import line
+
+NO_VALUE: Final = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64 - 1})
+"""How older versions write a number that is not set, or infinite."""
+WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
+RUNNING: Final = frozenset({"RUNNING"})
+TAKEN: Final = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
+"""Ends that are none of the job's own: the engine took the machine, or the machine failed."""
+ENDED: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"}) | TAKEN
+QUEUED_AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+_NAME = re.compile(r"(.+)-a([1-9]\d{0,3})")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job of Slurm's. `stem` and `attempt` are from its name, which gpuwarden gave it."""
+
+    stem: str
+    attempt: int
+    id: int
+    state: str
+    flags: frozenset[str]
+    exit_code: int | None
+    signal: int | None
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    allocation: Allocation
+    said: str = ""
+    """What its batch script wrote, where that never came to the runner."""
+
+    @property
+    def waits(self) -> bool:
+        """Return whether it has no machine now. A job that was queued again may still be cleaned up after."""
+        return self.state in WAITING or bool(self.flags & QUEUED_AGAIN and self.state not in ENDED)
+
+    @property
+    def over(self) -> bool:
+        """Return whether it ended for good, and everything of it is off its machines."""
+        return self.state in ENDED and "COMPLETING" not in self.flags
+
+
+def queue_rows(found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of the agent's `squeue`. Raises BadReply for one that can't be read."""
+    rows = found.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadReply("Slurm's queue came in a form that is not known", "Nothing is concluded from it.")
+    return [_queue_row(row) for row in rows]
+
+
+def _queue_row(row: Mapping[str, Any]) -> Row:
+    state, flags = states(row.get("job_state"))
+    code, signal = exit_of(row.get("exit_code"))
+    started, ended = when(row.get("start_time")), when(row.get("end_time"))
+    stem, attempt = _named(row.get("name"))
+    begun = state not in WAITING
+    number_of_job = number(row.get("job_id"))
+    if number_of_job is None:
+        raise BadReply("Slurm lists one of our jobs without an id", "Nothing is concluded from it.")
+    limit = number(row.get("time_limit"))
+    return Row(
+        stem, attempt, int(number_of_job), state, flags,
+        exit_code=code if state in ENDED else None,
+        signal=signal if state in ENDED else None,
+        submitted_at=when(row.get("submit_time")) or 0.0,
+        started_at=started if begun else None,
+        ended_at=ended if state in ENDED else None,
+        allocation=Allocation(
+            engine="slurm",
+            id=line(row.get("task") or str(int(number_of_job)), 40),
+            state=" ".join((state, *sorted(flags))),
+            why="" if row.get("state_reason") in (None, "None") else line(row.get("state_reason"), 80),
+            queue=line(row.get("partition") or "", 80),
+            nodes=line(row.get("nodes") or "", 200),
+            restarts=int(number(row.get("restart_cnt")) or 0),
+            eligible_at=when(row.get("eligible_time")),
+            ends_at=started + limit * 60 if begun and started and limit is not None else None,
+            resources=line(row.get("tres_alloc_str") or row.get("tres_req_str") or "", 200),
+        ),
+    )  # fmt: skip
+
+
+def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
+    """Return `sacct`'s lines about these jobs. Raises BadReply for a line that can't be read.
+
+    `folders` has the run folder of each, where its job works: another job may have the same name.
+    """
+    rows = []
+    for text_line in filter(None, text.splitlines()):
+        fields = text_line.split("|", 11)
+        if len(fields) != 12:
+            raise BadReply(f"sacct wrote a line of {len(fields)} fields", "Nothing is concluded from it.")
+        stem, attempt = _named(fields[1])
+        if folders.get(stem) != fields[11]:
+            continue
+        state, flags = states(fields[2])
+        code, signal = exit_of(fields[3])
+        submitted, started, ended, used = (number(field) for field in fields[4:8])
+        found = re.fullmatch(r"(\d{1,18})(_\d{1,9})?", fields[0])
+        if found is None:
+            raise BadReply("sacct lists one of our jobs without an id", "Nothing is concluded from it.")
+        rows.append(
+            Row(
+                stem, attempt, int(found[1]), state, flags,
+                exit_code=code if state in ENDED else None,
+                signal=signal if state in ENDED else None,
+                submitted_at=submitted or 0.0,
+                started_at=started,
+                ended_at=ended if state in ENDED else None,
+                allocation=Allocation(
+                    engine="slurm", id=fields[0], state=state, queue=line(fields[8], 80), nodes=line(fields[10], 200),
+                    used_s=used, resources=line(fields[9], 200),
+                ),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def newest(rows: Iterable[Row]) -> dict[str, Row]:
+    """Return for each job the row that counts: of the last attempt, one that lives before one that ended."""
+    return {row.stem: row for row in sorted(rows, key=lambda r: (r.attempt, not r.over, r.submitted_at, r.id))}
+
+
+def _named(name: object) -> tuple[str, int]:
+    found = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if found is None:
+        raise BadReply("Slurm lists a job under a name that gpuwarden does not give", "Nothing is concluded from it.")
+    return found[1], int(found[2])
+
+
+def number(value: object) -> float | None:
+    """Return a number in any version's form; None where it is unset, infinite or something else."""
+    if isinstance(value, Mapping):
+        if value.get("set") is False or value.get("infinite") is True:
+            return None
+        value = value.get("number")
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value in NO_VALUE:
+        return None
+    return float(value)
+
+
+def when(value: object) -> float | None:
+    """Return a time in seconds since the epoch; None for one that is not set yet."""
+    return number(value) or None
+
+
+def states(value: object) -> tuple[str, frozenset[str]]:
+    """Return a job's base state and its flags: `RUNNING`, `["PENDING", "REQUEUED"]`, `CANCELLED by 1000`."""
+    while isinstance(value, Mapping):
+        value = value.get("current")
+    words = value if isinstance(value, list) else str(value or "").replace(",", " ").split(" by ")[0].split()
+    known = [str(word).rstrip("+").upper() for word in words]
+    base = next((word for word in known if word in WAITING | RUNNING | ENDED), None)
+    if base is None and set(known) & QUEUED_AGAIN:
+        base = "PENDING"
+    if base is None and set(known) & {"COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}:
+        base = "RUNNING"
+    if base is None:
+        raise BadReply(f"Slurm names a state that is not known: {line(value, 80)}", "Nothing is concluded from it.")
+    return base, frozenset(known) - {base}
+
+
+def exit_of(value: object) -> tuple[int | None, int | None]:
+    """Return exit code and signal: of a wait status, of `3:0`, or of a later version's object."""
+    if isinstance(value, Mapping) and "return_code" in value:
+        signal = value.get("signal")
+        named = signal.get("signal_id", signal.get("id")) if isinstance(signal, Mapping) else None
+        return _ended(number(value.get("return_code")), number(named))
+    if isinstance(value, str) and (found := re.fullmatch(r"(\d+):(\d+)", value)):
+        return _ended(float(found[1]), float(found[2]))
+    status = number(value)
+    return (None, None) if status is None else _ended(float(int(status) >> 8 & 0xFF), float(int(status) & 0x7F))
+
+
+def _ended(code: float | None, signal: float | None) -> tuple[int | None, int | None]:
+    return (None, int(signal)) if signal else (None if code is None else int(code), None)

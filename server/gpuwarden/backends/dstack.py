@@ -1,0 +1,222 @@
+"""Runs jobs as tasks of dstack, in one project of a server: `dstack/PROJECT`.
+
+A token's run has its name from the token and carries the token, the attempt and the lease in its tags. dstack keeps one
+run of a name: an apply on the name of a run that has ended deletes that run's record and starts again. So each
+submit looks first, adopts a run of its attempt or a later one, and touches no run of that name without our tags.
+
+The container dies with its files when the run ends. The outputs that can be listed, read and verified are on the Hub,
+addressed as for Hugging Face Jobs, below `/hub/models`, `/hub/datasets` and `/hub/buckets`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from gpuwarden.backends._dstack_api import JOB, DstackServer, Run
+from gpuwarden.backends._dstack_observation import observation
+from gpuwarden.backends._dstack_options import project_of, read_options, run_name, run_spec
+from gpuwarden.backends._hub_files import HubOutputs
+from gpuwarden.backends.hf_jobs import script_command
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotSupported, Unreachable, WardenError
+from gpuwarden.core.models import (
+    Answer,
+    Handle,
+    JobSpec,
+    Known,
+    LogChunk,
+    Observation,
+    Place,
+    StopResult,
+    Unknown,
+)
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.sanitize import line
+from gpuwarden.core.states import Job
+from gpuwarden.hub.client import HubConfig
+
+MOST_LOG: Final = 64 << 20
+MOST_PAGES: Final = 1_000
+"""Pages of a log in one call: a server that names a next page for ever is not followed."""
+LOOKS: Final = 3
+SAVES_S: Final = 5.0
+"""A job that is given less than this to save is aborted, without dstack's own grace."""
+
+
+def create(clock: Clock) -> DstackBackend:
+    """Return the backend."""
+    return DstackBackend(clock)
+
+
+class DstackBackend(HubOutputs):
+    """Run jobs as tasks of dstack."""
+
+    name = "dstack"
+    takes_inputs = False
+    seals = False
+
+    def __init__(self, clock: Clock, env: Mapping[str, str] | None = None, hub: HubConfig | None = None) -> None:
+        super().__init__(clock, hub)
+        self._env = env
+        self._servers: list[DstackServer] = []
+
+    def _server(self) -> DstackServer:
+        """Return the server that the variables name. Raises BadRequest for an address that would leak the token."""
+        if not self._servers:
+            self._servers.append(DstackServer(self._clock, self._env))
+        return self._servers[0]
+
+    def settle(self, spec: JobSpec) -> JobSpec:
+        """Return the spec as it is. Raises BadRequest for an option that dstack lacks."""
+        read_options(spec.options)
+        if any("\0" in text for text in (*spec.command, *spec.args)):
+            raise BadRequest("an argument has a zero byte in it", "No command line can have one.")
+        return spec
+
+    def attempts(self, spec: JobSpec) -> int:
+        """Return 1: dstack is told to try again only while there is no machine."""
+        return 1
+
+    async def check(self, place: Place) -> list[Finding]:
+        """Return whether the server answers, and lets the token into the project."""
+        try:
+            await self._server().fleets(project_of(place.platform))
+        except WardenError as error:
+            return [Finding.of(error, rule="dstack")]
+        return []
+
+    # ------------------------------------------------------------------------------------------------------ launch
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
+    ) -> Handle:
+        """Start the run, or adopt the one that has the token's name. No secret's value is sent."""
+        if inputs:
+            raise NotSupported("a run of dstack gets no files from here", "Put them into a dataset on the Hub.")
+        project = project_of(place.platform)
+        found = await self._ours(project, token)
+        if found is None or found.attempt < attempt:
+            if found is not None and not found.ended:
+                raise Conflict(
+                    f"attempt {found.attempt} of the run {run_name(token)} has not ended", "Look at it again."
+                )
+            argv = [*spec.command, *spec.args] if spec.command else script_command(spec)
+            found = await self._start(project, run_spec(spec, argv, place, token, attempt), token, attempt)
+        return self._handle(place, token, project, found)
+
+    async def _start(self, project: str, wanted: Mapping[str, object], token: str, attempt: int) -> Run:
+        """Ask for the run. Where the answer is lost or a refusal, it may be there all the same."""
+        try:
+            return await self._server().apply(project, wanted)
+        except (Unreachable, BadReply, BadRequest) as trouble:
+            for _ in range(LOOKS if trouble.retry else 1):
+                if trouble.retry:
+                    await self._clock.sleep(1.0)
+                found = await self._ours(project, token)
+                if found is not None and found.attempt >= attempt:
+                    return found
+            raise
+
+    async def _ours(self, project: str, token: str) -> Run | None:
+        """Return the run with a token's name. Raises Conflict where it is somebody else's."""
+        name = run_name(token)
+        run = await self._server().run_named(project, name)
+        if run is not None and run.tags.get(JOB) != name:
+            raise Conflict(
+                f"the project {project} has a run {name} of {line(run.user, 60)} that gpuwarden did not start",
+                "Nothing was started, and that run was left alone. Submit the job again.",
+            )
+        return run
+
+    def _handle(self, place: Place, token: str, project: str, run: Run) -> Handle:
+        return Handle(backend=self.name, token=token, run_dir=f"/runs/{project}/{run.id}", place=place)
+
+    async def find(self, place: Place, token: str) -> Answer[Handle | None]:
+        """Return the run of a token, None where the project has none of its name."""
+        try:
+            project = project_of(place.platform)
+            run = await self._ours(project, token)
+        except WardenError as error:
+            return Unknown(error.message)
+        return Known(None if run is None else self._handle(place, token, project, run))
+
+    # ----------------------------------------------------------------------------------------------------- observe
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        """Observe all runs of a project by one list of those that are active; only one that is not in it is asked for.
+
+        One that can't be seen is left out.
+        """
+        rows: dict[str, Run] = {}
+        if len(handles) > 1:
+            for project in dict.fromkeys(_where(h)[0] for h in handles):
+                rows |= {run.id: run for run in await self._server().runs(project, active=True)}
+        seen: dict[str, Observation] = {}
+        trouble: WardenError | None = None
+        for handle in handles:
+            project, ident = _where(handle)
+            try:
+                run = rows.get(ident) or await self._server().run_with_id(project, ident)
+            except WardenError as error:
+                trouble = error
+                continue
+            seen[handle.token] = (
+                Observation(state=Job.UNKNOWN, why="dstack does not have this run any more")
+                if run is None or run.tags.get(JOB) != run_name(handle.token)
+                else observation(run)
+            )
+        if trouble is not None and not seen:
+            raise trouble
+        return seen
+
+    async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
+        """Read the log of the newest start from a byte cursor; a negative cursor counts from its present end."""
+        project, ident = _where(handle)
+        run = await self._server().run_with_id(project, ident)
+        upto = cursor + limit if cursor >= 0 else MOST_LOG
+        text = await self._log(project, run, upto) if run is not None and run.submissions else b""
+        return LogChunk.cut(text, cursor, limit)
+
+    async def _log(self, project: str, run: Run, upto: int) -> bytes:
+        """Return a log from its beginning, a page beyond `upto` at most. dstack has no cursor in bytes."""
+        text, token = bytearray(), None
+        for _ in range(MOST_PAGES):
+            if len(text) > upto:
+                break
+            page = await self._server().logs(project, run, run.submissions[-1].id, token)
+            try:
+                text += b"".join(base64.b64decode(event.message, validate=True) for event in page.logs)
+            except ValueError as error:
+                raise BadReply("dstack's log came in a form that is not known", "Ask again.") from error
+            if page.next_token is None or page.next_token == token:
+                break
+            token = page.next_token
+        return bytes(text)
+
+    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
+        """Ask for the run's end. PENDING until dstack says that it has ended.
+
+        dstack has one grace for all runs: it asks the command to end, and kills it some seconds later.
+        """
+        project, ident = _where(handle)
+        run = await self._server().run_with_id(project, ident)
+        if run is None or run.ended or run.tags.get(JOB) != run_name(handle.token):
+            return StopResult.GONE
+        await self._server().stop(project, run.run_spec.run_name, abort=grace_s < SAVES_S)
+        run = await self._server().run_with_id(project, ident)
+        return StopResult.STOPPED if run is None or run.ended else StopResult.PENDING
+
+
+def _where(handle: Handle) -> tuple[str, str]:
+    _, _, project, ident = handle.run_dir.split("/")
+    return project, ident

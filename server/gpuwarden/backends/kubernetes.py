@@ -1,0 +1,384 @@
+"""Runs jobs as Jobs of a Kubernetes cluster, in the namespace of a context of the user's configuration.
+
+Run folders are on one claim of that namespace, which a person chose by the label `gpuwarden.dev/runs`: a pod's own disk
+is lost whenever its pod is replaced. The runner is the container's command. A small pod that mounts the same claim
+reaches the files, before a job starts and after it ended. Where a job is, the cluster decides; the runner's status
+counts for what the command did.
+
+A job's name has the token and the attempt, and its annotations repeat the token and the run folder. Many jobs that ask
+for the same can be the indexes of one Job, an array; each is found, observed and stopped by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from gpuwarden.backends import _kube_arrays as arrays
+from gpuwarden.backends import _kube_manifests as manifests
+from gpuwarden.backends._engine import EngineBackend
+from gpuwarden.backends._kube_api import KubeApi, part_of
+from gpuwarden.backends._kube_exec import PodConnection, claim_key, claim_uid
+from gpuwarden.backends._kube_image import image_readiness
+from gpuwarden.backends._kube_options import asked_of, read_options
+from gpuwarden.backends._kube_rows import KubeRow, is_of, rows_of
+from gpuwarden.backends._slurm_observation import observation
+from gpuwarden.backends.base import ArrayTask
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.engine import EngineLimits, Queue
+from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NotFound, WardenError
+from gpuwarden.core.guidance import NextStep, steps
+from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Observation, Place, StopResult
+from gpuwarden.core.readiness import Needs, Readiness
+from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote.ssh.config import Endpoint
+from gpuwarden.remote.ssh.machine import Ssh
+
+if find_spec("kubernetes") is None:  # the client itself is imported late: that takes most of a second
+    raise ModuleNotFoundError("No module named 'kubernetes'", name="kubernetes")
+
+STOP_S: Final = 15.0
+SECOND_LOOK_S: Final = 2.0
+LOOK_S: Final = 0.3
+AT_ONCE: Final = 8
+"""How many run folders of an array are filled at a time."""
+SHARED: Final = "ReadWriteMany"
+_CHECKED: Final = "check"
+_NOT_STARTED: Final = {"state": "canceled", "reason": "stopped", "why": "it was stopped before it started"}
+
+T = TypeVar("T")
+
+
+def create(clock: Clock) -> KubernetesBackend:
+    """Return the backend."""
+    return KubernetesBackend(clock)
+
+
+class _ClaimFiles(SshBackend):
+    """The files of a claim, behind a pod that mounts it."""
+
+    name = "kubernetes"
+
+    def __init__(self, clock: Clock, api: Callable[[str], KubeApi]) -> None:
+        super().__init__(clock)
+        self._api = api
+
+    async def reach(self, place: Place) -> Ssh:
+        """Return the way to the pod for files, which is made when it is first needed."""
+        api, mount = self._api(place.host or ""), place.run_root
+        namespace = await to_thread.run_sync(lambda: api.namespace)
+        endpoint = Endpoint(place.host or "", place.host or "", 443, namespace)
+        return Ssh(endpoint, dial=lambda pin: PodConnection(api, mount, pin))
+
+
+class KubernetesBackend(EngineBackend):
+    """Run jobs as Jobs of a Kubernetes cluster."""
+
+    name = "kubernetes"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._apis: dict[str, KubeApi] = {}
+        self._files = _ClaimFiles(clock, self.api)
+
+    def api(self, context: str) -> KubeApi:
+        """Return the client of a context. Raises BadRequest where no context is named."""
+        if not context:
+            raise BadRequest("no cluster is named", "Write kubernetes/CONTEXT; `kubectl config get-contexts` has them.")
+        return self._apis.setdefault(context, KubeApi(context))
+
+    def files(self, place: Place) -> SshBackend:
+        """Return the way to the claim's files."""
+        return self._files
+
+    async def aclose(self) -> None:
+        """Close all connections; the next call opens what it needs."""
+        await self._files.aclose()
+        apis, self._apis = self._apis, {}
+        for api in apis.values():
+            api.close()
+
+    def settle(self, spec: JobSpec) -> JobSpec:
+        """Return the spec as it is. Raises BadRequest for an option that Kubernetes lacks."""
+        read_options(spec)
+        return spec
+
+    def attempts(self, spec: JobSpec) -> int:
+        """Return 1: the cluster repeats a job only after an interruption."""
+        return 1
+
+    async def check(self, place: Place) -> list[Finding]:
+        """Return whether the namespace gives the rights and has a claim for run folders that every node can mount."""
+        try:
+            missing = await self._there(place, lambda api: api.missing_rights())
+            if missing:
+                said = f"the cluster does not let this user {', '.join(missing)} in the namespace of {place.host}"
+                return [_unusable(said, "Ask who runs it for the rights in docs/kubernetes-rights.yaml.")]
+            claim = await self._there(place, lambda api: api.claim())
+        except (BadRequest, NotFound, AuthFailed) as error:
+            return [_unusable(error.message, *error.next_steps)]
+        modes = part_of(claim, "spec").get("accessModes") or ()
+        if SHARED in modes:
+            pinned = place.model_copy(update={"host_key": claim_key(claim).line})
+            found = [f for f in await self._files.check(pinned) if not f.rule.startswith("PF-GPU")]
+            return [f for f in found if f.blocks or not f.rule.startswith("PF-HOST")]  # a job gets another pod
+        name, given = line(claim["metadata"]["name"], 100), line(", ".join(map(str, modes)), 100)
+        said = (
+            f"the claim {name} is {given or 'of no mode'}: a job's pod and the pod for its files may be on"
+            " different nodes, and only one of them would get it"
+        )
+        return [_unusable(said, f"Choose a claim that is {SHARED}.")]
+
+    async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
+        """Let the cluster check this job and start nothing. What its nodes have is not ours to read."""
+
+        def ask(api: KubeApi) -> EngineLimits:
+            folder = f"{place.run_root}/gw-{_CHECKED}"
+            body = manifests.job_manifest(spec, _CHECKED, 1, "runner.py", folder, api.claim(), secret=False)
+            refusal = ""
+            try:
+                api.create(body, dry_run=True)
+            except BadRequest as error:
+                refusal = error.message
+            asked = asked_of(spec, api.namespace)
+            kueue = read_options(spec).queue
+            queue = api.local_queue(kueue) if kueue else Queue(name=asked.queue, default=True, preempts="requeue")
+            queues = (queue,) if queue else ()
+            return EngineLimits(
+                engine=self.name, version="", asked=asked, queues=queues, refusal=refusal, max_array=arrays.MOST_TASKS
+            )
+
+        return await self._there(place, ask)
+
+    async def readiness(self, place: Place, needs: Needs) -> Readiness:
+        """Return what the job's image surely lacks, by its name. Its nodes are not ours to read."""
+        return image_readiness(needs.image, needs)
+
+    # ------------------------------------------------------------------------------------------------------ launch
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
+    ) -> Handle:
+        """Create the attempt's job, or adopt the one that has its name and is ours, or the task of an array."""
+        handle = await self.handle_of(place, token)
+        rows, ran = await self._started([handle], {token: attempt})
+        if ran or (token in rows and rows[token].index is not None):
+            return handle
+        handle, runner = await self._prepare(ArrayTask(spec, token, secrets, attempt, inputs), handle.place)
+
+        def create_job(api: KubeApi) -> None:
+            claim, path = api.claim(claim_uid(handle.place.host_key)), f"{handle.run_dir}/{runner}"
+            body = manifests.job_manifest(spec, token, attempt, path, handle.run_dir, claim, secret=bool(secrets))
+            _give(api, _make(api, body, [handle]), {"order": json.dumps(dict(secrets))} if secrets else {})
+
+        await self._there(place, create_job)
+        return handle
+
+    async def submit_array(
+        self, tasks: Sequence[ArrayTask], place: Place, token: str, *, at_once: int
+    ) -> dict[str, Handle]:
+        """Create one Indexed Job for the tasks that were not started yet, or adopt the array of this token."""
+        arrays.check_array(tasks)
+        handles = {task.token: await self.handle_of(place, task.token) for task in tasks}
+        rows, ran = await self._started(list(handles.values()), {task.token: task.attempt for task in tasks})
+        name, rest = arrays.array_name(token), [task for task in tasks if task.token not in ran]
+        fresh = [task for task in rest if task.token not in rows]
+        own = [task for task in rest if (row := rows.get(task.token)) and row.index is not None and row.job == name]
+        if not fresh and not own:
+            return handles
+        pinned = handles[tasks[0].token].place
+        ready = await self._prepare_all(fresh, pinned)
+
+        def create_array(api: KubeApi) -> None:
+            job = api.job(arrays.array_name(token))
+            if fresh:
+                claim = api.claim(claim_uid(pinned.host_key))
+                folders = [handle for handle, _ in ready]
+                job = _make(
+                    api, arrays.array_manifest(fresh, token, ready[0][1], folders, claim, at_once=at_once), folders
+                )
+            if job is not None:
+                _give(api, job, arrays.orders_of(job, tasks))  # a call that ended early may not have come to this
+
+        await self._there(place, create_array)
+        return handles
+
+    async def _started(
+        self, handles: Sequence[Handle], attempts: Mapping[str, int]
+    ) -> tuple[dict[str, KubeRow], set[str]]:
+        """Return the cluster's rows of these attempts or later ones, and the tokens whose attempt ran."""
+        rows, seen = await self._rows(handles), await self._look(handles)
+        ran = set()
+        for handle in handles:
+            status, attempt = seen[handle.run_dir], attempts[handle.token]
+            told = status.get("attempt") if status.get("token") == handle.token else None
+            if isinstance(told, int) and told >= attempt:  # its job may be gone by now
+                ran.add(handle.token)
+        return {token: row for token, row in rows.items() if row.attempt >= attempts[token]}, ran
+
+    async def _prepare_all(self, tasks: Sequence[ArrayTask], place: Place) -> list[tuple[Handle, str]]:
+        """Prepare many run folders, some at a time. Raises the first error."""
+        ready: dict[str, tuple[Handle, str]] = {}
+        trouble: list[WardenError] = []
+        limit = anyio.CapacityLimiter(AT_ONCE)
+
+        async def prepare(task: ArrayTask) -> None:
+            async with limit:
+                try:
+                    if not trouble:
+                        ready[task.token] = await self._prepare(task, place)
+                except WardenError as error:
+                    trouble.append(error)
+
+        async with anyio.create_task_group() as group:
+            for task in tasks:
+                group.start_soon(prepare, task)
+        if trouble:
+            raise trouble[0]
+        return [ready[task.token] for task in tasks]
+
+    async def _prepare(self, task: ArrayTask, place: Place) -> tuple[Handle, str]:
+        """Put all that a job needs into its run folder; return its handle, and the name of the runner there."""
+        handle, ready = await self._files.stage(task.spec, place, task.token, task.inputs)
+        # The environment and the interpreters of the pod for files are not those of the job's image.
+        env = {k: v for k, v in ready.spec["env"].items() if k != "PATH" or k in task.spec.env}
+        words = ready.spec["argv"]
+        argv = words if task.spec.script is None else ["python3", *words[-1 - len(task.spec.args) :]]
+        order = {"spec": {**ready.spec, "env": env, "argv": argv}, "token": task.token, "attempt": task.attempt}
+        await self.put_file(handle, f"order.{task.attempt}.json", json.dumps(order).encode())
+        return handle, ready.runner
+
+    async def handle_of(self, place: Place, token: str) -> Handle:
+        """Return the handle of a token, whose place names the claim. A job's files stay on the claim of its start."""
+        key = place.host_key or await self._there(place, lambda api: claim_key(api.claim()).line)
+        return await self._files.handle_of(place.model_copy(update={"host_key": key}), token)
+
+    # ----------------------------------------------------------------------------------------------------- observe
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        """Observe all jobs of a place: one list of jobs, one of pods, and one look at their run folders."""
+        if not handles:
+            return {}
+        rows, seen = await self._rows(handles), await self._look(handles)
+        lost = [h for h in handles if h.token not in rows and seen[h.run_dir].get("state") == "running"]
+        if lost:  # gone is believed on the second look
+            await self._clock.sleep(SECOND_LOOK_S)
+            rows, seen = {**rows, **await self._rows(lost)}, {**seen, **await self._look(lost)}
+        return {h.token: observation(seen[h.run_dir], _settled(rows.get(h.token), seen[h.run_dir])) for h in handles}
+
+    async def listed(self, handle: Handle) -> Answer[bool]:
+        """Return whether the cluster lists a job of this handle."""
+        return Known(handle.token in await self._rows([handle]))
+
+    async def _rows(self, handles: Sequence[Handle]) -> dict[str, KubeRow]:
+        """Return the cluster's row of each job, by token."""
+        jobs, pods = await self._there(handles[0].place, lambda api: (api.jobs(), api.pods()))
+        return rows_of(jobs, pods, handles)
+
+    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
+        """Delete the job, whose pods end with their grace, and say STOPPED only once it was seen gone.
+
+        Of an array only the task's own pods are deleted. Where it waits, it is marked: a pod that it gets later ends.
+        """
+        row = await self._row(handle)
+        if row is None or row.over:
+            return StopResult.GONE
+        first, ending = row, {uid for _, uid in row.pods}
+        await self._end(handle, row, grace_s)
+        with anyio.move_on_after(min(grace_s + 5, STOP_S)):
+            while row is not None and (not row.over or ending & {uid for _, uid in row.pods}):
+                await self._clock.sleep(LOOK_S)
+                row = await self._row(handle)
+                if row is not None and row.index is not None and row.waits:
+                    await self._record_end(handle, first.attempt)  # the pod ended without a word, or as if interrupted
+                    row = await self._row(handle)
+            if first.index is None:  # maybe deleted before its runner could leave a word; the cluster keeps none
+                status = (await self._look([handle]))[handle.run_dir]
+                if status.get("token") != handle.token or status.get("attempt") != first.attempt:
+                    await self._record_end(handle, first.attempt)
+            return StopResult.STOPPED
+        return StopResult.PENDING
+
+    async def _row(self, handle: Handle) -> KubeRow | None:
+        rows, seen = await self._rows([handle]), await self._look([handle])
+        return _settled(rows.get(handle.token), seen[handle.run_dir])
+
+    async def _end(self, handle: Handle, row: KubeRow, grace_s: float) -> None:
+        """Ask the cluster to end a job, or the pods of a task.
+
+        The end is recorded before that: a pod that starts meanwhile does nothing, and SIGTERM is no interruption.
+        """
+        if row.waits:
+            await self._record_end(handle, row.attempt)
+        await self.put_file(handle, f"canceled.{row.attempt}", b"")
+        await self.put_file(handle, "stop.json", json.dumps({"grace_s": grace_s}).encode())
+        delete, ends = (
+            (KubeApi.delete_job, ((row.job, row.uid),)) if row.index is None else (KubeApi.delete_pod, row.pods)
+        )
+        for name, uid in ends:
+            await self._there(handle.place, partial(delete, name=name, uid=uid))
+
+    async def _record_end(self, handle: Handle, attempt: int) -> None:
+        """Write the end of an attempt that was stopped while nothing of it ran."""
+        last = {**_NOT_STARTED, "token": handle.token, "attempt": attempt, "ended_at": self._clock.now()}
+        await self.put_file(handle, "status.json", json.dumps(last).encode())
+
+    # ------------------------------------------------------------------------------------------------- API server
+
+    async def _there(self, place: Place, work: Callable[[KubeApi], T]) -> T:
+        """Ask the API server, in a worker thread."""
+        api = self.api(place.host or "")
+        return await to_thread.run_sync(lambda: work(api), abandon_on_cancel=True)
+
+
+def _unusable(said: str, *cure: str | NextStep) -> Finding:
+    return Finding(rule="PF-PLACE-001", severity=Severity.ERROR, message=said, fix=steps(cure))
+
+
+def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
+    """Return the row of a task that waits and was canceled as one that is over: its pod will do nothing."""
+    if row is None or row.index is None or not row.waits:
+        return row
+    whose = (status.get("token"), status.get("attempt"))
+    canceled = status.get("state") == "canceled" and whose == (row.token, row.attempt)
+    return replace(row, state="CANCELLED") if canceled else row
+
+
+def _make(api: KubeApi, body: manifests.Manifest, handles: Sequence[Handle]) -> dict[str, Any]:
+    """Return the job: created, or there already. Raises Conflict where its name belongs to another tool."""
+    name = str(body["metadata"]["name"])
+    try:
+        return api.create(body)
+    except Conflict:
+        there = api.job(name)
+        if there is not None and all(is_of(there, handle) for handle in handles):
+            return there
+        raise Conflict(
+            f"the cluster has a job {name} that another tool made, or for other tasks",
+            "Look at it there; gpuwarden leaves it alone.",
+        ) from None
+
+
+def _give(api: KubeApi, job: Mapping[str, Any], orders: Mapping[str, str]) -> None:
+    """Create the secret of a job, unless it has one."""
+    if orders:
+        with suppress(Conflict):
+            api.create(manifests.secret_manifest(job, orders))

@@ -1,0 +1,273 @@
+"""Runs jobs on a Ray cluster, through the Jobs API of its dashboard.
+
+The run folder is below a path that this machine and every node share. The runner is the job's entrypoint: it works on
+the node as on any machine, and what it writes is read here. Where nothing is shared but a store, `keep` uploads the
+outputs from the job itself. Where a job is, Ray decides: one list for all jobs. A process id of a node means nothing
+here, so the runner's status counts for what the command did, and Ray's word for whether it can still run.
+
+The submission id has the token and the attempt, so Ray itself starts each once. The job's metadata names its run
+folder. Ray does not start a job again: one whose node is lost is preempted, and the next attempt goes on in the same
+folder.
+
+| variable | meaning |
+|---|---|
+| `RAY_AUTH_TOKEN` | the token of a Ray cluster that asks for one |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import anyio
+from anyio import to_thread
+
+from gpuwarden.backends import _ray_options as options
+from gpuwarden.backends._engine import EngineBackend
+from gpuwarden.backends._ray_api import address, ask, is_here, last_line, python_of, read_limits, rows_of, submission_id
+from gpuwarden.backends._runner import STOP_S
+from gpuwarden.backends._slurm_observation import observation, unfinished
+from gpuwarden.backends._slurm_rows import Row
+from gpuwarden.backends.local import LocalBackend
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.engine import EngineLimits
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, Conflict, NoSandbox, Unreachable
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Observation, Place, StopResult
+from gpuwarden.core.policy import Local
+from gpuwarden.core.readiness import Needs, Readiness, Uv
+from gpuwarden.core.rules import Finding
+from gpuwarden.private import write_private
+from gpuwarden.remote import launch
+from gpuwarden.scripts.script import Header, versions_allowed
+
+JOBS: Final = "/api/jobs/"
+SECOND_LOOK_S: Final = 2.0
+STOP_LOOK_S: Final = 0.3
+
+
+def create(clock: Clock) -> RayBackend:
+    """Return the backend."""
+    return RayBackend(clock)
+
+
+class _SharedFolder(LocalBackend):
+    """The files of a cluster, on the path that it shares with this machine."""
+
+    name = "ray"
+
+    def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return a node's interpreter: what the header depends on comes from the runtime environment."""
+        return (options.PYTHON,) if spec.script is not None else ()
+
+    def mapping(self, place: Place) -> dict[str, object]:
+        """Return the plain mapping."""
+        return place.mapping
+
+
+class RayBackend(EngineBackend):
+    """Run jobs through the Jobs API of a Ray cluster."""
+
+    name = "ray"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._files = _SharedFolder(clock)
+        self._unconfined = False
+        self._hidden: tuple[Path, ...] = ()
+
+    def files(self, place: Place) -> LocalBackend:
+        """Return the way to the shared path."""
+        return self._files
+
+    def confine(self, policy: Local, hidden: Sequence[Path]) -> None:
+        """Take whether a person lets jobs run next to gpuwarden's own files without a sandbox."""
+        self._unconfined, self._hidden = policy.unsandboxed, tuple(hidden)
+
+    async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
+        """Raise `NoSandbox` for a cluster of this machine, unless a person allows that."""
+        target = spec.platform.partition("/")[2]
+        await self._allow("" if target == "local" else target)
+
+    async def _allow(self, host: str, run_dir: str = "") -> None:
+        """Refuse jobs that could write what a person decides: those of this machine, and of a shared home folder."""
+        if self._unconfined:
+            return
+        here = not host or await to_thread.run_sync(is_here, host)
+        if here or (run_dir and await to_thread.run_sync(_same_storage, run_dir, self._hidden)):
+            raise NoSandbox(
+                "jobs of this Ray cluster could write to gpuwarden's own files, for no sandbox is around them",
+                (
+                    "Use a cluster of other machines, and a shared path on separate storage.",
+                    do(Action.ALLOW_LOCAL, "to allow that", alternative=True),
+                ),
+            )
+
+    def settle(self, spec: JobSpec) -> JobSpec:
+        """Return the spec as it is. Raises BadRequest for an option that Ray lacks."""
+        options.read_options(spec)
+        return spec
+
+    def attempts(self, spec: JobSpec) -> int:
+        """Return 1: Ray starts no job a second time."""
+        return 1
+
+    async def check(self, place: Place) -> list[Finding]:
+        """Return whether run folders can be made on the shared path."""
+        return await self._files.check(place)
+
+    async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
+        """Ask the cluster for its version and its nodes."""
+        version = await ask(place, "GET", "/api/version")
+        nodes = await ask(place, "GET", "/api/v0/nodes?detail=true")
+        cluster = await ask(place, "GET", "/api/cluster_status")
+        return read_limits(version, nodes, cluster, options.asked_of(spec))
+
+    async def readiness(self, place: Place, needs: Needs) -> Readiness:
+        """Return what the cluster surely lacks: the Python that a header requires, and files of the shared path.
+
+        Ray makes the environment of a header's packages with its own Python, and brings them itself. Which Python
+        starts a program without any, and what else its machines have, is not known.
+        """
+        shared = [path for path in needs.files if path.startswith(f"{place.run_root.rstrip('/')}/")]
+        gone = await to_thread.run_sync(lambda: tuple(path for path in shared if not os.path.lexists(path)))
+        found = Readiness(where="on the cluster's nodes", uv=Uv.UNUSED, no_files=gone)
+        if not needs.dependencies or not needs.requires_python:
+            return found
+        python = python_of(await ask(place, "GET", "/nodes?view=summary"))
+        allowed = versions_allowed(Header((), needs.requires_python))
+        if python is None or not allowed or python in allowed:
+            return found
+        return replace(found, python=f"{python[0]}.{python[1]}", unmet=(f"Python {needs.requires_python}",))
+
+    # ------------------------------------------------------------------------------------------------------ launch
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
+    ) -> Handle:
+        """Submit the attempt, or adopt the job that has its id. Secrets go through a private file of the run folder.
+
+        The job's entrypoint reads that file and removes it; Ray itself would show them in its list.
+        """
+        handle, stem = await self.handle_of(place, token), launch.run_name(token)
+        await self._allow(address(place)[0], handle.run_dir)
+        if _has(await self._rows([handle]), stem, attempt):
+            return handle
+        handle, ready = await self._files.stage(spec, place, token, inputs)
+        order = {"spec": ready.spec, "token": token, "attempt": attempt}
+        await self.put_file(handle, f"order.{attempt}.json", json.dumps(order).encode())
+        await self.put_file(handle, options.secrets_name(attempt), json.dumps(dict(secrets)).encode())
+        runner = f"{handle.run_dir}/{ready.runner}"
+        request = options.request(spec, stem, attempt, handle.run_dir, runner)
+        try:
+            status, said = await ask(place, "POST", JOBS, request)
+        except AuthFailed:
+            await to_thread.run_sync(_forget_secrets, handle, attempt)
+            raise
+        if status == 200 and isinstance(said, dict) and isinstance(said.get("submission_id"), str):
+            return handle
+        listed, ident = await ask(place, "GET", JOBS), submission_id(stem, attempt, handle.run_dir)
+        if _has(rows_of(*listed, {stem: handle.run_dir}), stem, attempt):  # another call was first
+            return handle
+        taken = any(row.get("submission_id") == ident for row in listed[1])
+        if taken or status == 400:
+            await to_thread.run_sync(_forget_secrets, handle, attempt)
+        if taken:
+            raise Conflict(
+                f"Ray has a job of another tool as {ident}; nothing was started",
+                "Delete that job in Ray, then submit again.",
+            )
+        if status == 400:
+            raise BadRequest(f"Ray refused the job: {last_line(said)}", "Change what it refuses, then submit again.")
+        raise Unreachable(
+            f"Ray did not confirm the job: {last_line(said)}", "It may have been carried out; the next call looks."
+        )
+
+    # ----------------------------------------------------------------------------------------------------- observe
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        """Observe all jobs of a place: one list of Ray's, and one look at their run folders."""
+        if not handles:
+            return {}
+        rows, seen = await self._rows(handles), await self._look(handles)
+        lost = [h for h in handles if launch.run_name(h.token) not in rows and unfinished(seen[h.run_dir])]
+        if lost:  # gone is believed on the second look
+            await self._clock.sleep(SECOND_LOOK_S)
+            rows, seen = {**rows, **await self._rows(lost)}, {**seen, **await self._look(lost)}
+        for handle in handles:
+            if (row := rows.get(launch.run_name(handle.token))) and row.over:
+                await to_thread.run_sync(_forget_secrets, handle, row.attempt)
+        return {h.token: observation(seen[h.run_dir], rows.get(launch.run_name(h.token))) for h in handles}
+
+    async def listed(self, handle: Handle) -> Answer[bool]:
+        """Return whether Ray lists a job of this handle."""
+        return Known(launch.run_name(handle.token) in await self._rows([handle]))
+
+    async def _rows(self, handles: Sequence[Handle]) -> dict[str, Row]:
+        """Return Ray's row of each job's last attempt, by the name that its attempts share."""
+        folders = {launch.run_name(h.token): h.run_dir for h in handles}
+        return rows_of(*await ask(handles[0].place, "GET", JOBS), folders)
+
+    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
+        """End the job: Ray sends SIGTERM, and the runner kills after the grace that `stop.json` names."""
+        stem, asked = launch.run_name(handle.token), False
+        with anyio.move_on_after(min(grace_s + 5, STOP_S)):
+            while (row := (await self._rows([handle])).get(stem)) is not None and not row.over:
+                if not asked:
+                    await to_thread.run_sync(_order_stop, handle, grace_s)
+                    asked = await self._end(handle, row)
+                await self._clock.sleep(STOP_LOOK_S)
+            await to_thread.run_sync(_forget_secrets, handle)  # also those of a submission that never arrived
+            return StopResult.STOPPED if asked else StopResult.GONE
+        return StopResult.PENDING
+
+    async def _end(self, handle: Handle, row: Row) -> bool:
+        """Ask Ray to end one job. Return False where its process is not there yet to be asked."""
+        ident = submission_id(row.stem, row.attempt, handle.run_dir)
+        status, said = await ask(handle.place, "POST", f"{JOBS}{ident}/stop", {})
+        if status == 200 and isinstance(said, dict) and isinstance(said.get("stopped"), bool):
+            return bool(said["stopped"])
+        if status >= 500:
+            raise Unreachable(f"Ray did not confirm the end: {last_line(said)}", do(Action.CHECK))
+        raise BadReply("the end of a job was answered in a form that is not known", do(Action.CHECK))
+
+
+def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:
+    """Return whether Ray has this attempt, or a later one: a late repetition starts nothing."""
+    return stem in rows and rows[stem].attempt >= attempt
+
+
+def _order_stop(handle: Handle, grace_s: float) -> None:
+    """Write the grace where the runner looks for it, unless a first call did. Ray ends the job without it as well."""
+    path = Path(handle.run_dir) / "stop.json"
+    with suppress(OSError):
+        if path.parent.is_dir() and not os.path.lexists(path):
+            write_private(path, json.dumps({"grace_s": grace_s}).encode())
+
+
+def _forget_secrets(handle: Handle, attempt: int | None = None) -> None:
+    """Remove the secrets of an attempt, or of all, whose entrypoint never read them."""
+    for path in Path(handle.run_dir).glob(options.secrets_name(attempt)):
+        with suppress(OSError):  # a job may put anything into its folder, such as a folder of that name
+            path.unlink()
+
+
+def _same_storage(run_dir: str, hidden: Sequence[Path]) -> bool:
+    """Return whether run folders are on the storage that has gpuwarden's own files."""
+
+    def device(path: Path) -> int:
+        return next(p for p in (path, *path.parents) if p.exists()).stat().st_dev
+
+    return any(device(path.absolute()) == device(Path(run_dir)) for path in hidden)

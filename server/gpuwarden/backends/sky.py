@@ -1,0 +1,207 @@
+"""Runs jobs in the queue of a cluster that SkyPilot launched; the cluster itself is rented by the provider `sky`.
+
+Files travel over SSH, by the alias that SkyPilot's client writes. The job is one of SkyPilot's queue, so that it knows
+that its cluster is busy; its command is our runner, which does there what it does everywhere. A job's name in the queue
+has the token and the attempt. It is found by that name, never by SkyPilot's number.
+
+Where a job is, SkyPilot decides; what the command did, the runner's status says. The cluster bills on after both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gpuwarden.backends._engine import found
+from gpuwarden.backends._slurm_observation import observation
+from gpuwarden.backends._slurm_rows import Row, newest
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadReply, NotFound, WardenError
+from gpuwarden.core.models import (
+    Allocation,
+    Answer,
+    Handle,
+    JobSpec,
+    LogChunk,
+    Observation,
+    Place,
+    StopResult,
+    Unknown,
+)
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote import launch
+from gpuwarden.remote.sky.client import SkyClient
+from gpuwarden.remote.sky.rows import Done, JobQueue, Launched, Log, read_options
+from gpuwarden.remote.ssh.shell_quote import quote
+
+STATES: Final = {
+    "INIT": "PENDING",
+    "PENDING": "PENDING",
+    "SETTING_UP": "RUNNING",
+    "RUNNING": "RUNNING",
+    "SUCCEEDED": "COMPLETED",
+    "FAILED": "FAILED",
+    "FAILED_SETUP": "FAILED",
+    "FAILED_DRIVER": "NODE_FAIL",
+    "CANCELLED": "CANCELLED",
+}
+"""SkyPilot's states in the words of the table that all engines share."""
+_NAME = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
+
+
+def create(clock: Clock) -> SkyBackend:
+    """Return the backend."""
+    return SkyBackend(clock)
+
+
+class SkyBackend(SshBackend):
+    """Run jobs in the queues of SkyPilot's clusters."""
+
+    name = "sky"
+
+    def __init__(self, clock: Clock, config: Path | None = None, sky: SkyClient | None = None) -> None:
+        super().__init__(clock, config)
+        self._sky = sky or SkyClient()
+
+    def settle(self, spec: JobSpec) -> JobSpec:
+        """Return the spec as it is, or as a managed job's. Raises BadRequest for an option that SkyPilot lacks."""
+        managed = read_options(spec.options).managed
+        return spec.model_copy(update={"platform": spec.platform.replace("sky/", "sky-jobs/", 1)}) if managed else spec
+
+    def attempts(self, spec: JobSpec) -> int:
+        """Return 1: SkyPilot repeats no job of a cluster's queue."""
+        return 1
+
+    # ------------------------------------------------------------------------------------------------------ launch
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
+    ) -> Handle:
+        """Put the attempt into the cluster's queue, or adopt the job that has its name.
+
+        Secrets go to SkyPilot as its own secrets do: it masks them, and its API server keeps them.
+        """
+        handle, ready = await self.stage(spec, place, token, inputs)
+        order = {"spec": ready.spec, "token": token, "attempt": attempt}
+        await self.put_file(handle, f"order.{attempt}.json", json.dumps(order).encode())
+        host = await self.host_info(handle.place)
+        runner = f"{handle.run_dir}/{ready.runner}"
+        words = [host.runner_python, "-I", "-S", runner, "allot", handle.run_dir]
+        request = json.dumps({"attempt": attempt, "id": "SKYPILOT_TASK_ID"})
+        await self._sky.ask(
+            Launched,
+            "execute",
+            cluster=_cluster(handle.place),
+            name=f"{launch.run_name(token)}-a{attempt}",
+            run=f"exec {' '.join(map(quote, words))} <<'END_OF_REQUEST'\n{request}\nEND_OF_REQUEST\n",
+            secrets={"GPUWARDEN_ORDER": json.dumps(dict(secrets))} if secrets else {},
+        )
+        return handle
+
+    async def find(self, place: Place, token: str) -> Answer[Handle | None]:
+        """Return the job of a token: one that is in the queue or on its way there, or that left its status."""
+        stem = launch.run_name(token)
+        try:
+            handle = await self.handle_of(place, token)
+            queue, seen = await self._queue(place), (await self._look([handle]))[handle.run_dir]
+        except WardenError as error:
+            return Unknown(error.message)
+        on_its_way = any(_named(name)[0] == stem for name in queue.sent)
+        return found(handle, seen, on_its_way or stem in _rows(queue))
+
+    # ----------------------------------------------------------------------------------------------------- observe
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        """Observe all jobs of a cluster by one look at its queue, and one at their run folders."""
+        if not handles:
+            return {}
+        queue, seen = await self._queue(handles[0].place), await self._look(handles)
+        rows = _rows(queue)
+        observed = {}
+        for handle in handles:
+            row, status = rows.get(launch.run_name(handle.token)), seen[handle.run_dir]
+            if row is not None and row.over and status.get("attempt") != row.attempt:
+                row = replace(row, said=line((await self._log(handle, row.id))[-300:], 300))
+            observed[handle.token] = observation(status, row).model_copy(update={"meter": True})
+        return observed
+
+    async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
+        """Read the runner's log from a byte cursor; SkyPilot's own where the runner never started."""
+        try:
+            return await super().logs(handle, cursor, limit)
+        except NotFound:
+            row = await self._row(handle)
+            if row is None:
+                raise
+        raw = (await self._log(handle, row.id)).encode()
+        return LogChunk.cut(raw, cursor, limit)
+
+    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
+        """End the job: what waits by SkyPilot's cancel, what runs by its runner first, with its grace."""
+        row = await self._row(handle)
+        if row is not None and row.over:
+            return StopResult.GONE
+        result = StopResult.GONE if row is not None and row.waits else await super().stop(handle, grace_s=grace_s)
+        if row is None or result is not StopResult.GONE:
+            return result
+        await self._sky.ask(Done, "act", verb="cancel", cluster=_cluster(handle.place), job_ids=[row.id])
+        again = await self._row(handle)
+        return StopResult.STOPPED if again is None or again.over else StopResult.PENDING
+
+    # ---------------------------------------------------------------------------------------------------- questions
+
+    async def _queue(self, place: Place) -> JobQueue:
+        return await self._sky.ask(JobQueue, "jobs", cluster=_cluster(place))
+
+    async def _row(self, handle: Handle) -> Row | None:
+        return _rows(await self._queue(handle.place)).get(launch.run_name(handle.token))
+
+    async def _log(self, handle: Handle, job: int) -> str:
+        return (await self._sky.ask(Log, "logs", cluster=_cluster(handle.place), job_id=job)).text
+
+
+def _cluster(place: Place) -> str:
+    """Return the cluster's name, which is its alias too."""
+    return place.instance_id or place.host or ""
+
+
+def _named(name: str | None) -> tuple[str, int]:
+    found = _NAME.fullmatch(name or "")
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def _rows(queue: JobQueue) -> dict[str, Row]:
+    """Return the row of each of our jobs that counts: of the last attempt, the one that was submitted first."""
+    rows = {}
+    for job in sorted(queue.rows, key=lambda job: -job.id):
+        stem, attempt = _named(job.name)
+        if not stem:
+            continue
+        if job.status not in STATES:
+            raise BadReply(f"SkyPilot's queue has a job that is {line(job.status, 40)}", "Is it SkyPilot 0.14?")
+        rows[stem, attempt] = Row(
+            stem=stem,
+            attempt=attempt,
+            id=job.id,
+            state=STATES[job.status],
+            flags=frozenset(),
+            exit_code=None,
+            signal=None,
+            submitted_at=job.submitted_at,
+            started_at=job.started_at,
+            ended_at=job.ended_at,
+            allocation=Allocation(engine="sky", id=str(job.id), state=job.status, resources=line(job.resources, 200)),
+        )
+    return newest(rows.values())

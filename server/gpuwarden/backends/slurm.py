@@ -1,0 +1,335 @@
+"""Runs jobs as batch jobs of Slurm, on a cluster that is reached over SSH or whose login node this is.
+
+The run folder is on a file system that the login node and the compute nodes share. The runner is the batch script: it
+works in the allocation as on any machine, and what it writes there is read on the login node. Where a job is, Slurm
+decides: one list of the queue, completed from accounting for the jobs that it does not have any more. A process id of
+another node means nothing here, so the runner's status counts for what the command did, and Slurm's word for whether
+it can still run.
+
+A job's name in Slurm has the token and the attempt. It is found by that name, never by Slurm's number. The tasks of a
+job array have one name there, so each run folder names the array, and the array's folder has the table of its tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from gpuwarden.backends import _slurm_options as options
+from gpuwarden.backends._engine import EngineBackend
+from gpuwarden.backends._slurm_limits import read_limits
+from gpuwarden.backends._slurm_observation import observation, unfinished
+from gpuwarden.backends._slurm_rows import ENDED, Row, accounting_rows, newest, queue_rows
+from gpuwarden.backends.base import ArrayTask, check_tasks
+from gpuwarden.backends.local import LocalBackend
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.engine import EngineLimits
+from gpuwarden.core.errors import BadReply, BadRequest, NoSandbox, Unreachable
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Observation, Place, StopResult, Unknown
+from gpuwarden.core.policy import Local
+from gpuwarden.core.readiness import Needs, Readiness
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote import launch
+from gpuwarden.remote.host.any_python import ANY_PYTHON, python_command
+from gpuwarden.remote.ssh.host_keys import HostKey
+
+ASK_S: Final = 150.0
+"""How long the agent may take: each of Slurm's commands has its own, shorter limit."""
+STOP_S: Final = 15.0
+SECOND_LOOK_S: Final = 2.0
+_LOADER: Final = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'slurm_agent.py', 'exec'))"
+
+
+def create(clock: Clock) -> SlurmBackend:
+    """Return the backend."""
+    return SlurmBackend(clock)
+
+
+class _LoginNode(LocalBackend):
+    """The files of a cluster whose login node this is. Its jobs are in no sandbox of this machine."""
+
+    name = "slurm"
+
+    def mapping(self, place: Place) -> dict[str, object]:
+        """Return the plain mapping."""
+        return place.mapping
+
+
+class _FarLoginNode(SshBackend):
+    """The files of a cluster behind SSH."""
+
+    name = "slurm"
+
+
+class SlurmBackend(EngineBackend):
+    """Run jobs as batch jobs of a Slurm cluster."""
+
+    name = "slurm"
+
+    def __init__(self, clock: Clock, config: Path | None = None) -> None:
+        self._clock = clock
+        self._here = _LoginNode(clock)
+        self._far = _FarLoginNode(clock, config)
+        self._unconfined = False
+
+    async def aclose(self) -> None:
+        """Close all connections; the next call opens what it needs."""
+        await self._far.aclose()
+
+    def files(self, place: Place) -> LocalBackend | SshBackend:
+        """Return the way to the files: this machine's, or those behind SSH."""
+        return self._far if place.host else self._here
+
+    def confine(self, policy: Local, hidden: Sequence[Path]) -> None:
+        """Take whether a person lets jobs run next to gpuwarden's own files without a sandbox."""
+        self._unconfined = policy.unsandboxed
+
+    async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
+        """Raise `NoSandbox` for the cluster of this machine's own login node, unless a person allows that.
+
+        Its jobs run as this user, with this home folder, and in no sandbox: they could write what a person decides.
+        """
+        if spec.platform.partition("/")[2] == "local" and not self._unconfined:
+            raise NoSandbox(
+                "jobs of this machine's own Slurm share its home folder, gpuwarden's files included, in no sandbox",
+                (
+                    "Run gpuwarden on another machine and name the cluster as slurm/HOST.",
+                    do(Action.ALLOW_LOCAL, "to allow that", alternative=True),
+                ),
+            )
+
+    def settle(self, spec: JobSpec) -> JobSpec:
+        """Return the spec as it is. Raises BadRequest for an option that Slurm lacks."""
+        options.read_options(spec)
+        return spec
+
+    def attempts(self, spec: JobSpec) -> int:
+        """Return 1: Slurm repeats a job only after an interruption."""
+        return 1
+
+    async def host_key(self, place: Place) -> HostKey:
+        """Connect to the login node, and return the key that it shows."""
+        return await self._far.host_key(place)
+
+    async def check(self, place: Place) -> list[Finding]:
+        """Return whether run folders can be made on the login node; what the cluster allows is asked by `limits`."""
+        if place.host:
+            return [f for f in await self._far.check(place) if not f.rule.startswith("PF-GPU")]
+        return await self._here.check(place)
+
+    async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
+        """Ask the cluster what it allows, and to check this job."""
+        found = await self._ask(place, "limits", args=options.arguments(spec))
+        return read_limits(found, options.asked_of(spec))
+
+    async def readiness(self, place: Place, needs: Needs) -> Readiness:
+        """Return what the login node lacks, whose interpreter or uv starts a script on the machines of the cluster.
+
+        What a command of it lacks may be there all the same: modules, and disks of the machines alone.
+        """
+        wanted = replace(needs, gpu=False)  # `limits` asks for the GPUs of the partitions
+        found = await self.files(place).readiness(place, wanted) if wanted.any else Readiness()
+        network = found.network or not place.host  # no sandbox of this machine is around its jobs
+        return replace(found, where="on the login node", network=network)
+
+    # ------------------------------------------------------------------------------------------------------ launch
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
+    ) -> Handle:
+        """Submit the attempt, or adopt the job that has its name. Secrets go into the environment of `sbatch` only."""
+        near = self.files(place)
+        handle, ready = await near.stage(spec, place, token, inputs)
+        order = {"spec": ready.spec, "token": token, "attempt": attempt}
+        await near.put_file(handle, f"order.{attempt}.json", json.dumps(order).encode())
+        for name, content in options.node_files(spec).items():
+            await near.put_file(handle, name, content)
+        name = f"{launch.run_name(token)}-a{attempt}"
+        python = await self._python(place)
+        await self._ask(
+            handle.place,
+            "submit",
+            folder=handle.run_dir,
+            name=name,
+            args=[*options.own_arguments(spec, name, handle.run_dir), *options.arguments(spec)],
+            script=options.batch_script(spec, attempt, python, ready.runner, handle.run_dir),
+            secrets=dict(secrets),
+        )
+        return handle
+
+    async def submit_array(
+        self, tasks: Sequence[ArrayTask], place: Place, token: str, *, at_once: int
+    ) -> dict[str, Handle]:
+        """Submit the tasks as one job array. Everything that they need but their inputs goes along in one call."""
+        check_tasks(tasks, lambda task: options.array_request(task.spec, task.attempt))
+        near, first, python = self.files(place), tasks[0], await self._python(place)
+        home = await near.handle_of(place, token)
+        rows, pool, runner = [], dict[str, str](), ""
+        for index, task in enumerate(tasks):
+            handle, ready = await near.prepare(task.spec, home.place, task.token)
+            if task.inputs:
+                await near.bring(handle, task.inputs)
+            order = {"spec": ready.spec, "token": task.token, "attempt": task.attempt}
+            files = {
+                **ready.files,
+                **options.node_files(task.spec),
+                f"order.{task.attempt}.json": json.dumps(order).encode(),
+            }
+            named = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+            pool |= {named[n]: b64encode(files[n]).decode() for n in files if named[n] not in pool}
+            name, runner = f"{launch.run_name(task.token)}-a{task.attempt}", ready.runner
+            rows.append((handle, {"name": name, "folder": handle.run_dir, "index": index, "files": named}))
+        name, spec = f"{launch.run_name(token)}-a{first.attempt}", first.spec
+        await near.put_file(home, "array.json", json.dumps({"tasks": len(rows)}).encode())  # makes the folder
+        folders = [handle.run_dir for handle, _ in rows]
+        await self._ask(
+            home.place,
+            "array",
+            folder=home.run_dir,
+            name=name,
+            at_once=at_once,
+            args=[*options.own_arguments(spec, name, home.run_dir, array=True), *options.arguments(spec)],
+            script=options.array_script(spec, first.attempt, python, runner, folders),
+            tasks=[{**row, "secrets": dict(task.secrets)} for task, (_, row) in zip(tasks, rows, strict=True)],
+            files=pool,
+        )
+        return {task.token: handle for task, (handle, _) in zip(tasks, rows, strict=True)}
+
+    # ----------------------------------------------------------------------------------------------------- observe
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        """Observe all jobs of a place: one list of Slurm's, and one look at their run folders.
+
+        A job that only accounting could tell about is left out while that is down.
+        """
+        if not handles:
+            return {}
+        (rows, blind), seen = await self._rows(handles), await self._look(handles)
+        lost = [h for h in handles if launch.run_name(h.token) not in rows and unfinished(seen[h.run_dir])]
+        if lost:  # gone is believed on the second look
+            await self._clock.sleep(SECOND_LOOK_S)
+            again, blind = await self._rows(lost)
+            rows, seen = {**rows, **again}, {**seen, **await self._look(lost)}
+        unseen = {h.token for h in lost if launch.run_name(h.token) in blind}
+        told = (h for h in handles if h.token not in unseen)
+        return {h.token: observation(seen[h.run_dir], rows.get(launch.run_name(h.token))) for h in told}
+
+    async def listed(self, handle: Handle) -> Answer[bool]:
+        """Return whether Slurm lists a job of this handle; unknown while only its accounting or a submit could say."""
+        (rows, blind), name = await self._rows([handle]), launch.run_name(handle.token)
+        return Unknown(blind[name]) if name in blind else Known(name in rows)
+
+    async def _rows(self, handles: Sequence[Handle]) -> tuple[dict[str, Row], dict[str, str]]:
+        """Return Slurm's newest row of each job by the name that its attempts share.
+
+        Also return why nobody knows of a job without a row whether it has one: accounting does not answer, or a submit
+        whose caller may be dead is still on its way.
+        """
+        folders = {launch.run_name(h.token): h.run_dir for h in handles}
+        reply = await self._ask(handles[0].place, "jobs", folders=folders)
+        queue, accounting = reply.get("queue"), reply.get("accounting")
+        if not isinstance(queue, dict):
+            raise BadReply("the answer about Slurm's queue is not understood", "Try again.")
+        if queue.get("rows") is None:
+            raise Unreachable(f"Slurm does not list its jobs: {line(queue.get('err') or 'no reason given')}", TOO_OLD)
+        rows, blind = newest(queue_rows(queue)), dict[str, str]()
+        if isinstance(accounting, dict) and accounting.get("rc") == 0:
+            rows = newest([*rows.values(), *accounting_rows(str(accounting.get("out")), folders)])
+        elif isinstance(accounting, dict) and accounting.get("kept") is not False:
+            why = f"Slurm's accounting does not answer: {line(accounting.get('err') or 'no reason given')}"
+            blind = dict.fromkeys(folders.keys() - rows, why)
+        sending = reply.get("sending")
+        on_its_way = {stem for stem in sending if stem in folders} if isinstance(sending, list) else set()
+        blind |= dict.fromkeys(on_its_way - rows.keys(), "a submit of this job is on its way")
+        said = reply.get("said")
+        words = {k: line(v, 300) for k, v in said.items() if v} if isinstance(said, dict) else {}
+        return {stem: replace(row, said=words.get(stem, "")) for stem, row in rows.items()}, blind
+
+    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
+        """End the job: what waits at once, what runs by a signal to its runner and, after its grace, for good."""
+        reply = await self._ask(
+            handle.place,
+            "stop",
+            name=launch.run_name(handle.token),
+            token=handle.token,
+            folder=handle.run_dir,
+            grace_s=grace_s,
+            wait_s=min(grace_s + 5, STOP_S),
+            ended=sorted(ENDED),
+        )
+        try:
+            return StopResult(str(reply.get("result")))
+        except ValueError as error:
+            raise BadReply(f"the end of a job was answered by {line(reply.get('result'))}", do(Action.CHECK)) from error
+
+    # ------------------------------------------------------------------------------------------------------- agent
+
+    async def _python(self, place: Place) -> str:
+        """Return the interpreter for the runner, which compute nodes are expected to have at the same path."""
+        if place.host:
+            return (await self._far.host_info(place)).runner_python
+        return sys.executable or shutil.which("python3") or "python3"
+
+    async def _ask(self, place: Place, verb: str, **request: Any) -> dict[str, Any]:
+        """Let the agent carry out one verb where Slurm's commands are, and return its answer."""
+        env = {"PATH": (await self._far.host_info(place)).path, **place.env} if place.host else place.env
+        sent = json.dumps({"verb": verb, "env": env, **request}).encode()
+        source = _agent()
+        raw = await self._run(place, python_command(ANY_PYTHON, _LOADER, str(len(source))), source + sent)
+        try:
+            reply = json.loads(raw)
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise BadReply("the answer about Slurm is not understood", "Try again.")
+        if reply.get("ok") is True:
+            return reply
+        said = line(reply.get("error") or "no reason given", 500)
+        if reply.get("code") == "refused":
+            raise BadRequest(f"Slurm refused the job: {said}", "Change what it refuses, then submit again.")
+        if reply.get("code") == "io_error":
+            raise BadRequest(
+                f"the login node refused: {said}", "Free space or fix the permissions there, then try again."
+            )
+        raise Unreachable(
+            f"Slurm does not answer: {said}", "It may have been carried out; the next call finds that out."
+        )
+
+    async def _run(self, place: Place, argv: list[str], stdin: bytes) -> bytes:
+        if place.host:
+            return await self._far.command(place, argv, stdin, timeout_s=ASK_S)
+        try:
+            with anyio.fail_after(ASK_S):
+                done = await anyio.run_process(argv, input=stdin, check=False)
+        except (OSError, TimeoutError) as error:
+            raise Unreachable(f"Slurm can't be asked: {error}", "It may have been carried out; try again.") from error
+        return done.stdout
+
+
+TOO_OLD: Final = "Is slurmctld up? `squeue --json` needs Slurm 21.08 or newer, with its JSON plugin."
+
+
+@cache
+def _agent() -> bytes:
+    return files("gpuwarden.remote.host").joinpath("slurm_agent.py").read_bytes()

@@ -1,0 +1,138 @@
+"""Reconcile the roster of a fan-out with what exists: what is known of every cell, and which may be launched again.
+
+Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuwarden.core.models import Cell
+
+
+class CellState(StrEnum):
+    """What is known about a cell. Only `verified` is an end that counts as success."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    VERIFIED = "verified"
+    UNPROVEN = "unproven"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    MISSING = "missing"
+    GIVEN_UP = "given_up"
+
+
+class Outcome(StrEnum):
+    """What the copy of a queue shows of one cell."""
+
+    PROVEN = "proven"
+    UNPROVEN = "unproven"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class QueueSeen:
+    """One queue that was launched. `ended`: its job has. `collected`: its copy was looked through since."""
+
+    job: str
+    cells: tuple[int, ...]
+    ended: bool
+    succeeded: bool = False
+    collected: bool = False
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One cell's folder in the copy of a queue. `config` is the digest that the folder names."""
+
+    job: str
+    index: int
+    config: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """The roster against what exists.
+
+    `states` has every cell of the roster. `duplicates` are cells that ran to their end more than once, `strangers`
+    folders of cells that their queue was not given or that name another configuration, as job and index.
+    `launchable` are the cells that a machine may be given now.
+    """
+
+    states: dict[int, CellState]
+    tries: dict[int, int]
+    duplicates: tuple[int, ...]
+    strangers: tuple[tuple[str, int], ...]
+    launchable: tuple[int, ...]
+
+    def count(self, *states: CellState) -> int:
+        """Return how many cells are in one of these states."""
+        return sum(state in states for state in self.states.values())
+
+    @property
+    def open(self) -> bool:
+        """Return whether some cell may still be launched or runs."""
+        return bool(self.launchable) or self.count(CellState.RUNNING) > 0
+
+
+def reconcile(
+    cells: Sequence[Cell],
+    queues: Sequence[QueueSeen],
+    sightings: Sequence[Sighting],
+    max_tries: int,
+    resumed: Mapping[int, int] | None = None,
+) -> Reconciled:
+    """Compare a roster with the queues that were launched and with what their copies contain.
+
+    A cell is launchable where it is not proven, no queue that may still run it is open, and it has tries left. A copy
+    that was not looked through yet keeps its cells: they may be there. `resumed` has how many queues there were when a
+    cell was given further tries: of those before, only a proof counts.
+    """
+    before = resumed or {}
+    configs = {cell.index: cell.config for cell in cells}
+    given = {(queue.job, index) for queue in queues for index in queue.cells}
+    fits = [s for s in sightings if configs.get(s.index) == s.config and (s.job, s.index) in given]
+    strangers = sorted({(s.job, s.index) for s in sightings} - {(s.job, s.index) for s in fits})
+    seen = {(s.job, s.index): s.outcome for s in fits}
+    of: dict[int, list[QueueSeen]] = {index: [] for index in configs}
+    for number, queue in enumerate(queues):
+        for index in queue.cells:
+            if number >= before.get(index, 0) or seen.get((queue.job, index)) is Outcome.PROVEN:
+                of.setdefault(index, []).append(queue)
+    states = {index: _state(index, of[index], seen, max_tries) for index in configs}
+    ran = {(queue.job, index) for index, mine in of.items() for queue in mine}
+    ended = Counter(index for (job, index), how in seen.items() if how is not Outcome.FAILED and (job, index) in ran)
+    again = {CellState.WAITING, CellState.FAILED, CellState.SKIPPED, CellState.MISSING}
+    return Reconciled(
+        states,
+        {index: len(of[index]) for index in configs},
+        tuple(sorted(index for index, count in ended.items() if count > 1)),
+        tuple(strangers),
+        tuple(index for index, state in states.items() if state in again),
+    )
+
+
+def _state(
+    index: int, queues: Sequence[QueueSeen], seen: Mapping[tuple[str, int], Outcome], max_tries: int
+) -> CellState:
+    """Return the state of one cell from its queues, oldest first."""
+    outcomes = [seen.get((queue.job, index)) for queue in queues]
+    if Outcome.PROVEN in outcomes:
+        return CellState.VERIFIED
+    if not queues:
+        return CellState.WAITING
+    if any(not (queue.ended and queue.collected) for queue in queues):
+        return CellState.RUNNING
+    if Outcome.UNPROVEN in outcomes:
+        return CellState.UNPROVEN
+    if len(queues) >= max_tries:
+        return CellState.GIVEN_UP
+    last, outcome = queues[-1], outcomes[-1]
+    if outcome is Outcome.FAILED:
+        return CellState.FAILED
+    return CellState.SKIPPED if last.succeeded else CellState.MISSING

@@ -1,0 +1,230 @@
+"""Rosters of fan-outs: cells from a grid or a random search, and machines for them.
+
+Everything here is pure. A cell is one run with one configuration. Its index is its identity in the roster; the digest
+of its configuration shows that a folder somewhere is this cell's and not another one's.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Final
+
+from pydantic import Field, ValidationError, model_validator
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.inputs import build
+from gpuwarden.core.models import MAX_CELLS, Cell, Frozen, JobSpec, digest
+
+SEED: Final = "seed"
+QUEUE_START_S: Final = 300
+"""Seconds that a queue of cells has beside the time of its cells: packages are installed once, files are put away."""
+
+
+class Search(Frozen):
+    """A search that chooses settings by what earlier cells reached. `space` has `low..high` and `a,b,c`, as text."""
+
+    space: dict[str, str] = Field(min_length=1, max_length=16)
+    trials: int = Field(ge=1, le=MAX_CELLS)
+    maximize: bool = False
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _large_enough(self) -> Search:
+        ends = [bounds(text) for text in self.space.values()]
+        if not any(ends):
+            choices = len(grid({name: text.split(",") for name, text in self.space.items()}))
+            if choices < self.trials:
+                raise ValueError(f"the space has {choices:,} different settings; {self.trials:,} cells would collide")
+        return self
+
+
+class Roster(Frozen):
+    """All cells of a fan-out and its limits. `base` is the job of one cell: its timeout is that of one cell.
+
+    Raises ValueError for cells that collide: two with one index, or two that would do the same work.
+    """
+
+    base: JobSpec
+    cells: tuple[Cell, ...] = Field(default=(), max_length=MAX_CELLS)
+    search: Search | None = None
+    max_machines: int = Field(default=1, ge=1, le=256)
+    max_cost_usd: float | None = Field(default=None, gt=0, le=1_000_000)
+    max_tries: int = Field(default=3, ge=1, le=20)
+    weigh: str = ""
+    """The setting whose number a cell's cost grows with; empty where all cells cost the same."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> Roster:
+        if self.base.cells or self.base.script is None:
+            raise ValueError("a fan-out runs one script, and its cells are in the roster")
+        if self.base.alternatives:
+            raise ValueError("a fan-out runs on one platform; leave the alternatives out")
+        if not self.cells and self.search is None:
+            raise ValueError("the roster has no cell")
+        if [cell.index for cell in self.cells] != list(range(len(self.cells))):
+            raise ValueError("the cells' indices are not 0, 1, 2 ... in this order")
+        if wrong := next((c for c in self.cells if c.config != config_of(self.base, c.settings)), None):
+            raise ValueError(f"cell {wrong.index} has the digest of another configuration")
+        first: dict[str, int] = {}
+        for cell in self.cells:
+            if cell.config in first:
+                raise ValueError(f"cells {first[cell.config]} and {cell.index} collide: they are the same run")
+            first[cell.config] = cell.index
+            weight(cell, self.weigh)
+        if self.search and self.weigh:
+            raise ValueError("the cells of a search are taken to cost the same; leave out what they are weighed by")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Return how many cells there will be."""
+        return self.search.trials if self.search else len(self.cells)
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of everything that was asked for."""
+        return digest(self)
+
+
+def config_of(base: JobSpec, settings: Mapping[str, str]) -> str:
+    """Return the digest of what decides a cell's result: the program, its arguments, variables, inputs, settings."""
+    program = [base.script, list(base.args), base.env, list(base.inputs)]
+    return digest([program, dict(settings)])
+
+
+def cells_of(base: JobSpec, chosen: Iterable[Mapping[str, str]], first: int = 0) -> tuple[Cell, ...]:
+    """Return the cells with these settings, in their order."""
+    return tuple(
+        Cell(index=index, settings=dict(settings), config=config_of(base, settings))
+        for index, settings in enumerate(chosen, first)
+    )
+
+
+def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, str]]:
+    """Return every combination, the last axis fastest; each once with every seed from 0. Raises ValueError."""
+    whole = {**axes, **({SEED: [str(n) for n in range(seeds)]} if seeds else {})}
+    if seeds and SEED in axes:
+        raise ValueError("the seed is on the grid and counted as well; leave one of them out")
+    for name, values in whole.items():
+        if not values or "" in values:
+            raise ValueError(f"{name} has no value, or an empty one")
+        if repeated := next((value for value, count in Counter(values).items() if count > 1), None):
+            raise ValueError(f"{name} has the value {repeated} twice, so cells would collide")
+    if (count := math.prod(map(len, whole.values()))) > MAX_CELLS:
+        raise ValueError(f"the grid has {count:,} cells; the limit is {MAX_CELLS:,}")
+    return [dict(zip(whole, values, strict=True)) for values in product(*whole.values())]
+
+
+def roster_of(base: JobSpec, chosen: Sequence[Mapping[str, str]], **limits: object) -> Roster:
+    """Return the roster of a job and the settings of its cells. Raises BadRequest for one that can't be."""
+    try:
+        cells = cells_of(base, chosen)
+    except ValueError as error:
+        raise BadRequest(f"the roster can't be made: {first_problem(error)}") from error
+    return build(Roster, {"base": base, "cells": cells, **limits})
+
+
+def gridded(base: JobSpec, axes: Mapping[str, Sequence[str]], seeds: int, **limits: object) -> Roster:
+    """Return the roster of a grid. Raises BadRequest for one that can't be, or whose cells collide."""
+    try:
+        chosen = grid(axes, seeds)
+    except ValueError as error:
+        raise BadRequest(f"the roster can't be made: {first_problem(error)}") from error
+    return roster_of(base, chosen, **limits)
+
+
+def first_problem(error: ValueError) -> str:
+    """Return what is wrong, without pydantic's frame."""
+    return str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+
+
+def bounds(text: str) -> tuple[float, float] | None:
+    """Return the ends of `low..high`; None for a list of choices. Raises ValueError."""
+    low, between, high = text.partition("..")
+    if not between:
+        return None
+    ends = float(low), float(high)
+    if not all(map(math.isfinite, ends)) or not 0 < ends[0] < ends[1]:
+        raise ValueError(f"{text} is not a range of positive numbers that grows")
+    return ends
+
+
+def drawn(space: Mapping[str, str], count: int, seed: int) -> list[dict[str, str]]:
+    """Return settings drawn at random: ranges on a logarithmic scale, choices evenly. Equal seeds, equal draws.
+
+    Raises ValueError where the space does not have so many different settings.
+    """
+    choices = {name: text.split(",") for name, text in space.items()}
+    ranges = {name: bounds(text) for name, text in space.items()}
+    source, found = random.Random(seed), dict[tuple[str, ...], dict[str, str]]()
+    for _ in range(100 * count):
+        if len(found) == count:
+            break
+        settings = {
+            name: f"{math.exp(source.uniform(*map(math.log, ends))):.6g}" if ends else source.choice(choices[name])
+            for name, ends in ranges.items()
+        }
+        found.setdefault(tuple(settings.values()), settings)
+    if len(found) < count:
+        raise ValueError(f"the space has fewer than {count:,} different settings; use --grid")
+    return list(found.values())
+
+
+# -------------------------------------------------------------------------------------------------------- packing
+
+
+def weight(cell: Cell, weigh: str) -> float:
+    """Return what a cell costs in comparison with others. Raises ValueError for a setting that is not a number."""
+    if not weigh:
+        return 1.0
+    value = float(cell.settings[weigh]) if weigh in cell.settings else math.nan
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"cell {cell.index} can't be weighed: {weigh} is not a positive number there")
+    return value
+
+
+def pack(cells: Sequence[Cell], machines: int, weigh: str = "") -> list[list[Cell]]:
+    """Return at most `machines` queues of about equal cost: the dearest cell first, each to the lightest queue."""
+    queues: list[tuple[float, list[Cell]]] = [(0.0, []) for _ in range(min(machines, len(cells)))]
+    for cell in sorted(cells, key=lambda c: (-weight(c, weigh), c.index)):
+        n = min(range(len(queues)), key=lambda n: (queues[n][0], n))
+        queues[n] = queues[n][0] + weight(cell, weigh), [*queues[n][1], cell]
+    return [queue for _, queue in queues]
+
+
+def queue_spec(roster: Roster, cells: Sequence[Cell], name: str) -> JobSpec:
+    """Return the job that runs cells in turn on one machine, as many at a time as it has GPUs."""
+    base = roster.base
+    turns = math.ceil(len(cells) / base.gpu_count)
+    return base.model_copy(
+        update={
+            "name": name,
+            "cells": tuple(cells),
+            "outputs": ("cells",),
+            "cell_timeout_s": base.timeout_s,
+            "timeout_s": None if base.timeout_s is None else base.timeout_s * turns + QUEUE_START_S,
+            "estimate_s": None if base.estimate_s is None else base.estimate_s * turns,
+            "max_cost_usd": None,
+        }
+    )
+
+
+def cell_spec(roster: Roster, cell: Cell) -> JobSpec:
+    """Return one cell as a job by itself, as the rules of the submit gate read it."""
+    base = roster.base
+    env = {**base.env, "GPUWARDEN_CELL": str(cell.index)}
+    return base.model_copy(update={"args": (*base.args, *cell.args), "env": env})
+
+
+def representatives(roster: Roster) -> list[Cell]:
+    """Return one cell for each combination of settings that are not numbers: rules see names, not values."""
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+    found: dict[tuple[tuple[str, str], ...], Cell] = {}
+    for cell in roster.cells:
+        found.setdefault(tuple((k, v) for k, v in cell.settings.items() if not number.fullmatch(v)), cell)
+    return list(found.values())

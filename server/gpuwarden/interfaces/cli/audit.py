@@ -1,0 +1,104 @@
+"""Commands that hand the ledger on to an auditor or a collector: audit export, check, send."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from itertools import chain
+from pathlib import Path
+
+import click
+
+from gpuwarden.core.errors import BadRequest, Conflict, DiskError
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context
+
+
+@cli.group()
+def audit() -> None:
+    """Hand the ledger on, to an auditor or a collector."""
+
+
+@audit.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--append", is_flag=True, help="Add to an earlier export what was recorded since.")
+@JSON
+def export(file: Path, append: bool, as_json: bool) -> int:
+    """Write every event to FILE, one JSON object a line, with who did it, through what, and its hash."""
+    from gpuwarden.core.plural import counted
+    from gpuwarden.interfaces.results import Result
+    from gpuwarden.ledger.export import check_lines, export_lines
+
+    ctx, after, added = open_context(), 0, 0
+    try:
+        if append and file.exists():
+            with file.open(encoding="utf-8") as before:
+                last, broken = check_lines(before)
+            if broken is not None or (last is not None and not ctx.ledger.has(last)):
+                raise Conflict(f"{file} is not an unchanged export of this ledger", "Export into another file.")
+            after = last.seq if last else 0
+        mode = os.O_APPEND if append else os.O_EXCL
+        with (
+            os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | mode, 0o600), "w", encoding="utf-8") as out,
+            ctx.ledger.snapshot() as query,
+        ):
+            for text in export_lines(query, after):
+                out.write(f"{text}\n")
+                added += 1
+            out.flush()
+            with contextlib.suppress(OSError):  # a pipe has no disk
+                os.fsync(out.fileno())
+    except FileExistsError as error:
+        raise BadRequest(f"{file} exists", "Choose another name, or add to it with --append.") from error
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{file} is not an export") from error
+    except OSError as error:
+        raise DiskError.of(error) from error
+    return answer(Result(message=f"{counted(added, 'event')} written to {file}."), as_json, "message")
+
+
+@audit.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@JSON
+def check(file: Path, as_json: bool) -> int:
+    """Check the chain of hashes of an export, without the ledger."""
+    from gpuwarden.interfaces.results import Result
+    from gpuwarden.ledger.export import check_lines
+
+    try:
+        with file.open(encoding="utf-8") as lines:
+            opening = next(lines, None)
+            last, broken = check_lines(chain(filter(None, [opening]), lines))
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{file} is not an export") from error
+    if broken is not None:
+        text = f"{file} was changed: event {broken.seq} is {broken.code}."
+        hint = "Export the ledger again, and see what gpuwarden doctor --ledger says of it."
+        return answer(Result(ok=False, code="broken", message=text, hint=hint), as_json, "message")
+    if (
+        opening and last and (first := json.loads(opening)["seq"]) != 1
+    ):  # whoever cut the front off could have changed the first line that is left
+        text = f"{file} begins with event {first}: those before it are missing, and nothing proves that one. "
+        text += f"Event {first + 1} to {last.seq}, hash {last.hash}, are unchanged."
+        hint = "Put the earlier part of the export in front of it, then check both together."
+        return answer(Result(ok=False, code="incomplete", message=text, hint=hint), as_json, "message")
+    text = f"{file} is whole up to event {last.seq}, hash {last.hash}." if last else f"{file} has no event."
+    return answer(Result(message=text), as_json, "message")
+
+
+@audit.command()
+@JSON
+def send(as_json: bool) -> int:
+    """Send spans and metrics to the OpenTelemetry collector of your policy, once; gpuwarden serve does it by itself."""
+    from gpuwarden.core.plural import counted
+    from gpuwarden.interfaces.results import Result
+    from gpuwarden.lifecycle.monitoring import telemetry
+
+    ctx, spans, more = open_context(), 0, True
+    if ctx.policy.telemetry.otlp_url is None:
+        raise BadRequest("the policy names no collector", "Set otlp_url in the table [telemetry] of your policy.")
+    while more:
+        message = telemetry.gather(ctx)
+        telemetry.send(ctx, message)
+        spans, more = spans + len(message.spans), message.more
+    return answer(Result(message=f"{counted(spans, 'span')} and the metrics of now were sent."), as_json, "message")

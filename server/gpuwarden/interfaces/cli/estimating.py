@@ -1,0 +1,82 @@
+"""The command that estimates memory and time before a machine is rented."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_async
+from gpuwarden.interfaces.cli.script_words import RunsScript
+
+if TYPE_CHECKING:
+    from gpuwarden.interfaces.results.estimate import EstimateReply
+
+_WIDTH = 40
+_COLORS = {"fits": "green", "may_fit": "yellow", "will_not_fit": "red"}
+
+
+@cli.command(cls=RunsScript)
+@click.argument("what", nargs=-1, required=True)
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Such as a100, l4 or h100x8; may come again.")
+@click.option("--method", type=click.Choice(["full", "lora", "qlora"]), help="Instead of the script's.")
+@click.option("--batch-size", "batch", type=click.IntRange(1), help="Rows of one pass on one GPU.")
+@click.option("--max-length", "length", type=click.IntRange(1), help="Tokens of a row, at most.")
+@click.option("--checkpointing/--no-checkpointing", default=None, help="Whether activations are computed again.")
+@click.option("--packed/--padded", "packed", default=None, help="Whether all rows have that length, as with packing.")
+@click.option("--rank", type=click.IntRange(1), help="Rank of the adapters.")
+@click.option("--optim", "optimizer", metavar="NAME", help="Such as adamw, adafactor, paged_adamw_8bit, galore_adamw.")
+@click.option("--zero", type=click.IntRange(0, 3), help="Stage of ZeRO; 3 is FSDP's full shard.")
+@click.option("--steps", "max_steps", type=click.IntRange(1), help="Optimizer steps, for the time.")
+@JSON
+@runs_async
+async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, **given: Any) -> int:
+    """Estimate the memory and the time of a training, without a GPU.
+
+    WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Settings given
+    before a script replace its own; what follows it is the script's. Exit code 1: it fits on none of the named GPUs.
+    """
+    from gpuwarden.interfaces.results.estimate import estimated
+    from gpuwarden.lifecycle.submission.estimating import estimate as use_case
+    from gpuwarden.scripts.estimate.setup import fused_of, optimizer_of
+
+    settings = {name: value for name, value in given.items() if value is not None}
+    if "optimizer" in settings:
+        settings["fused"] = fused_of(settings["optimizer"])
+        settings["optimizer"], settings["layerwise"] = optimizer_of(settings["optimizer"])
+    if "packed" in settings:
+        settings["padded"] = not settings.pop("packed")
+    found = await use_case(open_context(), what[0], what[1:], gpus, settings)
+    reply = estimated(found)
+    if not as_json:
+        _show(reply)
+    code = answer(reply, as_json, "message")
+    return 1 if gpus and all(card.fit == "will_not_fit" for card in reply.cards) else code
+
+
+def _show(reply: EstimateReply) -> None:
+    """Print the interval, what it is made of as bars, and one line for each card."""
+    from rich.table import Table
+
+    from gpuwarden.interfaces.cli.console import out, shown
+    from gpuwarden.interfaces.cli.drawing import span
+
+    out.print(
+        f"{shown(reply.model)}, {reply.parameters / 1e9:.3g}B parameters, {reply.method}: "
+        f"[bold]{reply.low_gb:.3g} to {reply.high_gb:.3g} GB[/] on one GPU, "
+        f"{'traced' if reply.level == 'traced' else 'by formula'}"
+    )
+    most = max([*reply.parts_gb.values(), 0.01])
+    bars = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for name, size in reply.parts_gb.items():
+        bars.add_row(name, "\u2588" * round(_WIDTH * size / most) or "\u258f", f"{size:.2f} GB")
+    out.print(bars)
+    cards = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for card in reply.cards:
+        filled, reach = (min(_WIDTH, round(_WIDTH * size / card.gb)) for size in (reply.low_gb, reply.high_gb))
+        bar = "\u2588" * filled + "\u2592" * (reach - filled) + "\u00b7" * (_WIDTH - reach)
+        time = f"{span(card.seconds[0])} to {span(card.seconds[1])}" if card.seconds else ""
+        name = card.gpu if card.count == 1 else f"{card.count} x {card.gpu}"
+        cards.add_row(name, f"[{_COLORS[card.fit]}]{bar}[/]", f"{card.gb} GB", card.fit.replace("_", " "), time)
+    out.print(cards)
+    out.print(f"[dim]{shown(reply.how)}[/]")

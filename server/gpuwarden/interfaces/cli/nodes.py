@@ -1,0 +1,71 @@
+"""The command that looks at several nodes before a job runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, runs_async
+
+
+def _script_of(words: Sequence[str]) -> str | None:
+    """Return the text of the Python file that a command starts, where it is on this machine."""
+    from gpuwarden.scripts.script import decode
+
+    file = next((Path(word) for word in words if word.endswith(".py") and Path(word).is_file()), None)
+    return decode(file.read_bytes()) if file else None
+
+
+@cli.group()
+def nodes() -> None:
+    """Look at several nodes before a job runs on them."""
+
+
+@nodes.command()
+@click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
+@click.option("--port", type=click.IntRange(1, 65535), default=29_500, show_default=True, help="Where ranks meet.")
+@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable that the job will have.")
+@click.option("--python", default="", metavar="PATH", help="The job's Python on the nodes; else the first with torch.")
+@click.option("--command", "words", default="", metavar="COMMAND", help="The command that will be started on each.")
+@click.option("--size", "mb", type=click.IntRange(0, 4096), default=8, help="Megabytes to sum over all; 0 for none.")
+@click.option("--within", "within_s", type=click.IntRange(5, 600), default=30, help="Seconds that ranks wait.")
+@JSON
+@runs_async
+async def check(
+    hosts: tuple[str, ...],
+    port: int,
+    env: tuple[str, ...],
+    python: str,
+    words: str,
+    mb: int,
+    within_s: int,
+    as_json: bool,
+) -> int:
+    """Check that a job can run on several nodes together.
+
+    HOST is a host of your SSH configuration, or `local`; ranks meet at the first one. It looks at the fabric manager,
+    the interfaces, packet sizes, ports, clocks and versions, at the timeouts and restarts of --command, and sums some
+    megabytes over all nodes. Exit code 0: in order; 1: something is not; 2: something could not be looked at.
+    """
+    import shlex
+
+    from gpuwarden.core.clock import SystemClock
+    from gpuwarden.core.errors import BadRequest
+    from gpuwarden.interfaces.results.nodes import looked_at
+    from gpuwarden.lifecycle.nodes import Wanted, check_nodes
+    from gpuwarden.scripts.group_launch import read_launch
+    from gpuwarden.scripts.script import read_script
+
+    pairs = dict(pair.partition("=")[::2] for pair in env)
+    if "" in pairs or any("=" not in pair for pair in env):
+        raise BadRequest("--env takes NAME=VALUE", "Write --env NCCL_DEBUG=INFO, for example.")
+    try:
+        argv = shlex.split(words)
+    except ValueError as error:
+        raise BadRequest(f"the command can't be read: {error}", "Quote it as for a shell.") from None
+    text = _script_of(argv)
+    launch = read_launch(argv, pairs, read_script(text, pairs, argv) if text is not None else None)
+    wanted = Wanted(port=port, python=python, size=mb << 20, within_s=within_s, launch=launch)
+    return answer(looked_at(await check_nodes(hosts, wanted, SystemClock())), as_json, "nodes")

@@ -1,0 +1,76 @@
+"""Show a person at a terminal the one-time code that approves on the page; `lifecycle.ending.approval_codes` says why.
+
+The code is written to the terminal itself. A reply, with or without `--json`, never has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from gpuwarden.core.errors import Conflict, NotFound, Refused
+from gpuwarden.core.plural import counted
+from gpuwarden.core.states import Teardown
+from gpuwarden.interfaces.cli.approval import (
+    Terminal,
+    check_pin,
+    is_asked,
+    open_spending,
+    open_terminal,
+    ordered_by,
+    request_facts,
+    spending_digest,
+    spending_facts,
+    user,
+    warn,
+)
+from gpuwarden.interfaces.http.tokens import TokenStore
+from gpuwarden.interfaces.results import Result
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.approval_codes import CODE_S, make_code
+from gpuwarden.lifecycle.ending.teardown import proceed
+
+
+def takes_codes(ctx: Context) -> bool:
+    """Return whether the policy takes a code. It is a terminal's yes, and must not open a page for passkeys only."""
+    return {"terminal", "page"} <= set(ctx.policy.approval.channels)
+
+
+async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal | None = None) -> Result:
+    """Ask a person at a terminal about a ticket, and show a code for one page there.
+
+    `session` is the mark of the browser session, which the page shows. Raises NotFound, Conflict, or Refused.
+    """
+    if not takes_codes(ctx):
+        raise Refused("the policy takes no code on the page", "See approval.channels in gpuwarden doctor.")
+    with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
+        if session not in TokenStore(ctx.home, ctx.clock).valid_ids():
+            raise NotFound("no page with that mark is open", "Copy the command from the page; gpuwarden dashboard.")
+        facts, digest = await _asked_about(ctx, ticket)
+        warn(ctx, asked)
+        for text in facts:
+            asked.say(text)
+        asked.say("The code approves this on the page that shows this command, and nowhere else.")
+        if asked.ask("Type yes to be shown it: ") != "yes":
+            raise Refused("no code was made; nothing was touched")
+        await check_pin(ctx, asked)
+        asked.say(f"Type on the page: {make_code(ctx, ticket, digest, session, user())}")
+    return Result(message=f"The code works once, for {counted(int(CODE_S // 60), 'minute')}.")
+
+
+async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:
+    """Return what a ticket or receipt asks, a line each, and its digest.
+
+    Raises Conflict where nothing waits for a yes, Refused where proof is missing.
+    """
+    if ticket.startswith("r"):
+        issued = open_spending(ctx, ticket)
+        facts = spending_facts(issued.data, ordered_by(ctx, ticket))
+        if not is_asked(ctx, issued):
+            raise Conflict("this spending needs no approval, or has one")
+        return facts, spending_digest(issued, facts)
+    view = await proceed(ctx, ticket)
+    if view.record.state is Teardown.BLOCKED:
+        raise Refused(f"ticket {ticket} is blocked: not everything is proven", "Do what it says.", view.findings)
+    if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
+        raise Conflict(f"ticket {ticket} is {view.record.state}; there is nothing to approve")
+    return request_facts(view), view.record.digest

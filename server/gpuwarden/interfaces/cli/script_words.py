@@ -1,0 +1,127 @@
+"""Split a command line that runs a program: gpuwarden's own options come first, what follows the program is its own.
+
+`gpuwarden submit --platform local train.py --lr 2e-5` gives `--lr` to the script. One `--` may separate the two: before
+the program, or behind gpuwarden's options where those come after it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.guidance import is_fan_out
+
+if TYPE_CHECKING:
+    from gpuwarden.scripts.flag_owner import ScriptFlags
+
+_END: Final = "--"
+
+
+class RunsProgram(click.Command):
+    """A command whose argument WHAT is a program with its words."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse gpuwarden's options, and leave the program's words as they are."""
+        what = self._what(ctx, args, interspersed=False)
+        if not what or not self.takes_words(what[0]):
+            return super().parse_args(ctx, args)
+        ours, program, words = args[: len(args) - len(what)], what[0], list(what[1:])
+        if ours[-1:] == [_END]:
+            ours = ours[:-1]
+        elif _END in words:
+            at = words.index(_END)
+            before, behind = words[:at], words[at + 1 :]
+            if self._are_options(ctx, before):
+                ours, words = [*ours, *before], behind
+            else:
+                self._check(ours, program, before)
+                words = [*before, *behind]
+        else:
+            self._check(ours, program, words)
+        return super().parse_args(ctx, [*ours, _END, program, *words])
+
+    def takes_words(self, program: str) -> bool:
+        """Return whether what follows is the program's: a fan-out's id takes gpuwarden's options."""
+        return not is_fan_out(program)
+
+    def _what(self, ctx: click.Context, args: Sequence[str], *, interspersed: bool) -> tuple[str, ...]:
+        """Return the words that are not gpuwarden's options."""
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = interspersed
+        what = parser.parse_args(list(args))[0].get("what")
+        return what if isinstance(what, tuple) else ()
+
+    def _are_options(self, ctx: click.Context, words: Sequence[str]) -> bool:
+        """Return whether words are gpuwarden's options and nothing else."""
+        try:
+            return not self._what(ctx, words, interspersed=True)
+        except click.UsageError:
+            return False
+
+    def _check(self, ours: Sequence[str], program: str, words: Sequence[str]) -> None:
+        """Raise BadRequest where an option of gpuwarden's is among the program's words, which does not declare it."""
+        options = {name: p for p in self.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
+        if not options.keys() & {word.partition("=")[0] for word in words}:
+            return
+        flags = _flags_of(program, words)
+        moved: list[str] = []
+        rest: list[str] = []
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            option = options.get(word.partition("=")[0])
+            if option is None or flags.declares(word) is True:
+                rest.append(word)
+                continue
+            takes_next = not option.is_flag and "=" not in word
+            moved += [word, *left[:takes_next]]
+            left = left[takes_next:]
+        if not moved:
+            return
+        first = moved[0].partition("=")[0]
+        line = shlex.join(["gpuwarden", str(self.name), *ours, *moved, program, *rest])
+        if flags.declares(first) is False:
+            why, cure = f"{program} declares no such option", f"Run `{line}`."
+        else:
+            why = f"it is not known whether {program} has such an option"
+            cure = f"Run `{line}`, or put `{_END}` before {program} where {first} is the program's."
+        raise BadRequest(f"{first} comes after {program}, where words are the program's, and {why}", cure)
+
+
+class RunsScript(RunsProgram):
+    """The same, where only a script.py has words: a model's id or a folder has none."""
+
+    def takes_words(self, program: str) -> bool:
+        """Return whether what follows is the program's."""
+        return program.endswith(".py")
+
+
+def _flags_of(program: str, words: Sequence[str]) -> ScriptFlags:
+    """Return the flags that a program declares, as far as its text is known. Nothing is run."""
+    from gpuwarden.scripts.flag_owner import ScriptFlags, flags_of
+
+    return flags_of(read_script_file(Path(program)), words) if program.endswith(".py") else ScriptFlags()
+
+
+def read_script_file(path: Path) -> str:
+    """Return a script's text, bounded. Raises BadRequest that says what is wrong with the file."""
+    from gpuwarden.core.models import MAX_SCRIPT_BYTES
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_SCRIPT_BYTES + 1)
+    except OSError as error:
+        raise BadRequest(f"the script {path} can't be read: {error.strerror}", "Check the path.") from error
+    if len(content) > MAX_SCRIPT_BYTES:
+        raise BadRequest(
+            f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script."
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the script {path} is not UTF-8 (byte {error.start})", "Save it as UTF-8.") from error

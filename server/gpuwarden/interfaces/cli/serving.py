@@ -1,0 +1,115 @@
+"""Commands of the server: serve, dashboard, token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_async
+
+
+@cli.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8741, show_default=True, help="0 takes a free one.")
+@click.option("--public-url", default="", metavar="URL", help="The https address of a reverse proxy in front.")
+@click.option("--no-watch", is_flag=True, help="Start no watch; one runs elsewhere.")
+def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
+    """Serve MCP, metrics and the page over HTTP.
+
+    Whoever calls needs a token: gpuwarden token create. A browser gets in by gpuwarden dashboard.
+    """
+    from gpuwarden.interfaces.http.running import listen, run
+    from gpuwarden.interfaces.http.serving import Serving, Settings
+
+    Settings(host, port, public_url)  # refuse an address that others can reach before anything listens
+    ctx = open_context("http")
+    with listen(host, port) as listener:
+        settings = Settings(host, listener.getsockname()[1], public_url)
+        click.echo(f"gpuwarden serves on {settings.local_url} (MCP: {settings.local_url}/mcp).", err=True)
+        run(Serving.over(ctx, settings), listener, watch=not no_watch)
+    return 0
+
+
+@cli.command()
+@click.option("--no-browser", is_flag=True, help="Print the link instead of opening it.")
+@click.option("--public", is_flag=True, help="Print the link at the address of --public-url, for a phone.")
+@JSON
+def dashboard(no_browser: bool, public: bool, as_json: bool) -> int:
+    """Open the page of the server that runs. The link works once, for two minutes, and lets a browser read."""
+    from gpuwarden.core.errors import NotFound
+    from gpuwarden.interfaces.http.record import running_server
+    from gpuwarden.interfaces.http.tokens import TokenStore
+    from gpuwarden.interfaces.results import Result
+    from gpuwarden.people import user_here
+
+    ctx = open_context()
+    server = running_server(ctx.home)
+    url = server.public_url.rstrip("/") if public else server.url
+    if not url:
+        raise NotFound("the server has no public address", "Start it with gpuwarden serve --public-url https://HOST.")
+    link = f"{url}/enter?link={TokenStore(ctx.home, ctx.clock).create_link(user_here())}"
+    if no_browser or public or not _opened(link):
+        click.echo(link)
+        return 0
+    return answer(Result(message=f"The page opens in your browser ({url})."), as_json, "message")
+
+
+def _opened(link: str) -> bool:
+    """Open a link in the user's browser. It goes through a private file, so that no process list shows it."""
+    import html
+    import tempfile
+    import webbrowser
+
+    with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="gpuwarden-", delete=False, encoding="utf-8") as page:
+        page.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={html.escape(link)}">')
+    return webbrowser.open(Path(page.name).as_uri())
+
+
+@cli.group()
+def token() -> None:
+    """Make, list and revoke tokens of the server's clients."""
+
+
+@token.command(name="create")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(["read", "submit"]),
+    multiple=True,
+    default=("read",),
+    show_default=True,
+    help="What it may do; submit also spends inside your caps. No token approves.",
+)
+@click.option("--days", type=click.FloatRange(0, 366, min_open=True), default=30, show_default=True)
+@click.option("--person", default="", metavar="NAME", help="Whom it acts for; without it, you.")
+@JSON
+@runs_async
+async def create(name: str, scopes: tuple[str, ...], days: float, person: str, as_json: bool) -> int:
+    """Make a token for one client, and show it once.
+
+    It asks a person at a terminal, and for the PIN where one is set; the token appears on that terminal only.
+    """
+    from gpuwarden.interfaces.cli.tokens import create_token
+
+    return answer(await create_token(open_context(), name, scopes, days, person=person), as_json, "message")
+
+
+@token.command(name="list")
+@JSON
+def list_all(as_json: bool) -> int:
+    """List the tokens that are valid, without their secrets."""
+    from gpuwarden.interfaces.cli.tokens import list_tokens
+
+    return answer(list_tokens(open_context()), as_json, "tokens")
+
+
+@token.command()
+@click.argument("name")
+@JSON
+def revoke(name: str, as_json: bool) -> int:
+    """Revoke the token NAME; the next request with it is refused."""
+    from gpuwarden.interfaces.cli.tokens import revoke_token
+
+    return answer(revoke_token(open_context(), name), as_json, "message")

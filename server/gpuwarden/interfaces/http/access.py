@@ -1,0 +1,174 @@
+"""Find out who calls, and let each route say what that takes: no answer without a principal, also on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from http.cookies import CookieError, SimpleCookie
+from typing import Final, cast
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as Asgi
+from starlette.websockets import WebSocket
+
+from gpuwarden.core.errors import AuthFailed, Refused
+from gpuwarden.interfaces.http.answers import refuse
+from gpuwarden.interfaces.http.principals import Kind, Principal, Scope
+from gpuwarden.interfaces.http.serving import Serving
+from gpuwarden.job_tokens import PREFIXES
+from gpuwarden.people import acting_as
+
+OPEN: Final = frozenset({"/enter"})
+"""Paths that need no principal: the one-time link that opens a browser session."""
+SIGN_IN: Final = "/signin"
+"""Address of signing in, which is open with all below it where the policy names a provider."""
+JOB_KEYS: Final = tuple(f"{prefix}_" for prefix in PREFIXES.values())
+SAFE: Final = frozenset({"GET", "HEAD"})
+CHALLENGE: Final = {"www-authenticate": 'Bearer realm="gpuwarden"'}
+
+
+def cookie_name(serving: Serving) -> str:
+    """Return the name of a session's cookie: a browser keeps one jar for all ports of a host, so a port has its own."""
+    return f"gpuwarden_session_{serving.settings.port}"
+
+
+def principal_of(connection: HTTPConnection) -> Principal:
+    """Return who sends a request."""
+    return cast("Principal", connection.scope["gpuwarden.principal"])
+
+
+class Authenticate:
+    """ASGI middleware that refuses whoever presents nothing valid, before the path is looked at."""
+
+    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+        self.app = app
+        self.serving = serving
+
+    async def __call__(self, scope: Asgi, receive: Receive, send: Send) -> None:
+        """Answer one request, or pass it on with its principal."""
+        if scope["type"] not in {"http", "websocket"} or scope["path"] in OPEN:
+            await self.app(scope, receive, send)
+            return
+        signing_in = self.serving.ctx.policy.sign_in.issuer is not None
+        if signing_in and scope["path"] in {SIGN_IN, f"{SIGN_IN}/callback"}:
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        found = self._who(headers)
+        navigates = scope["type"] == "http" and scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+        if found is None and signing_in and navigates:  # a browser opens a page, rather than a page asking for data
+            await RedirectResponse(SIGN_IN, 303)(scope, receive, send)
+            return
+        if found is None:
+            error = AuthFailed(
+                "no valid token", "A person makes one with gpuwarden token create, or runs gpuwarden dashboard."
+            )
+            await refuse(scope, receive, send, error, 401, CHALLENGE)
+            return
+        if found.kind == "session" and not self._from_own_page(scope, headers):
+            await refuse(scope, receive, send, Refused("a browser session changes nothing from elsewhere"), 403)
+            return
+        scope["gpuwarden.principal"] = found
+        with acting_as(found.person):
+            await self.app(scope, receive, send)
+
+    def _who(self, headers: Headers) -> Principal | None:
+        """Return the principal of a request. More than one secret is ambiguous, so that none counts."""
+        bearers = headers.getlist("authorization")
+        keys, cookie = headers.getlist("x-api-key"), _session_in(headers, cookie_name(self.serving))
+        if len(bearers) + len(keys) > 1:
+            return None
+        if bearers:
+            kind, _, secret = bearers[0].partition(" ")
+            found = self.serving.principal(secret.strip()) if kind.lower() == "bearer" else None
+            return found if found is not None and found.kind != "session" else None
+        if keys:
+            found = self.serving.principal(keys[0])
+            return found if found is not None and found.kind != "session" else None
+        found = self.serving.principal(cookie) if cookie else None
+        return found if found is not None and found.kind == "session" else None
+
+    def _from_own_page(self, scope: Asgi, headers: Headers) -> bool:
+        """Return whether a request of a browser comes from a page of this server, or only reads.
+
+        The Guard has refused every foreign Origin, so that here it only has to be present.
+        """
+        site = headers.get("sec-fetch-site", "same-origin")
+        if site not in {"same-origin", "none"}:
+            return False
+        return (scope["type"] == "http" and scope["method"] in SAFE) or "origin" in headers
+
+
+def _session_in(headers: Headers, name: str) -> str:
+    try:
+        jar = SimpleCookie(headers.get("cookie", "")[:4_096])
+    except CookieError:
+        return ""
+    return jar[name].value if name in jar else ""
+
+
+class _Needs:
+    """What a route asks of a principal: one of some scopes and, where it matters, a kind."""
+
+    def __init__(self, scopes: Scope | Collection[Scope], kinds: Collection[Kind]) -> None:
+        self.scopes: frozenset[Scope] = frozenset([scopes] if isinstance(scopes, str) else scopes)
+        self.kinds = frozenset(kinds)
+
+    def lacking(self, scope: Asgi) -> Refused | None:
+        """Return the refusal of a principal that does not fit."""
+        principal: Principal = scope["gpuwarden.principal"]
+        if self.kinds and principal.kind not in self.kinds:
+            return Refused(f"this takes a {' or a '.join(sorted(self.kinds))}, not a {principal.kind}")
+        if principal.scopes & self.scopes:
+            return None
+        wanted = " or ".join(sorted(self.scopes))
+        return Refused(f"this needs the scope {wanted}", "A person makes tokens: gpuwarden token create.")
+
+
+class Protected(Route):
+    """A route that only principals with one of the scopes reach, of one of the kinds where these are named."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]] | ASGIApp,
+        *,
+        needs: Scope | Collection[Scope],
+        kinds: Collection[Kind] = (),
+        methods: Collection[str] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(path, endpoint, methods=methods, name=name)
+        self.needs = _Needs(needs, kinds)
+
+    async def handle(self, scope: Asgi, receive: Receive, send: Send) -> None:
+        """Call the endpoint, or refuse."""
+        if (refused := self.needs.lacking(scope)) is not None:
+            await refuse(scope, receive, send, refused, 403)
+            return
+        await super().handle(scope, receive, send)
+
+
+class ProtectedSocket(WebSocketRoute):
+    """A WebSocket that only principals with one of the scopes open."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[[WebSocket], Awaitable[None]],
+        *,
+        needs: Scope | Collection[Scope],
+        kinds: Collection[Kind] = (),
+    ) -> None:
+        super().__init__(path, endpoint)
+        self.needs = _Needs(needs, kinds)
+
+    async def handle(self, scope: Asgi, receive: Receive, send: Send) -> None:
+        """Call the endpoint, or refuse."""
+        if (refused := self.needs.lacking(scope)) is not None:
+            await refuse(scope, receive, send, refused, 403)
+            return
+        await super().handle(scope, receive, send)

@@ -1,0 +1,48 @@
+"""Answers of one form: JSON with `ok`, `code`, `message` and `hint`, without secrets."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.sanitize import redact
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.results import worded
+from gpuwarden.interfaces.results.base import error_reply
+
+STATUS: Final = {
+    "refused": 403,
+    "no_sandbox": 403,
+    "bad_request": 422,
+    "not_found": 404,
+    "conflict": 409,
+    "auth_failed": 401,
+    "no_capacity": 503,
+    "rate_limited": 429,
+    "unreachable": 502,
+    "not_supported": 501,
+    "bad_reply": 502,
+}
+"""HTTP status by an error's code; any other is 500."""
+
+
+def error_answer(error: WardenError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Return the answer to a request that failed."""
+    reply = worded(error_reply(error), in_commands)
+    body: dict[str, Any] = {**reply.short(), "ok": False}
+    clean = {name: redact(value) if isinstance(value, str) else value for name, value in body.items()}
+    return JSONResponse(clean, status or STATUS.get(error.code, 500), headers)
+
+
+async def refuse(
+    scope: Scope, receive: Receive, send: Send, error: WardenError, status: int, headers: dict[str, str] | None = None
+) -> None:
+    """Refuse a request or a WebSocket before it is accepted. The connection ends, because a body may be unread."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": ""})
+        return
+    await error_answer(error, status, {"connection": "close", **(headers or {})})(scope, receive, send)

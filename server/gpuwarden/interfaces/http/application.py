@@ -1,0 +1,57 @@
+"""The one application behind `gpuwarden serve`: every feature's routes, behind one guard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.interfaces.http import contract, mcp_routes, pages, session_routes, signing_in
+from gpuwarden.interfaces.http.access import OPEN, SIGN_IN, Authenticate, Protected, ProtectedSocket
+from gpuwarden.interfaces.http.answers import error_answer
+from gpuwarden.interfaces.http.guarding import Guard
+from gpuwarden.interfaces.http.serving import Serving
+
+FEATURES: Final = (session_routes, signing_in, mcp_routes, contract, pages)
+"""Each offers `routes(serving) -> list[BaseRoute]`, and may add to `serving.lifespans`."""
+
+
+def build(serving: Serving) -> Starlette:
+    """Return the application. Every route is Protected but the one-time link and the sign-in, which is checked here."""
+    routes: list[BaseRoute] = [route for feature in FEATURES for route in feature.routes(serving)]
+    public = {*OPEN, SIGN_IN, signing_in.CALLBACK}
+    for route in routes:
+        assert isinstance(route, Protected | ProtectedSocket) or getattr(route, "path", "") in public, route
+
+    @asynccontextmanager
+    async def running(_app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for lifespan in serving.lifespans:
+                await stack.enter_async_context(lifespan())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(serving.end_refused)
+                yield
+                tasks.cancel_scope.cancel()
+
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, serving=serving), Middleware(Authenticate, serving=serving)],
+        exception_handlers={HTTPException: _http_error},
+        lifespan=running,
+    )
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    """Answer what the router refuses, such as an unknown path or method, in our one form."""
+    assert isinstance(error, HTTPException)
+    known = NotFound("there is nothing at this path") if error.status_code == 404 else BadRequest(error.detail)
+    return error_answer(known, error.status_code, dict(error.headers or {}))

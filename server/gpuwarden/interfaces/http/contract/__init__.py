@@ -1,0 +1,13 @@
+"""The API that trainers post metrics and alerts to, deployments, and the events that follow a job."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute
+
+from gpuwarden.interfaces.http.contract import events, reporting, training
+from gpuwarden.interfaces.http.serving import Serving
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """Return the routes of the contract."""
+    return [*reporting.routes(serving), *training.routes(serving), *events.routes(serving)]

@@ -1,0 +1,96 @@
+"""GET /api/jobs/{job}/events: what happens to a job, as server-sent events, and as a WebSocket at the same path.
+
+Both send the same JSON objects. `type` is `state` at first, then `event` (of the ledger), `alert`, or `metrics` (the
+newest point of each metric that changed). An `id` can be sent back as `Last-Event-ID`, or as `?after=`, to go on from
+there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Final
+
+import anyio
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.interfaces.http.access import Protected, ProtectedSocket, principal_of
+from gpuwarden.interfaces.http.contract.live import EVERY_S, Json, Live, Place, Subscriber
+from gpuwarden.interfaces.http.serving import Serving
+
+ALIVE_S: Final = 15.0
+"""Seconds of silence after which a comment shows that the stream lives."""
+SEND_S: Final = 30.0
+"""Seconds that a client of a WebSocket may take to read one message."""
+PATH: Final = "/api/jobs/{job}/events"
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """Return the stream and the WebSocket."""
+    live = Live(serving.ctx)
+    serving.lifespans.append(live.running)
+
+    async def stream(request: Request) -> Response:
+        """Follow a job by server-sent events."""
+        job_id, who = request.path_params["job"], principal_of(request).id
+        live.admit(job_id, who)
+        return StreamingResponse(_lines(live, job_id, _since(request), who), media_type="text/event-stream")
+
+    async def socket(websocket: WebSocket) -> None:
+        """Follow a job by a WebSocket. What a client sends is ignored."""
+        try:
+            who = principal_of(websocket).id
+            with live.following(websocket.path_params["job"], _since(websocket), who) as one:
+                await websocket.accept()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_until_closed, websocket, tasks.cancel_scope)
+                    await _send_news(websocket, one)
+        except WardenError:
+            await websocket.close(1008)
+
+    return [
+        Protected(PATH, stream, needs="read", methods=["GET"]),
+        ProtectedSocket(PATH, socket, needs="read"),
+    ]
+
+
+def _since(connection: HTTPConnection) -> Place | None:
+    return Place.parse(connection.headers.get("last-event-id") or connection.query_params.get("after", ""))
+
+
+async def _lines(live: Live, job_id: str, since: Place | None, who: str = "") -> AsyncIterator[str]:
+    """Yield events as they come, at most once in a quarter of a second. The subscription ends with the stream."""
+    with live.following(job_id, since, who) as one:
+        yield "retry: 2000\n\n"
+        while True:
+            news: list[Json] = []
+            with anyio.move_on_after(ALIVE_S):
+                news = await one.take()
+            yield "".join(map(_sse, news)) or ": alive\n\n"
+            await anyio.sleep(EVERY_S)
+
+
+def _sse(event: Json) -> str:
+    """Return one event. JSON escapes line ends, so that a text can't begin another event."""
+    mark = f"id: {event['id']}\n" if "id" in event else ""
+    return f"{mark}event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+async def _until_closed(websocket: WebSocket, scope: anyio.CancelScope) -> None:
+    try:
+        while True:
+            await websocket.receive()
+    except (WebSocketDisconnect, RuntimeError):
+        scope.cancel()
+
+
+async def _send_news(websocket: WebSocket, one: Subscriber) -> None:
+    while True:
+        for event in await one.take():
+            with anyio.fail_after(SEND_S):
+                await websocket.send_text(json.dumps(event))
+        await anyio.sleep(EVERY_S)

@@ -1,0 +1,188 @@
+"""Follow jobs: moves and alerts of the ledger, points and alerts of the metric store, at most four times a second.
+
+One task looks for all subscribers, whoever wrote: this process, the watch, a command. A subscriber that does not read
+keeps a bounded amount: of a metric only the newest point, and so many events. Further events stay where they are stored
+until it reads on, so that none is lost to a slow line.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anyio
+from anyio import to_thread
+
+from gpuwarden.core.errors import NoCapacity, WardenError
+from gpuwarden.core.sanitize import named
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.metrics.store import Point
+
+logger = logging.getLogger(__name__)
+EVERY_S: Final = 0.25
+MAX_WAITING: Final = 256
+"""Events that wait for one subscriber."""
+MAX_SUBSCRIBERS: Final = 200
+MAX_EACH: Final = 50
+"""Streams of one token or session, so that none takes those of the others."""
+Json = dict[str, Any]
+
+
+@dataclass
+class Place:
+    """How far a subscriber is: in the ledger, and in the alerts of the store."""
+
+    seq: int = 0
+    alert: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.seq}.{self.alert}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place | None:
+        """Return the place that a client was told; None for any other text."""
+        seq, dot, alert = text.partition(".")
+        if dot and all(part.isascii() and part.isdigit() and len(part) < 16 for part in (seq, alert)):
+            return cls(int(seq), int(alert))
+        return None
+
+
+@dataclass
+class Subscriber:
+    """One stream's queue."""
+
+    job_id: str
+    place: Place
+    who: str = ""
+    events: list[Json] = field(default_factory=list)
+    points: dict[str, Json] = field(default_factory=dict)
+    sent: dict[str, Point] = field(default_factory=dict)
+    behind: bool = False
+    """More events may be stored than there was room for."""
+    some: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def room(self) -> int:
+        """Return how many further events may wait."""
+        return MAX_WAITING - len(self.events)
+
+    def put(self, event: Json) -> None:
+        """Queue an event."""
+        self.events.append(event)
+        self.behind = self.room == 0
+        self.some.set()
+
+    def show(self, latest: dict[str, Point]) -> None:
+        """Queue the points that are news."""
+        for name, point in latest.items():
+            if self.sent.get(name) != point:
+                self.points[named(name)] = {"step": point.step, "at": point.at, "value": plain_number(point.value)}
+        self.sent = latest
+        if self.points:
+            self.some.set()
+
+    async def take(self) -> list[Json]:
+        """Wait for news and return all of it."""
+        await self.some.wait()
+        self.some = anyio.Event()
+        news = self.events
+        if self.points:
+            news.append({"type": "metrics", "metrics": self.points})
+        self.events, self.points = [], {}
+        return news
+
+
+class Live:
+    """The streams of one server."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._subscribers: list[Subscriber] = []
+        self._wanted = anyio.Event()
+        self._seen = (-1, -1)
+        """The ledger's last event and the store's version at the last look."""
+
+    def admit(self, job_id: str, who: str = "") -> JobRecord:
+        """Return the job to follow. Raises NotFound, and NoCapacity where too many follow already, or the same one."""
+        if len(self._subscribers) >= MAX_SUBSCRIBERS:
+            raise NoCapacity(f"{MAX_SUBSCRIBERS} streams are open already", "Close one, then try again.")
+        if sum(one.who == who for one in self._subscribers) >= MAX_EACH:
+            raise NoCapacity(f"{MAX_EACH} streams of this token are open already", "Close one, then try again.")
+        return read_job(self.ctx.ledger, job_id)
+
+    @contextmanager
+    def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
+        """Subscribe to a job: its present state first, then the news. `since` replays the events after a place.
+
+        Raises as `admit` does.
+        """
+        job = self.admit(job_id, who)
+        present = Place(self.ctx.ledger.last_seq(), self.ctx.metrics.last_alert(job_id))
+        # A place beyond the end is of another ledger; what follows it would reach nobody.
+        since = Place(min(since.seq, present.seq), min(since.alert, present.alert)) if since else present
+        one = Subscriber(job_id, since, who)
+        one.put({"type": "state", "state": str(job.state), "at": job.since, "why": named(job.why, 300)})
+        self._subscribers.append(one)
+        self._seen = (-1, -1)
+        self._wanted.set()
+        try:
+            yield one
+        finally:
+            self._subscribers.remove(one)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Look for news while somebody follows."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._work)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def _work(self) -> None:
+        while True:
+            if not self._subscribers:
+                self._wanted = anyio.Event()
+                await self._wanted.wait()
+            try:
+                await self.look()
+            except WardenError as error:  # a disk that fails for a moment ends no stream
+                logger.warning("events could not be read: %s", error.message)
+            await anyio.sleep(EVERY_S)
+
+    async def look(self) -> None:
+        """Look once, and queue what is new for each subscriber, as far as it has room."""
+        seen = self.ctx.ledger.last_seq(), await to_thread.run_sync(self.ctx.metrics.version)
+        moved, stored = seen[0] != self._seen[0], seen[1] != self._seen[1]
+        self._seen = seen
+        for job_id in {one.job_id for one in self._subscribers}:
+            latest = await to_thread.run_sync(self.ctx.metrics.latest, job_id) if stored else None
+            for one in [one for one in self._subscribers if one.job_id == job_id]:
+                behind, one.behind = one.behind, one.room == 0
+                if latest is not None:
+                    one.show(latest)
+                if (moved or behind) and one.room:
+                    for event in self.ctx.ledger.events(f"job/{job_id}", after=one.place.seq, limit=one.room):
+                        one.place.seq = event.seq
+                        why = getattr(event.data, "why", None)
+                        row = {"type": "event", "id": str(one.place), "kind": event.kind, "state": event.state}
+                        more = {"why": named(why, 300)} if isinstance(why, str) and why else {}
+                        one.put({**row, "at": event.at, **more})
+                if (stored or behind) and one.room:
+                    alerts = self.ctx.metrics.alerts
+                    for alert in await to_thread.run_sync(alerts, job_id, one.place.alert, one.room):
+                        one.place.alert = alert.id
+                        body = {n: named(v, 300) if isinstance(v, str) else v for n, v in alert.fields.items()}
+                        shown = {"type": "alert", "id": str(one.place), "alert": alert.type, "at": alert.at}
+                        one.put({**shown, "body": body})
+
+
+def plain_number(value: float) -> float | str:
+    """Return a number as JSON has it; `nan`, `inf` or `-inf` for one that JSON lacks."""
+    return value if math.isfinite(value) else str(value)

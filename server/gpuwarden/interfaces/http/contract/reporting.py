@@ -1,0 +1,157 @@
+"""POST /api/training/local/metrics and POST /api/alerts/trigger: what jobs report of themselves.
+
+An answer is sent after the commit, so that a post that was answered is kept. A repeated post is answered in the same
+way and changes nothing. The job is the one whose key was presented; a body that names another is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from gpuwarden.core.errors import AuthFailed, BadRequest, NotFound, Refused
+from gpuwarden.core.sanitize import scrubbed
+from gpuwarden.core.states import TERMINAL_JOBS
+from gpuwarden.interfaces.http.access import Protected, principal_of
+from gpuwarden.interfaces.http.answers import error_answer
+from gpuwarden.interfaces.http.principals import Kind
+from gpuwarden.interfaces.http.serving import Serving
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.reporting import ALERTS_PATH, METRICS_PATH
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.metrics.batching import Batches
+from gpuwarden.metrics.points import (
+    Malformed,
+    PostedAlert,
+    PostedPoints,
+    Problem,
+    alert_fields,
+    job_of,
+    read_alert,
+    read_points,
+)
+
+JOBS: Final[tuple[Kind, ...]] = ("job",)
+LATE_S: Final = 7 * 86_400.0
+"""How long after its end a job may still report: its spool may have waited for a broken line."""
+LOOK_S: Final = 60.0
+"""Seconds between two looks at whether a job may still report."""
+LARGE: Final = 64 << 10
+"""Bytes of a post from which on it is parsed in a thread, so that nobody else waits for it."""
+MAX_KNOWN: Final = 10_000
+SHOWN: Final = 20
+"""Values left out that one answer names."""
+WORDS: Final = {
+    Problem.NO_OBJECT: "it is not a JSON object",
+    Problem.NO_JOB: "it names no job",
+    Problem.NO_POINTS: "there is no list of points",
+    Problem.TOO_MANY_POINTS: "it has more points than one post may have",
+    Problem.BAD_STEP: "it is not a whole number from 0",
+    Problem.BAD_TIME: "it is neither an ISO 8601 time nor seconds since 1970",
+    Problem.UNPLACED: "it has neither a step nor a timestamp",
+    Problem.BAD_TYPE: "it is none of the six types of alerts",
+}
+
+
+class Reporters:
+    """The jobs that may report, each with the names that it may call itself by. Looked up once a minute."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+
+    def names(self, job_id: str) -> frozenset[str]:
+        """Return the names of a job. Raises AuthFailed for one that is unknown here, or ended long ago."""
+        now = self.ctx.clock.now()
+        looked_at, names = self._known.get(job_id, (0.0, frozenset()))
+        if not 0 <= now - looked_at < LOOK_S:
+            try:
+                job = read_job(self.ctx.ledger, job_id)
+            except NotFound:
+                raise AuthFailed("the key is of a job that this ledger does not have") from None
+            if job.state in TERMINAL_JOBS and now - job.since > LATE_S:
+                raise AuthFailed("the key has expired: its job ended long ago")
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            # A serverless platform may set JOB_ID itself; its id of the job is the end of the handle's path.
+            theirs = job.handle.run_dir.rpartition("/")[2] if job.handle else None
+            names = frozenset(filter(None, (job_id, job.spec.env.get("JOB_ID"), theirs)))
+            self._known[job_id] = now if job.handle or job.state in TERMINAL_JOBS else 0.0, names
+        return names
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """Return both routes, whose posts are committed together."""
+    ctx, reporters = serving.ctx, Reporters(serving.ctx)
+    batches = Batches(ctx.metrics)
+
+    @asynccontextmanager
+    async def committing() -> AsyncIterator[None]:
+        async with batches.running():
+            yield
+
+    serving.lifespans.append(committing)
+
+    async def metrics(request: Request) -> Response:
+        """Store the points of one post."""
+        try:
+            job, body, large = await _own(request, reporters)
+            post = await to_thread.run_sync(read_points, body) if large else read_points(body)
+        except Malformed as wrong:
+            return _refused(wrong)
+        written = await batches.add(PostedPoints(job, post.rows, post.ignored))
+        reply: dict[str, Any] = {"ok": True, "stored": written.stored, "known": written.known}
+        if written.ignored:
+            reply["ignored"] = [{"field": field, "problem": problem} for field, problem in written.ignored[:SHOWN]]
+            reply["ignored_count"] = len(written.ignored)
+        return _answer(reply)
+
+    async def alert(request: Request) -> Response:
+        """Store one alert."""
+        try:
+            job, body, _ = await _own(request, reporters)
+            known = alert_fields(body)
+            clean = scrubbed(known, await to_thread.run_sync(ctx.hidden, known))
+            found = read_alert(clean, ctx.clock.now())
+        except Malformed as wrong:
+            return _refused(wrong)
+        await batches.add(PostedAlert(job, found.type, found.at, found.key, found.fields))
+        return _answer({"ok": True})
+
+    return [
+        Protected(METRICS_PATH, metrics, needs="metrics", kinds=JOBS, methods=["POST"]),
+        Protected(ALERTS_PATH, alert, needs="alerts", kinds=JOBS, methods=["POST"]),
+    ]
+
+
+async def _own(request: Request, reporters: Reporters) -> tuple[str, dict[str, Any], bool]:
+    """Return the sender, its post, and whether that is large. Raises Malformed, Refused for a post of another job."""
+    sender = principal_of(request).job_id or ""
+    names = reporters.names(sender)
+    raw = await request.body()
+    large = len(raw) > LARGE
+    try:
+        body = await to_thread.run_sync(json.loads, raw) if large else json.loads(raw)
+    except (ValueError, RecursionError):
+        raise Malformed(Problem.NO_OBJECT, "body") from None
+    if job_of(body) not in names:
+        raise Refused("a job reports only of itself, and the post names another job")
+    return sender, body, large
+
+
+def _refused(wrong: Malformed) -> Response:
+    """Return 422, with the part at fault and its code."""
+    error = BadRequest(f"{wrong.field}: {WORDS[wrong.problem]}; nothing of this post was stored")
+    answer: dict[str, Any] = json.loads(bytes(error_answer(error).body))
+    return _answer({**answer, "field": wrong.field, "problem": wrong.problem}, 422)
+
+
+def _answer(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(body), status, media_type="application/json")

@@ -1,0 +1,85 @@
+"""POST /api/training/deploy/{platform} and GET /api/training/{job}/status: the same gates as every other interface."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+
+from gpuwarden.core.errors import BadRequest, NoCapacity, Refused
+from gpuwarden.core.inputs import build
+from gpuwarden.core.models import JobSpec
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.http.access import Protected, principal_of
+from gpuwarden.interfaces.http.contract.reporting import Reporters
+from gpuwarden.interfaces.http.pages.looks import Looks
+from gpuwarden.interfaces.http.principals import Kind
+from gpuwarden.interfaces.http.serving import Serving
+from gpuwarden.interfaces.results import Result, worded
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.submission.submit import submit
+
+CLIENTS: Final[tuple[Kind, ...]] = ("token",)
+LOG_BYTES: Final = 2_000
+FIRST_LOOK_S: Final = 30.0
+"""Seconds that a job waits for the first look at itself."""
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """Return both routes."""
+    ctx, reporters = serving.ctx, Reporters(serving.ctx)
+    # A job that asks all the time would keep its lock from the watch.
+    looks = Looks(ctx, LOG_BYTES)
+
+    async def deploy(request: Request) -> Response:
+        """Check a job and launch it: without a receipt a rented platform answers findings, price and a receipt.
+
+        The body has the arguments of submit_job but for the platform, which is in the path.
+        """
+        given = await _object(request)
+        receipt, dry_run = given.pop("receipt", None), given.pop("dry_run", False)
+        if not isinstance(dry_run, bool) or not isinstance(receipt, str | None):
+            raise BadRequest("dry_run is true or false, and receipt is a text")
+        if given.setdefault("platform", request.path_params["platform"]) != request.path_params["platform"]:
+            raise BadRequest("the body names another platform than the address")
+        found = await submit(ctx, build(JobSpec, given), dry_run=dry_run, receipt=receipt or None)
+        return _reply(results.submitted(found), 202 if found.job is not None else 200)
+
+    async def status(request: Request) -> Response:
+        """Return a job's state, step, metrics, meter and the end of its log. A job may ask for its own."""
+        job_id, sender = request.path_params["job"], principal_of(request)
+        if sender.kind == "job":
+            if sender.job_id != job_id:
+                raise Refused("a job may ask for its own status only")
+            reporters.names(job_id)  # raises for a key that has expired
+            look = looks.job(job_id)
+            found = await look.newest(FIRST_LOOK_S)
+            if found is None:
+                raise look.error or NoCapacity("the job is still being looked at", "Ask again in a few seconds.")
+        else:
+            found = await check(ctx, job_id, limit=LOG_BYTES)
+        return _reply(results.checked(found, ctx.hidden(found.texts, found.job.spec.secrets)))
+
+    return [
+        Protected("/api/training/deploy/{platform:path}", deploy, needs="submit", kinds=CLIENTS, methods=["POST"]),
+        Protected("/api/training/{job}/status", status, needs=("read", "metrics"), methods=["GET"]),
+    ]
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    """Return the request's body. Raises BadRequest for anything but a JSON object."""
+    try:
+        body = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise BadRequest("the body is not a JSON object")
+    return body
+
+
+def _reply(reply: Result, status: int = 200) -> Response:
+    return JSONResponse(worded(reply, in_commands).model_dump(mode="json"), status)

@@ -1,0 +1,49 @@
+"""MCP over streamable HTTP at /mcp."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
+
+from gpuwarden.interfaces.http.access import Protected
+from gpuwarden.interfaces.http.principals import Kind, Principal
+from gpuwarden.interfaces.http.serving import Serving
+
+PATH: Final = "/mcp"
+CLIENTS: Final[tuple[Kind, ...]] = ("token",)
+
+
+class _Endpoint:
+    """ASGI application at the path; a class, because Starlette would take a function for one of its own endpoints."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. A browser's session is not a client of MCP, and a job even less."""
+        principal: Principal = scope["gpuwarden.principal"]
+        await self.serving.mcp.handle(
+            scope,
+            receive,
+            send,
+            holder=f"{principal.kind}/{principal.id}",
+            name=principal.name,
+            scopes=principal.scopes,
+            person=principal.person,
+        )
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """Return the route of MCP, which runs while the application does."""
+    serving.lifespans.append(serving.mcp.running)
+    return [
+        Protected(
+            PATH,
+            _Endpoint(serving),
+            needs=("read", "submit"),
+            kinds=CLIENTS,
+            methods=["GET", "POST", "DELETE"],
+        )
+    ]

@@ -1,0 +1,16 @@
+"""The page: what runs, waits for a person and bills, rendered here and kept current in place by small scripts."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute
+
+from gpuwarden.interfaces.http.serving import Serving
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """Return the routes of the page."""
+    # Templates are loaded only to be served.
+    from gpuwarden.interfaces.http.pages.approving import approving_routes
+    from gpuwarden.interfaces.http.pages.reading import reading_routes
+
+    return [*reading_routes(serving), *approving_routes(serving)]

@@ -1,0 +1,242 @@
+"""Cards: one job, or every machine, as a client draws them inside a conversation (MCP Apps, SEP-1865).
+
+A card is one document without a job's data, made from the page's own templates, with its style and its scripts inside.
+The answer of a tool brings the view that the script writes into it, as text. A card can read nothing else and ask for
+nothing: it has no connection, no form and no link, and its script calls no tool.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import defaultdict
+from functools import cache
+from typing import Final, Literal, TypeAlias
+
+import anyio.to_thread
+from markupsafe import Markup
+
+from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import line, plain
+from gpuwarden.interfaces.cli.drawing import local
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.http.pages.curves import curve_of, names_of
+from gpuwarden.interfaces.http.pages.job import TITLES, job_view
+from gpuwarden.interfaces.http.pages.now import account_row
+from gpuwarden.interfaces.http.pages.rendering import Row, View, clean, environment, shown, step_rows
+from gpuwarden.interfaces.http.pages.static_files import files
+from gpuwarden.interfaces.results import warned
+from gpuwarden.interfaces.results.inventory import InstanceReply, InstancesReply
+from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.lifecycle.monitoring.overview import line_of
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.metrics.store import Curve
+
+Kind: TypeAlias = Literal["job", "machines"]
+STYLES: Final = ("page.css", "card.css")
+SCRIPTS: Final = ("view.js", "card.js")
+WIDTH: Final = 320.0
+HEIGHT: Final = 96.0
+EDGE: Final = 3.0
+"""Units of the drawing that a line keeps from its upper and lower edge."""
+POINTS: Final = 240
+FEW_POINTS: Final = 60
+"""Points of a curve in a list."""
+ROWS: Final = 20
+"""Entries of a list on a card."""
+FOLLOWED: Final = 8
+"""Machines of a list whose job is shown with its curve and its evidence."""
+TEXT: Final = 400
+"""Characters of one text on a card: a path, a name or a reason may be as long as its writer liked."""
+FIELDS: Final = {
+    "texts": (
+        "state",
+        "why",
+        "note",
+        "name",
+        "platform",
+        "step",
+        "source",
+        "left",
+        "exit",
+        "to_come",
+        "ending",
+        "rate",
+    ),
+    "numbers": ("percent",),
+    "flags": ("progress",),
+    "meters": ("cost",),
+    "lists": ("rungs", "alerts", "diagnoses", "steps", "clocks", "kept"),
+}
+"""Parts of the page of a job that its card has room for."""
+
+
+@cache
+def document(kind: Kind) -> str:
+    """Return the HTML of a card, under a policy that runs its own script and loads nothing."""
+    read = {name: files()[name][0].decode() for name in (*STYLES, *SCRIPTS)}
+    style, script = ("\n".join(read[name] for name in names) for names in (STYLES, SCRIPTS))
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    empty = {
+        "texts": defaultdict(str),
+        "flags": defaultdict(bool),
+        "numbers": defaultdict(float),
+        "lists": defaultdict(tuple),
+        "meters": defaultdict(lambda: {"amount": None, "rate": 0.0}),
+    }
+    # Files of this package, which the policy pins by their digests.
+    inside = {"style": Markup(style), "script": Markup(script)}  # noqa: S704
+    return environment().get_template(f"card_{kind}.html").render(view=empty, kind=kind, policy=policy, **inside)
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+async def card_of(ctx: Context, seen: Checked | InstancesReply) -> View:
+    """Return the view of the card for what a tool saw."""
+    view = await (machines_card(ctx, seen) if isinstance(seen, InstancesReply) else job_card(ctx, seen))
+    view = clean(ctx, view)  # before texts are cut: half a secret is not found
+    view["texts"] = _short(view["texts"])
+    view["lists"] = {name: [_short(row) for row in rows[:ROWS]] for name, rows in view["lists"].items()}
+    return {**view, "at": ctx.clock.now()}
+
+
+async def job_card(ctx: Context, seen: Checked) -> View:
+    """Return the view of one job that was just looked at."""
+    page = job_view(ctx, seen.job.id, seen, None)
+    view: View = {part: {name: page[part][name] for name in names} for part, names in FIELDS.items()}
+    metric, curve = await anyio.to_thread.run_sync(_first_curve, ctx, seen.job.id, seen, POINTS)
+    view["texts"] |= {"id": seen.job.id, "looked": f"seen {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}"}
+    view["texts"] |= curve_texts(metric, curve)
+    view["flags"]["curve"] = bool(curve.x)
+    view["lines"] = {"curve": curve_line(curve), "odd": odd_line(curve)}
+    return {"card": "job", **view}
+
+
+async def machines_card(ctx: Context, reply: InstancesReply) -> View:
+    """Return the view of every machine. The meter counts what bills, or may."""
+    reply = warned(reply.model_copy(), ctx.notices, in_commands)
+    # As the platform says, or else as the price and the hours come to.
+    costs = [
+        row.cost_usd
+        if row.cost_usd is not None or row.job_id is None
+        else line_of(ctx, read_job(ctx.ledger, row.job_id)).cost_usd
+        for row in reply.instances
+    ]
+    rows = [machine_row(row, cost) for row, cost in zip(reply.instances[:ROWS], costs[:ROWS], strict=True)]
+    for row in [row for row in rows if row["job"]][:FOLLOWED]:
+        row |= await anyio.to_thread.run_sync(_progress, ctx, row["job"])
+    billing = [(row, cost) for row, cost in zip(reply.instances, costs, strict=True) if row.billing is not False]
+    hidden = sum(cost is None or row.price_usd_per_hour is None for row, cost in billing)
+    rate = sum(row.price_usd_per_hour or 0.0 for row, _ in billing)
+    return {
+        "card": "machines",
+        "texts": {
+            "message": shown(reply.message),
+            "rate": usd_per_hour(rate) if billing else "",
+            "hidden": f"without {counted(hidden, 'machine')} of unknown cost or price" if hidden else "",
+            "over": f"and {counted(len(costs) - ROWS, 'machine')} more" if len(costs) > ROWS else "",
+            "looked": f"seen {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}",
+        },
+        "meters": {"total": {"amount": sum(cost or 0.0 for _, cost in billing), "rate": rate}},
+        "lists": {
+            "machines": rows,
+            "accounts": [account_row(account) for account in reply.accounts],
+            "unknown": [{"key": k, "name": shown(k), "text": shown(v)} for k, v in reply.unknown.items()],
+            "warnings": [{"key": text, "text": shown(text)} for text in reply.warnings],
+            "steps": step_rows(reply.next),
+        },
+    }
+
+
+def _short(row: Row) -> Row:
+    """Return a row with bounded texts, without its path and lines of a log: a card is not a page of the server."""
+    left_out = {"href", "lines"}
+    return {name: text if name == "curve" else line(text, TEXT) for name, text in row.items() if name not in left_out}
+
+
+def machine_row(row: InstanceReply, cost: float | None) -> Row:
+    """Return one machine of the list. `cost` is what it has cost; None where nobody knows."""
+    clock = row.clocks[0] if row.clocks else None
+    return {
+        "key": f"{row.platform} {row.instance_id}",
+        "state": {True: "billing", False: "off", None: "unknown"}[row.billing],
+        "bills": {True: "bills", False: "does not bill", None: "may bill"}[row.billing],
+        "name": shown(row.platform if row.ours else f"{row.platform}, not rented here"),
+        "id": shown(row.instance_id or "id unknown"),
+        "job": row.job_id or "",
+        "job_state": row.job_state or "",
+        "rate": "" if row.billing is False else usd_per_hour(row.price_usd_per_hour),
+        "cost": "" if cost is None else usd(cost),
+        "clock": f"{local(clock.at, '%m-%d %H:%M')} {shown(clock.effect)}" if clock else "",
+        "text": shown(row.note),
+    }
+
+
+def _progress(ctx: Context, job_id: str) -> Row:
+    """Return the name, the curve and the evidence of the job on a machine."""
+    job = read_job(ctx.ledger, job_id)
+    metric, curve = _first_curve(ctx, job_id, None, FEW_POINTS)
+    proven = [TITLES[step.rung].lower() for step in ladder(ctx, job) if step.held is Held.YES]
+    words = curve_texts(metric, curve)
+    return {
+        "name": shown(f"{job.spec.name} on {job.spec.platform}"),
+        "curve": curve_line(curve),
+        "curve_text": f"{words['metric']} {words['curve']}".strip(),
+        "proof": f"evidence: {', '.join(proven) or 'none yet'}",
+    }
+
+
+def _first_curve(ctx: Context, job_id: str, seen: Checked | None, points: int) -> tuple[str, Curve]:
+    """Return the metric that people look at first, and its curve."""
+    names = names_of(ctx.metrics, job_id, seen)
+    metric = names[0] if names else ""
+    return metric, curve_of(ctx.metrics, job_id, metric, seen, points=points)
+
+
+def curve_texts(metric: str, curve: Curve) -> Row:
+    """Return a curve in words: where it begins and ends, its lowest and highest value, and what is not in it."""
+    if not curve.values:
+        return dict.fromkeys(("metric", "curve", "high", "low", "odd"), "")
+    first, last, low, high = curve.values[0], curve.values[-1], min(curve.values), max(curve.values)
+    begin, end = (local(x, "%m-%d %H:%M") if curve.by_time else f"step {x:,.0f}" for x in (curve.x[0], curve.x[-1]))
+    return {
+        "metric": shown(plain(metric)),
+        "curve": f"{first:.4g} at {begin} to {last:.4g} at {end}, lowest {low:.4g}",
+        "high": f"{high:.4g}",
+        "low": f"{low:.4g}" if low < high else "",
+        "odd": f"{curve.odd:,} not finite" if curve.odd else "",
+    }
+
+
+def curve_line(curve: Curve) -> str:
+    """Return a curve as the moves and lines of a drawing. A value that is not finite is a gap."""
+    points: list[tuple[float, float | None]] = [*zip(curve.x, curve.values, strict=True)]
+    points += [(mark.x, None) for mark in curve.markers]
+    low, high = min(curve.values, default=0.0), max(curve.values, default=0.0)
+    scale = (HEIGHT - 2 * EDGE) / ((high - low) or 1.0)
+    parts, open_ = [], False
+    for x, y in sorted(points, key=lambda point: point[0]):
+        if y is not None:
+            place = f"{_across(curve, x):.1f} {EDGE + (high - y) * scale:.1f}"
+            # A line of no length is a dot, where a value has no neighbor.
+            parts.append(f"L{place}" if open_ else f"M{place}L{place}")
+        open_ = y is not None
+    return "".join(parts)
+
+
+def odd_line(curve: Curve) -> str:
+    """Return a short mark at the bottom for each place of a value that is not finite."""
+    places = sorted({round(_across(curve, mark.x), 1) for mark in curve.markers if curve.x})
+    return "".join(f"M{x} {HEIGHT:.0f}L{x} {HEIGHT - 12:.0f}" for x in places)
+
+
+def _across(curve: Curve, x: float) -> float:
+    return min(WIDTH, max(0.0, WIDTH * (x - curve.x[0]) / ((curve.x[-1] - curve.x[0]) or 1.0)))

@@ -1,0 +1,84 @@
+"""Curves of a job's metrics as the page draws them: at most a few thousand points, and what is not finite apart.
+
+The points are those that the job posted, from the store of metrics. Of a job that posted none, the few points of the
+loss that its runner keeps are drawn instead.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final
+
+from gpuwarden.core.sanitize import plain
+from gpuwarden.interfaces.http.pages.looks import Looks
+from gpuwarden.interfaces.http.pages.rendering import View
+from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.metrics.store import Curve, MetricStore
+
+LOSS: Final = "loss"
+POINTS: Final = 2_000
+"""Points of one curve, two for each pixel of a wide screen."""
+FIRST: Final = ("loss", "train/loss", "train_loss", "eval_loss", "val_loss")
+"""Metrics that people look at first."""
+
+
+class Curves:
+    """The curves of one server's jobs."""
+
+    def __init__(self, looks: Looks) -> None:
+        self.looks = looks
+
+    @cached_property
+    def store(self) -> MetricStore:
+        """Return the store of metrics, opened at the first use."""
+        return MetricStore(self.looks.ctx.home)
+
+    def names(self, job_id: str) -> list[str]:
+        """Return the metrics that have a curve, the loss first."""
+        return names_of(self.store, job_id, self.looks.job(job_id).value)
+
+    def view(self, job_id: str, name: str, metric: str, between: tuple[float, float] | None) -> View:
+        """Return one curve, or a part of it. A point that stands for a value that is not finite is a gap."""
+        curve = curve_of(self.store, job_id, metric, self.looks.job(job_id).value, between=between)
+        points: list[tuple[float, float | None]] = [*zip(curve.x, curve.values, strict=True)]
+        points += [(mark.x, None) for mark in curve.markers]
+        points.sort(key=lambda point: point[0])
+        return {
+            "job": job_id,
+            "name": name,
+            "metric": plain(metric),
+            "x": [x for x, _ in points],
+            "y": [y for _, y in points],
+            "odd": [mark.x for mark in curve.markers],
+            "odd_count": curve.odd,
+            "total": curve.total,
+            "by_time": curve.by_time,
+        }
+
+
+def names_of(store: MetricStore, job_id: str, seen: Checked | None) -> list[str]:
+    """Return the metrics of a job that have a curve, the loss first. `seen` is the last look at the job."""
+    found = set(store.latest(job_id)) or ({LOSS} if _observed(seen) else set())
+    return sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+
+
+def curve_of(
+    store: MetricStore,
+    job_id: str,
+    metric: str,
+    seen: Checked | None,
+    *,
+    points: int = POINTS,
+    between: tuple[float, float] | None = None,
+) -> Curve:
+    """Return one curve in at most so many points, or its part between two places."""
+    curve = store.downsampled(job_id, metric, points, between)
+    if curve.total or metric != LOSS:
+        return curve
+    low, high = between or (float("-inf"), float("inf"))
+    kept = [(float(step), value) for step, value in _observed(seen) if low <= step <= high]
+    return Curve(tuple(x for x, _ in kept), tuple(y for _, y in kept), (), len(kept), 0, False)
+
+
+def _observed(seen: Checked | None) -> tuple[tuple[int, float], ...]:
+    return seen.observation.curve if seen and seen.observation else ()

@@ -1,0 +1,271 @@
+"""One job as the page shows it: progress, cost, proof, machine, diagnosis, log and timeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.guidance import Action, NextStep, do
+from gpuwarden.core.models import Beat
+from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.next_step import Copy
+from gpuwarden.core.plural import counted
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.sanitize import plain, redact, unfenced
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli.drawing import local, span
+from gpuwarden.interfaces.http.pages.now import job_row
+from gpuwarden.interfaces.http.pages.rendering import ACTIVE, Row, View, shown, size, step_rows
+from gpuwarden.interfaces.results.check import CheckReply
+from gpuwarden.interfaces.results.history import told_events
+from gpuwarden.interfaces.results.overview import job_line
+from gpuwarden.lifecycle.artifacts.ladder import Held, Rung, Step, ladder
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.monitoring.check import PAUSABLE, Checked
+from gpuwarden.lifecycle.monitoring.overview import JobLine, line_of
+from gpuwarden.lifecycle.records import JobRecord, read_job, story
+
+EVENTS: Final = 200
+"""Events of a timeline, the latest ones."""
+FULL: Final = 95.0
+"""Percent of a memory or a disk in use, from which on it is marked."""
+TITLES: Final = {
+    Rung.DECLARED: "Outputs declared",
+    Rung.COPIED: "Copied here",
+    Rung.EQUAL: "Digests equal",
+    Rung.LOADED: "Loads as a checkpoint",
+    Rung.KEPT: "Kept in a store",
+}
+HELD: Final = {
+    Held.YES: "yes",
+    Held.NO: "no",
+    Held.NOT_YET: "not yet",
+    Held.UNKNOWN: "unknown",
+    Held.UNASKED: "not asked for",
+}
+COPIES: Final = {
+    Copy.STALE: "copied before the job ended",
+    Copy.PARTIAL: "some files could not be copied",
+    Copy.EMPTY: "the machine has none of the outputs",
+}
+
+
+def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError | None) -> View:
+    """Return one job. `seen` is the last look at it; without one, what the ledger has. Raises NotFound."""
+    job = read_job(ctx.ledger, job_id)
+    line = line_of(ctx, job)
+    # Of a machine that is gone, the last look at it says how far its job came.
+    last = replace(seen, observation=line.seen) if seen and not seen.observation and job.state not in ACTIVE else seen
+    reply = (
+        results.checked(last, ctx.hidden(last.texts, job.spec.secrets))
+        if last
+        else CheckReply(job_id=job.id, state=job.state, why=job.why)
+    )
+    steps, row = seen.next_steps if seen else following(ctx, job), job_row(job_line(line))
+    return {
+        "texts": {
+            **_texts(job, reply),
+            "to_come": _to_come(reply, line),
+            "ending": row["ending"],
+            "cost": usd(line.cost_usd),
+            "rate": f"bills {usd_per_hour(line.price_usd_per_hour)}" if line.billing else "not billing",
+            "worst": usd(job.worst_cost) if job.worst_cost is not None else "unknown",
+            "looked": _looked(seen, error),
+            "control": "Resume this job" if job.state is Job.PAUSED else "Pause this job",
+        },
+        "numbers": {"percent": 100 * reply.step / reply.total_steps if reply.step and reply.total_steps else 0.0},
+        "flags": {
+            "progress": bool(reply.step and reply.total_steps),
+            "billing": line.billing,
+            "active": job.state in ACTIVE,
+            "silent": seen is None,
+            "log": bool(seen and seen.log),
+        },
+        "meters": {"cost": {"amount": line.cost_usd, "rate": (line.price_usd_per_hour or 0.0) * line.billing}},
+        "lists": {
+            "steps": step_rows(steps),
+            "controls": step_rows(controls(ctx, job)),
+            "rungs": [rung_row(step) for step in ladder(ctx, job)],
+            "kept": _kept(reply),
+            "health": list(_health(seen)),
+            "metrics": [{"key": k, "name": shown(k), "value": f"{v:.6g}"} for k, v in reply.metrics.items()],
+            "alerts": [{"key": text, "text": shown(text)} for text in reply.alerts],
+            "diagnoses": [
+                {
+                    "key": d.id,
+                    "href": f"/knowledge/{d.id}",
+                    "state": d.certainty,
+                    "name": f"{d.id} {shown(d.title)}",
+                    "certainty": d.certainty,
+                    "text": shown(d.why),
+                    "fix": shown(d.fix),
+                    "lines": shown(unfenced(d.lines)) if d.lines else "",
+                }
+                for d in reply.diagnoses
+            ],
+            "clocks": [
+                {
+                    "key": f"{c.at} {c.trigger}",
+                    "name": local(c.at, "%m-%d %H:%M"),
+                    "text": f"{shown(c.trigger)}: {shown(c.effect)}",
+                }
+                for c in job_line(line).clocks
+            ],
+            "events": event_rows(ctx, job_id),
+        },
+        "job": row,
+        "log": log_view(ctx, job, seen),
+    }
+
+
+def controls(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
+    """Return how a person pauses or resumes a job. A session of the page only reads, so that it shows the command."""
+    if job.state is Job.PAUSED and not job.resume_requested:
+        return (
+            do(Action.RESUME, "to go on from its checkpoint, inside what was approved and the caps", job_id=job.id),
+        )
+    serverless = ctx.profile(job.spec.platform).kind == "serverless"
+    if job.state not in PAUSABLE or job.pausing or serverless:
+        return ()
+    return (do(Action.PAUSE, "to let it save and end its process; the machine bills on", job_id=job.id),)
+
+
+def _texts(job: JobRecord, reply: CheckReply) -> Row:
+    whole = f" of {reply.total_steps:,}" if reply.total_steps else ""
+    return {
+        "state": reply.state,
+        "why": shown(reply.why) if reply.why != reply.state else "",
+        "note": shown(reply.message),
+        "name": shown(job.spec.name),
+        "platform": shown(job.spec.platform),
+        "project": shown(job.spec.project),
+        "step": f"{reply.step:,}{whole}" if reply.step is not None else "-",
+        "source": {"metrics": "from its metrics", "output": "from its output", "files": "from saved files"}.get(
+            reply.progress_from, ""
+        ),
+        "started": local(reply.started_at, "%Y-%m-%d %H:%M"),
+        "accepted": local(job.accepted_at, "%Y-%m-%d %H:%M"),
+        "elapsed": span(reply.elapsed_s),
+        "left": span(reply.remaining_s),
+        "attempt": str(max(1, reply.attempt)),
+        # The words of an end by itself name its exit code.
+        "exit": "" if reply.exit_code is None or reply.reason == Code.EXITED else f"exit code {reply.exit_code}",
+    }
+
+
+def _to_come(reply: CheckReply, line: JobLine) -> str:
+    """Return what the job will have cost at its last step. Many providers bill later."""
+    if reply.projected_cost_usd is not None:
+        return usd(reply.projected_cost_usd)
+    if reply.remaining_s is None or line.cost_usd is None or line.price_usd_per_hour is None:
+        return "-"
+    return usd(line.cost_usd + line.price_usd_per_hour * reply.remaining_s / 3_600)
+
+
+def _looked(seen: Checked | None, error: WardenError | None) -> str:
+    if error is not None:
+        return f"the last look failed: {shown(error.message)}"
+    if seen is None:
+        return "looking at the machine"
+    return f"seen {local(seen.observation.at, '%H:%M:%S')}" if seen.observation and seen.observation.at else ""
+
+
+def rung_row(step: Step) -> Row:
+    """Return one step of the proof. Its text names the evidence: how many files, how many bytes, when."""
+    parts = []
+    if step.files is not None:
+        parts.append(counted(step.files, "file") + (f", {size(step.bytes)}" if step.bytes is not None else ""))
+    if step.names:
+        parts.append(", ".join(shown(name) for name in step.names[:5]))
+    if step.copy in COPIES:
+        parts.append(COPIES[step.copy])
+    if step.rung is Rung.KEPT and step.names:
+        parts.append("compared with the machine's files when its end is asked for")
+    if step.at is not None and step.rung is not Rung.DECLARED:
+        parts.append(local(step.at, "%m-%d %H:%M"))
+    parts += [shown(problem) for problem in step.problems[:3]]
+    return {
+        "key": step.rung,
+        "state": step.held,
+        "name": TITLES[step.rung],
+        "held": HELD[step.held],
+        "text": " · ".join(parts),
+    }
+
+
+def _kept(reply: CheckReply) -> list[Row]:
+    """Return what the job's kept store lists; nothing while the machine itself can be read."""
+    if (kept := reply.kept) is None:
+        return []
+    what = f"{counted(kept.files, 'file')}, {size(kept.bytes)}" if kept.files else ""
+    parts = [what, ", ".join(map(shown, kept.newest)), shown(kept.why)]
+    return [{"key": kept.store, "name": shown(kept.store), "text": " · ".join(filter(None, parts))}]
+
+
+def _health(seen: Checked | None) -> list[Row]:
+    """Return what the machine last reported, each with the share of it that is in use."""
+    observed = seen.observation if seen else None
+    beat = observed.beat if observed and observed.beat else Beat()
+    disk = _used(beat.disk_free, beat.disk_total)
+    inodes = _used(beat.inodes_free, beat.inodes_total)
+    rows = [
+        _gauge("GPU", beat.gpu_util, 100.0, f"{beat.gpu_util or 0:.0f} %"),
+        _gauge("GPU memory", beat.gpu_mem_used, None, size(beat.gpu_mem_used)),
+        _gauge("Memory", beat.mem_used, beat.mem_limit, f"{size(beat.mem_used)} of {size(beat.mem_limit)}"),
+        _gauge("Disk", disk, beat.disk_total, f"{size(beat.disk_free)} free of {size(beat.disk_total)}"),
+        _gauge("Inodes", inodes, beat.inodes_total, f"{beat.inodes_free or 0:,} free of {beat.inodes_total or 0:,}"),
+        _gauge("Killed for memory", beat.oom_kills or None, None, counted(beat.oom_kills or 0, "time"), bad=True),
+        _gauge(
+            "Last heartbeat",
+            observed.last_beat_at if observed else None,
+            None,
+            local(observed.last_beat_at if observed else None, "%H:%M:%S"),
+            bad=bool(observed and observed.stale),
+        ),
+    ]
+    return [row for row in rows if row is not None]
+
+
+def _used(free: int | None, total: int | None) -> int | None:
+    return None if free is None or total is None else total - free
+
+
+def _gauge(name: str, used: float | None, of: float | None, value: str, *, bad: bool = False) -> Row | None:
+    """Return one gauge; None where the machine does not report it. A full memory or disk is bad, a busy GPU is not."""
+    if used is None:
+        return None
+    share = 100 * used / of if of else None
+    bad = bad or (share is not None and share >= FULL and name != "GPU")
+    percent = "" if share is None else f"{min(100.0, share):.1f}"
+    return {"key": name, "name": name, "value": value, "percent": percent, "state": "bad" if bad else ""}
+
+
+def event_rows(ctx: Context, job_id: str) -> list[Row]:
+    """Return the ledger's events about a job, its machines and tickets, the latest first."""
+    events = story(ctx.ledger, job_id)[-EVENTS:]
+    rows = told_events([event.as_dict() for event in reversed(events)])
+    return [
+        {
+            "key": str(row["seq"]),
+            "at": local(row["at"], "%m-%d %H:%M:%S"),
+            "name": str(row["kind"]).replace(".", " ").replace("_", " "),
+            "state": str(row["state"] or ""),
+            "subject": shown(row["subject"]),
+            "page": f"/approve/{ticket}" if (ticket := str(row["subject"]).partition("teardown/")[2]) else "",
+            "actor": shown(row["actor"]),
+            "text": shown(row["body"].get("why") or row["body"].get("by") or ""),
+        }
+        for row in rows
+    ]
+
+
+def log_view(ctx: Context, job: JobRecord, seen: Checked | None) -> View:
+    """Return the end of a log: its text as a person reads it, and where it begins and ends in bytes."""
+    if seen is None or seen.log is None:
+        return {"text": "", "start": 0, "size": 0}
+    log = seen.log
+    text = redact(plain(log.text), ctx.hidden([log.text], job.spec.secrets))
+    return {"text": text, "start": max(0, log.next - len(log.text.encode())), "size": log.size}

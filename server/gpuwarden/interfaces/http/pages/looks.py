@@ -1,0 +1,75 @@
+"""Look at machines for the page and for jobs that ask: one look of a kind at a time, and one in a few seconds.
+
+A browser asks every two seconds, and several windows may be open. What they get is the last look's result; a look that
+is due begins behind the answer, and only a page that has nothing to show yet waits for it, for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+from gpuwarden.core.errors import WardenError, as_warden_error
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.overview import Overview, overview
+
+T = TypeVar("T")
+EVERY_S: Final = 5.0
+"""Seconds between two looks at one job."""
+OVERVIEW_S: Final = 15.0
+"""Seconds between two rounds over every platform, each of which asks every provider in use."""
+FIRST_S: Final = 1.0
+"""Seconds that a page waits for a first look; without one it shows what the ledger has."""
+LOG_BYTES: Final = 64 << 10
+"""Bytes of a log's end that a look reads."""
+KEPT: Final = 100
+"""Jobs whose last look is kept."""
+
+
+class Look(Generic[T]):
+    """The latest result of one kind of look. `error` is why the last look had none."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], every_s: float) -> None:
+        self._ask, self._every_s = ask, every_s
+        self._task: asyncio.Task[None] | None = None
+        self._due = 0.0
+        self.value: T | None = None
+        self.error: WardenError | None = None
+
+    async def newest(self, patience_s: float = FIRST_S) -> T | None:
+        """Return the last result, and begin a look where one is due. A first result is waited for, for a while."""
+        now = asyncio.get_running_loop().time()
+        if self._task is None and now >= self._due:
+            self._task = asyncio.create_task(self._run())
+        if self._task is not None and self.value is None and patience_s > 0:
+            await asyncio.wait({self._task}, timeout=patience_s)
+        return self.value
+
+    async def _run(self) -> None:
+        try:
+            self.value, self.error = await self._ask(), None
+        except Exception as error:
+            self.error = as_warden_error(error)
+        finally:
+            self._due = asyncio.get_running_loop().time() + self._every_s
+            self._task = None
+
+
+class Looks:
+    """The last looks of one server, at everything and at the jobs whose pages are open."""
+
+    def __init__(self, ctx: Context, log_bytes: int = LOG_BYTES) -> None:
+        self.ctx, self.log_bytes = ctx, log_bytes
+        self.everything: Look[Overview] = Look(lambda: overview(ctx), OVERVIEW_S)
+        self._jobs: OrderedDict[str, Look[Checked]] = OrderedDict()
+
+    def job(self, job_id: str) -> Look[Checked]:
+        """Return the look at one job."""
+        found = self._jobs.setdefault(job_id, Look(lambda: check(self.ctx, job_id, limit=self.log_bytes), EVERY_S))
+        self._jobs.move_to_end(job_id)
+        if len(self._jobs) > KEPT:
+            self._jobs.popitem(last=False)
+        return found

@@ -1,0 +1,113 @@
+"""Platforms and the references as the page shows them: what survives what, which clocks run, known failures."""
+
+from __future__ import annotations
+
+from typing import Any, Final, get_args
+
+from gpuwarden.core.profile import DangerClock, Event, Profile, Tier, Unfound
+from gpuwarden.core.states import LIVE_LEASES
+from gpuwarden.interfaces.cli.drawing import local
+from gpuwarden.interfaces.http.pages.rendering import Row, View, shown
+from gpuwarden.interfaces.results.references import entry, look_up
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.monitoring.balances import known_funds
+from gpuwarden.lifecycle.monitoring.expirations import clocks_of
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.records import lease_ids, read_job
+
+EVENTS: Final = get_args(Event)
+HEADS: Final = {"stop": "stop", "terminate": "terminate", "preemption": "interruption", "job_end": "end of the job"}
+
+
+def platforms_view(ctx: Context) -> View:
+    """Return every platform with what its storage survives, and the clocks that run on rented machines now."""
+    names = [name for name in ctx.platforms() if not name.startswith(REHEARSAL)]
+    return {
+        "heads": [HEADS[event] for event in EVENTS],
+        "platforms": [platform_row(name, ctx.profile(name)) for name in names],
+        "lists": {"clocks": running_clocks(ctx)},
+    }
+
+
+def platform_row(name: str, profile: Profile) -> dict[str, Any]:
+    """Return one platform: a row for each tier, and what the platform does by itself."""
+    return {
+        "id": profile.id,
+        "name": name,
+        "title": profile.title,
+        "kind": profile.kind,
+        "stops": ", ".join(profile.meter.stops_on) or ("nothing bills" if not profile.meter.metered else "unknown"),
+        "note": profile.meter.note,
+        "tiers": [tier_row(tier) for tier in profile.storage],
+        "clocks": [clock_row(clock) for clock in profile.danger_clocks],
+        "verified": profile.meter.verified,
+        "source": profile.meter.source,
+    }
+
+
+def tier_row(tier: Tier) -> dict[str, Any]:
+    """Return one kind of storage. A fact that nobody has established is unknown, with how to find out."""
+    survives = [getattr(tier.survives, event) for event in EVENTS]
+    return {
+        "name": tier.tier,
+        "path": tier.path,
+        "present": tier.present.replace("_", " "),
+        "survives": [fact_row(value, "survives", "lost") for value in survives],
+        "bills": fact_row(tier.bills_when_stopped, "yes", "no"),
+        "note": tier.note,
+    }
+
+
+def fact_row(value: bool | Unfound, yes: str, no: str) -> Row:
+    """Return one fact as a word; `state` colors it, and `title` says how to find out what is unknown."""
+    if isinstance(value, Unfound):
+        return {"state": "unknown", "text": "unknown", "title": value.unknown}
+    return {"state": "yes" if value else "no", "text": yes if value else no, "title": ""}
+
+
+def clock_row(clock: DangerClock) -> Row:
+    """Return something that the platform does by itself after a while."""
+    after = clock.after
+    return {
+        "trigger": clock.trigger,
+        "after": f"unknown: {after.unknown}" if isinstance(after, Unfound) else after,
+        "effect": clock.effect,
+    }
+
+
+def running_clocks(ctx: Context) -> list[Row]:
+    """Return the dates on which platforms will act on machines that are rented now, the next one first.
+
+    The end of an account's money is one of them, by the last look.
+    """
+    found = [(funds.clock, "", funds.platform) for funds in known_funds(ctx) if funds.clock is not None]
+    for lease_id in lease_ids(ctx.ledger, *LIVE_LEASES):
+        lease = lease_now(ctx, lease_id)
+        job = read_job(ctx.ledger, lease.job_id)
+        found += [(clock, job.id, lease.platform) for clock in clocks_of(ctx, lease, job)]
+    return [
+        {
+            "key": f"{platform} {job_id} {clock.at} {clock.trigger}",
+            "href": f"/jobs/{job_id}" if job_id else "/",
+            "at": local(clock.at, "%Y-%m-%d %H:%M"),
+            "name": f"{shown(platform)} {job_id}".strip(),
+            "text": f"{shown(clock.trigger)}: {shown(clock.effect)}",
+        }
+        for clock, job_id, platform in sorted(found, key=lambda one: one[0].at)
+    ]
+
+
+def knowledge_view(query: str) -> View:
+    """Return what the references have on a symptom or on lines of a log."""
+    reply = look_up(query) if query.strip() else None
+    return {
+        "query": query,
+        "message": reply.message if reply else "",
+        "hits": [{**hit.model_dump(), "href": f"/knowledge/{hit.id}"} for hit in (reply.hits if reply else ())],
+    }
+
+
+def entry_view(key: str) -> View | None:
+    """Return one known failure, whole; None where there is none of that id."""
+    found = entry(key)
+    return None if found is None else found.model_dump(mode="json")

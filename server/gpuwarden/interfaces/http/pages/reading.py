@@ -1,0 +1,254 @@
+"""Routes of the page that read: each page as HTML, and its view as JSON for the script that keeps it current."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+
+from gpuwarden.core.errors import BadRequest, NotFound, WardenError
+from gpuwarden.core.sanitize import plain, redact
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.http.access import Protected
+from gpuwarden.interfaces.http.answers import STATUS
+from gpuwarden.interfaces.http.pages.curves import Curves
+from gpuwarden.interfaces.http.pages.following import Following
+from gpuwarden.interfaces.http.pages.job import job_view
+from gpuwarden.interfaces.http.pages.looks import LOG_BYTES, Looks
+from gpuwarden.interfaces.http.pages.money import SPANS, money_view
+from gpuwarden.interfaces.http.pages.now import job_row, jobs_view, now_view
+from gpuwarden.interfaces.http.pages.platforms import entry_view, knowledge_view, platforms_view
+from gpuwarden.interfaces.http.pages.rendering import View, clean, page, shown
+from gpuwarden.interfaces.http.pages.static_files import HEADERS, static_file
+from gpuwarden.interfaces.http.serving import Serving
+from gpuwarden.interfaces.results.overview import job_line
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.overview import glance, job_page
+from gpuwarden.lifecycle.records import read_job
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+PAGE: Final = 50
+"""Jobs on one page."""
+STATES: Final = tuple(state.value for state in Job if state not in {Job.DRAFT, Job.REFUSED})
+LARGEST: Final = 1e15
+"""Bound of a number in an address: steps, bytes and seconds are below."""
+SHARE: Final = 20.0
+"""A view is used again for so many times as long as it took to make."""
+MAX_RUNS: Final = 6
+"""Runs that are laid over each other."""
+
+
+def reading_routes(serving: Serving) -> list[BaseRoute]:
+    """Return the routes; whoever may read reaches them."""
+    pages = Pages(serving.ctx)
+    serving.lifespans.append(pages.following.running)
+    found: dict[str, Endpoint] = {
+        "/": pages.now,
+        "/now.json": pages.now_json,
+        "/now.events": pages.now_events,
+        "/jobs": pages.jobs,
+        "/jobs/{job_id}.json": pages.job_json,
+        "/jobs/{job_id}.events": pages.job_events,
+        "/jobs/{job_id}/curve.json": pages.curve,
+        "/jobs/{job_id}/log.json": pages.log,
+        "/jobs/{job_id}": pages.job,
+        "/money": pages.money,
+        "/platforms": pages.platforms,
+        "/knowledge": pages.knowledge,
+        "/knowledge/{key}": pages.entry,
+        "/static/{path:path}": static_file,
+    }
+    return [Protected(path, headed(endpoint), needs="read", methods=["GET"]) for path, endpoint in found.items()]
+
+
+def headed(endpoint: Endpoint) -> Endpoint:
+    """Add the page's headers to every answer, and answer an error as a page or as JSON."""
+
+    @wraps(endpoint)
+    async def answer(request: Request) -> Response:
+        try:
+            response = await endpoint(request)
+        except WardenError as error:
+            reply = results.worded(results.error_reply(error), in_commands)
+            view = {"code": reply.code, "message": redact(shown(reply.message)), "hint": redact(shown(reply.hint))}
+            status = STATUS.get(error.code, 500)
+            if request.url.path.endswith(".json"):
+                response = JSONResponse({"ok": False, **view}, status)
+            else:
+                response = page("problem.html", view, status=status, here="")
+        response.headers.update(HEADERS)
+        return response
+
+    return answer
+
+
+def _number(request: Request, name: str) -> float | None:
+    """Return a number of the query; None where it is not given. Raises BadRequest."""
+    text = request.query_params.get(name, "")
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        value = math.nan
+    if value is not None and not abs(value) < LARGEST:
+        raise BadRequest(f"{name} is not a number", f"Give {name} as digits, or leave it out.")
+    return value
+
+
+class Pages:
+    """The pages of one server. What a page needs of machines is looked at behind its answer."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.looks = Looks(ctx)
+        self.curves = Curves(self.looks)
+        self.following = Following(ctx)
+        self._last: View = {}
+        self._until = 0.0
+
+    async def now(self, _request: Request) -> Response:
+        """GET /: what runs, waits and bills."""
+        return page("now.html", await self._now(), here="Now")
+
+    async def now_json(self, _request: Request) -> Response:
+        """GET the same, for the script."""
+        return JSONResponse(await self._now())
+
+    async def now_events(self, request: Request) -> Response:
+        """GET the same as it changes, as a stream."""
+        return self.following.stream(request, self._now)
+
+    async def _now(self) -> View:
+        """Return the view of now. One that took long is used again for a while: many windows may ask."""
+        begun = time.perf_counter()
+        if begun >= self._until:
+            self._last = await self._look_now()
+            done = time.perf_counter()
+            self._until = done + SHARE * (done - begun)
+        return self._last
+
+    async def _look_now(self) -> View:
+        everything = self.looks.everything
+        last = await everything.newest(patience_s=0)
+        seen = glance(self.ctx, last.unknown if last else {})
+        if last is not None:
+            seen = replace(seen, others=last.others)
+        reply = results.status_of(seen)
+        if everything.error is not None:
+            reply.unknown["platforms"] = everything.error.message
+        return clean(self.ctx, now_view(results.warned(reply, self.ctx.notices, in_commands)))
+
+    async def jobs(self, request: Request) -> Response:
+        """GET /jobs: every job, a page at a time."""
+        asked = {name: request.query_params.get(name, "") for name in ("state", "platform", "project", "after")}
+        if asked["state"] and asked["state"] not in STATES:
+            raise BadRequest("there is no such state", f"Choose one of {', '.join(STATES)}.")
+        found = job_page(
+            self.ctx,
+            states=(Job(asked["state"]),) if asked["state"] else (),
+            platform=asked["platform"],
+            project=asked["project"],
+            limit=PAGE,
+            after=asked["after"],
+        )
+        view = clean(self.ctx, jobs_view(results.jobs_of(found)))
+        kept = {name: value for name, value in asked.items() if value and name != "after"}
+        older = f"/jobs?{urlencode({**kept, 'after': view['after']})}" if view["after"] else ""
+        first = f"/jobs?{urlencode(kept)}"
+        return page("jobs.html", view, here="Jobs", asked=asked, states=STATES, older=older, first=first)
+
+    async def job(self, request: Request) -> Response:
+        """GET /jobs/ID: one job, with other runs to lay over its curves."""
+        job_id = request.path_params["job_id"]
+        view = await self._job(job_id)
+        runs = list(dict.fromkeys([job_id, *filter(None, request.query_params.getlist("with"))]))[:MAX_RUNS]
+        for other in runs[1:]:
+            read_job(self.ctx.ledger, other)  # raises for a job that there is not
+            await self.looks.job(other).newest()
+        names = await to_thread.run_sync(self.curves.names, job_id)
+        recent = [job_row(job_line(line)) for line in job_page(self.ctx, limit=12).lines]
+        others = clean(self.ctx, {"rows": [row for row in recent if row["key"] != job_id]})["rows"]
+        wanted = request.query_params.get("metric", "")
+        metric = wanted if wanted in names else next(iter(names), "")
+        more: dict[str, Any] = {"job_id": job_id, "runs": runs, "metrics": names, "metric": metric, "others": others}
+        return page("job.html", view, here="Jobs", **more)
+
+    async def job_json(self, request: Request) -> Response:
+        """GET one job's view, for the script."""
+        return JSONResponse(await self._job_with_metrics(request.path_params["job_id"]))
+
+    async def job_events(self, request: Request) -> Response:
+        """GET the same as it changes, as a stream."""
+        job_id = request.path_params["job_id"]
+        read_job(self.ctx.ledger, job_id)  # raises for a job that there is not
+        return self.following.stream(request, lambda: self._job_with_metrics(job_id))
+
+    async def _job_with_metrics(self, job_id: str) -> View:
+        view, names = await self._job(job_id), await to_thread.run_sync(self.curves.names, job_id)
+        return {**view, "metrics": clean(self.ctx, {"names": names})["names"]}
+
+    async def _job(self, job_id: str) -> View:
+        read_job(self.ctx.ledger, job_id)  # raises for a job that there is not
+        look = self.looks.job(job_id)
+        seen = await look.newest()
+        return clean(self.ctx, job_view(self.ctx, job_id, seen, look.error))
+
+    async def curve(self, request: Request) -> Response:
+        """GET one curve, or its part between two steps."""
+        job_id = request.path_params["job_id"]
+        job = read_job(self.ctx.ledger, job_id)
+        await self.looks.job(job_id).newest()
+        low, high = _number(request, "from"), _number(request, "to")
+        between = (low, high) if low is not None and high is not None else None
+        metric = request.query_params.get("metric", "")
+        # In a thread: a million points take a fifth of a second.
+        found = await to_thread.run_sync(self.curves.view, job_id, job.spec.name, metric, between)
+        return JSONResponse(clean(self.ctx, found))
+
+    async def log(self, request: Request) -> Response:
+        """GET the piece of a log before a byte."""
+        before = int(_number(request, "before") or 0)
+        job_id = request.path_params["job_id"]
+        start = max(0, before - LOG_BYTES)
+        if before <= 0:
+            return JSONResponse({"text": "", "start": 0})
+        found = await check(self.ctx, job_id, cursor=start, limit=before - start)
+        text = found.log.text if found.log else ""
+        hidden = self.ctx.hidden([text], found.job.spec.secrets)
+        return JSONResponse({"text": redact(plain(text), hidden), "start": start})
+
+    async def money(self, request: Request) -> Response:
+        """GET /money: what machines cost."""
+        asked = _number(request, "days")
+        days = SPANS[1] if asked is None else int(asked)
+        if not 1 <= days <= 366:
+            raise BadRequest("days is not from 1 to 366", "Choose a number of days.")
+        return page("money.html", clean(self.ctx, money_view(self.ctx, days)), here="Money")
+
+    async def platforms(self, _request: Request) -> Response:
+        """GET /platforms: what survives what, and the clocks."""
+        return page("platforms.html", clean(self.ctx, platforms_view(self.ctx)), here="Platforms")
+
+    async def knowledge(self, request: Request) -> Response:
+        """GET /knowledge: search the references."""
+        # In a thread: the references take a second to read the first time.
+        view = await to_thread.run_sync(knowledge_view, request.query_params.get("q", "")[:4_000])
+        return page("knowledge.html", clean(self.ctx, view), here="Knowledge")
+
+    async def entry(self, request: Request) -> Response:
+        """GET /knowledge/ID: one known failure."""
+        view = await to_thread.run_sync(entry_view, request.path_params["key"])
+        if view is None:
+            raise NotFound("there is no such entry", "Search for a symptom.")
+        return page("entry.html", view, here="Knowledge")

@@ -1,0 +1,87 @@
+"""Render the page: templates with every value escaped, and values as the text that a person reads.
+
+A view is a dictionary of texts, lists of rows, and numbers. The first answer renders it as HTML, later ones send it as
+JSON, and the script writes the same texts into the same elements. So both show the same, and neither is markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from gpuwarden.core.guidance import Action, NextStep
+from gpuwarden.core.sanitize import plain, scrubbed, unquoted
+from gpuwarden.interfaces.cli.wording import COMMANDS, command, in_command
+from gpuwarden.lifecycle.context import Context
+
+Row: TypeAlias = dict[str, str]
+View: TypeAlias = dict[str, Any]
+HERE: Final = Path(__file__).resolve().parent
+NAVIGATION: Final = (
+    ("/", "Now"),
+    ("/jobs", "Jobs"),
+    ("/money", "Money"),
+    ("/platforms", "Platforms"),
+    ("/knowledge", "Knowledge"),
+)
+ACTIVE: Final = frozenset(
+    {"accepted", "provisioning", "submitting", "queued", "running", "preempted", "paused", "unknown"}
+)
+"""States of a job that has not ended."""
+
+
+def shown(text: object) -> str:
+    """Return foreign text as a person reads it: without escapes, invisible characters and marks of a quotation."""
+    return unquoted(plain(str(text)))
+
+
+def size(count: float | None) -> str:
+    """Format a number of bytes: `3.2 GiB`."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def step_rows(steps: Sequence[NextStep]) -> list[Row]:
+    """Return next steps as rows: a command to copy with its purpose, or a sentence."""
+    return [
+        {"key": str(n), "command": command(step), "text": shown(step.purpose.lstrip("; "))}
+        if step.action in COMMANDS
+        else {"key": str(n), "command": "", "text": shown(in_command(step))}
+        for n, step in enumerate(steps)
+    ]
+
+
+def first_command(steps: Sequence[NextStep]) -> str:
+    """Return the first step that is a command, as it can be pasted; empty where none is."""
+    return next((command(step) for step in steps if step.action in COMMANDS and step.action != Action.MANUAL), "")
+
+
+def clean(ctx: Context, view: View) -> View:
+    """Return a view without secrets: those of this process, and those that jobs were given."""
+    found: View = scrubbed(view, ctx.hidden(view))
+    return found
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates. A name that a view lacks is an error, and every value is escaped."""
+    loader = FileSystemLoader(HERE / "templates")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.globals["navigation"] = NAVIGATION
+    return made
+
+
+def page(template: str, view: View, *, status: int = 200, **more: Any) -> HTMLResponse:
+    """Return a page of a template and a view."""
+    text = environment().get_template(template).render(view=view, **more)
+    return HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})

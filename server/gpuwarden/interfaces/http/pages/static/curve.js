@@ -1,0 +1,256 @@
+// Curves of several runs on one axis. The server sends a few thousand points; a zoom asks for its own part again.
+
+const section = document.querySelector("[data-curves]");
+const holder = section.querySelector("[data-plot]");
+const choice = section.querySelector("[data-metric]");
+const logScale = section.querySelector("[data-log-scale]");
+const reset = section.querySelector("[data-reset]");
+const legend = section.querySelector("[data-legend]");
+const table = section.querySelector("[data-points]");
+const none = section.querySelector("[data-no-points]");
+const runs = section.dataset.curves.split(" ");
+const HEIGHT = 320;
+const ROWS = 40;
+let plot = null;
+let curves = [];
+let part = null; // the steps that are zoomed to
+
+function color(name) {
+  // A canvas needs the computed color: the text of a variable may be a light-dark() pair.
+  const probe = document.createElement("i");
+  probe.className = `probe ${name}`;
+  section.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+async function load(run) {
+  const query = new URLSearchParams({ metric: choice.value });
+  if (part) { query.set("from", String(part[0])); query.set("to", String(part[1])); }
+  const answer = await fetch(`/jobs/${encodeURIComponent(run)}/curve.json?${query}`, { cache: "no-store" });
+  return answer.ok ? answer.json() : null;
+}
+
+function number(value) {
+  if (value === null || value === undefined) return "-";
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(Number(value.toPrecision(5)));
+}
+
+function joined() {
+  return uPlot.join(curves.map((curve) => [curve.x, curve.y]), curves.map((curve) => curve.y.map(() => 2)));
+}
+
+function marksOf(u) {
+  const bad = color("bad");
+  u.ctx.save();
+  u.ctx.fillStyle = bad;
+  for (const curve of curves) {
+    for (const step of curve.odd) {
+      const at = u.valToPos(step, "x", true);
+      if (at >= u.bbox.left && at <= u.bbox.left + u.bbox.width) u.ctx.fillRect(at - 1, u.bbox.top + u.bbox.height - 14, 2, 14);
+    }
+  }
+  u.ctx.restore();
+}
+
+function draw() {
+  const points = curves.reduce((sum, curve) => sum + curve.x.length, 0);
+  none.hidden = points > 0;
+  holder.hidden = points === 0;
+  describe();
+  if (plot) { plot.destroy(); plot = null; }
+  if (!points || typeof uPlot === "undefined") return;
+  const line = color("line");
+  const text = color("text");
+  const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
+  const series = curves.map((curve, n) => ({
+    label: curve.job,
+    stroke: color(`run${n}`),
+    width: n === 0 ? 2 : 1.5,
+    dash: n === 0 ? undefined : [[6, 4], [2, 3], [10, 4, 2, 4], [4, 2], [1, 4]][(n - 1) % 5],
+    points: { show: curve.x.length < 60 },
+    spanGaps: false,
+  }));
+  const positive = curves.every((curve) => curve.y.every((value) => value === null || value > 0));
+  logScale.disabled = !positive;
+  const started = performance.now();
+  plot = new uPlot({
+    width: Math.max(240, holder.clientWidth),
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
+    scales: { x: { time: curves[0].by_time }, y: { distr: logScale.checked && positive ? 3 : 1 } },
+    axes: [{ ...axis, label: curves[0].by_time ? "time" : "step", labelFont: "12px system-ui, sans-serif", labelSize: 20 }, { ...axis, size: 60, values: (_u, ticks) => ticks.map((t) => (t === null ? "" : number(t))) }],
+    series: [{ label: "step" }, ...series],
+    hooks: {
+      draw: [marksOf],
+      setSelect: [(u) => {
+        if (u.select.width < 8) return;
+        const from = u.posToVal(u.select.left, "x");
+        const to = u.posToVal(u.select.left + u.select.width, "x");
+        u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        zoom([from, to]);
+      }],
+      setCursor: [(u) => readout(u.cursor.idx)],
+    },
+  }, joined(), holder);
+  section.dataset.drawn = String(Math.round(performance.now() - started));
+}
+
+function readout(index) {
+  const items = [...legend.children];
+  if (!plot) return;
+  curves.forEach((curve, n) => {
+    const value = index === null || index === undefined ? undefined : plot.data[n + 1][index];
+    const shown = value === undefined || value === null ? last(curve) : value;
+    const step = index === null || index === undefined ? "" : ` at step ${number(plot.data[0][index])}`;
+    items[n].querySelector(".value").textContent = number(shown) + (value === undefined || value === null ? "" : step);
+  });
+}
+
+function last(curve) {
+  return curve.y.findLast((value) => value !== null) ?? null;
+}
+
+function describe() {
+  legend.replaceChildren(...curves.map((curve, n) => {
+    const item = document.createElement("li");
+    const swatch = document.createElement("i");
+    swatch.className = `swatch run${n}`;
+    const name = document.createElement("span");
+    name.textContent = curve.name;
+    const id = document.createElement("span");
+    id.className = "id";
+    id.textContent = curve.job;
+    const value = document.createElement("span");
+    value.className = "value";
+    value.textContent = number(last(curve));
+    item.append(swatch, name, id, value);
+    const notes = [];
+    if (curve.odd_count) notes.push(`${curve.odd_count.toLocaleString("en-US")} not finite`);
+    if (curve.total > curve.x.length) notes.push(`${curve.total.toLocaleString("en-US")} points`);
+    if (notes.length) {
+      const odd = document.createElement("span");
+      odd.className = curve.odd_count ? "warn" : "sub";
+      odd.textContent = notes.join(", ");
+      item.append(odd);
+    }
+    return item;
+  }));
+  holder.setAttribute("aria-label", curves.filter((curve) => curve.x.length).map((curve) => {
+    const values = curve.y.filter((value) => value !== null);
+    if (!values.length) return `${curve.name}: no finite value`;
+    let low = Infinity;
+    for (const value of values) if (value < low) low = value;
+    const odd = curve.odd_count ? `, ${curve.odd_count} values are not finite` : "";
+    return `${curve.metric} of ${curve.name}: ${number(values[0])} at step ${number(curve.x[0])} to ${number(values.at(-1))} at step ${number(curve.x.at(-1))}, lowest ${number(low)}${odd}`;
+  }).join("; ") || "No points yet");
+  tabulate();
+}
+
+function tabulate() {
+  const head = document.createElement("tr");
+  for (const title of ["Step", ...curves.map((curve) => curve.job)]) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    cell.textContent = title;
+    head.append(cell);
+  }
+  const first = curves[0] ?? { x: [], y: [] };
+  const stride = Math.max(1, Math.ceil(first.x.length / ROWS));
+  const rows = [];
+  for (let n = 0; n < first.x.length; n += stride) {
+    const row = document.createElement("tr");
+    const step = document.createElement("th");
+    step.scope = "row";
+    step.textContent = number(first.x[n]);
+    row.append(step);
+    for (const curve of curves) {
+      const cell = document.createElement("td");
+      const at = curve === first ? n : nearest(curve.x, first.x[n]);
+      cell.textContent = at === -1 ? "-" : curve.y[at] === null ? "not finite" : number(curve.y[at]);
+      row.append(cell);
+    }
+    rows.push(row);
+  }
+  const caption = table.caption;
+  const top = document.createElement("thead");
+  const main = document.createElement("tbody");
+  top.append(head);
+  main.append(...rows);
+  table.replaceChildren(caption, top, main);
+}
+
+function nearest(steps, wanted) {
+  let low = 0;
+  let high = steps.length - 1;
+  if (high < 0 || wanted < steps[0] || wanted > steps[high]) return -1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] < wanted) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+let turn = 0;
+async function refresh() {
+  if (!choice.value) { curves = []; draw(); return; }
+  const mine = ++turn;
+  const found = (await Promise.all(runs.map(load))).filter(Boolean);
+  if (mine !== turn) return;
+  if (plot && same(found)) return;
+  curves = found;
+  draw();
+}
+
+function same(found) {
+  return found.length === curves.length && found.every((curve, n) =>
+    curve.metric === curves[n].metric && curve.x.length === curves[n].x.length && curve.total === curves[n].total && curve.x.at(-1) === curves[n].x.at(-1));
+}
+
+function zoom(range) {
+  part = range;
+  reset.hidden = part === null;
+  refresh();
+}
+
+function span() {
+  const all = curves.flatMap((curve) => (curve.x.length ? [curve.x[0], curve.x.at(-1)] : []));
+  return [Math.min(...all), Math.max(...all)];
+}
+
+holder.addEventListener("keydown", (event) => {
+  if (!plot) return;
+  const [from, to] = part ?? span();
+  const width = to - from;
+  const moves = {
+    "+": [from + width / 4, to - width / 4], "=": [from + width / 4, to - width / 4],
+    "-": [from - width / 2, to + width / 2],
+    ArrowLeft: [from - width / 4, to - width / 4], ArrowRight: [from + width / 4, to + width / 4],
+  };
+  if (event.key === "Escape" || event.key === "0") zoom(null);
+  else if (moves[event.key]) zoom(moves[event.key]);
+  else return;
+  event.preventDefault();
+});
+holder.addEventListener("dblclick", () => zoom(null));
+reset.addEventListener("click", () => { zoom(null); holder.focus(); });
+choice.addEventListener("change", () => { part = null; reset.hidden = true; curves = []; refresh(); });
+logScale.addEventListener("change", draw);
+document.addEventListener("themechange", draw);
+new ResizeObserver(() => { if (plot && holder.clientWidth > 0) plot.setSize({ width: Math.max(240, holder.clientWidth), height: HEIGHT }); }).observe(section);
+document.addEventListener("view", (event) => {
+  const names = event.detail.metrics;
+  if (!names) return;
+  const have = [...choice.options].map((option) => option.value);
+  if (names.join("\n") !== have.join("\n")) {
+    const chosen = choice.value;
+    choice.replaceChildren(...names.map((name) => { const option = document.createElement("option"); option.textContent = name; return option; }));
+    if (names.includes(chosen)) choice.value = chosen;
+  }
+  if (event.detail.flags.active || curves.length === 0) refresh();
+});
+refresh();

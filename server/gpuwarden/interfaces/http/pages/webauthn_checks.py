@@ -1,0 +1,167 @@
+"""Challenges for passkeys, each for one session and one purpose, used once; and what came back for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets as random
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gpuwarden.core.errors import BadRequest, Refused
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.http.serving import Settings
+from gpuwarden.ledger.events import PasskeyRegistered
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.passkeys import Passkey
+
+CHALLENGE_S: Final = 120.0
+MOST: Final = 200
+"""Challenges that are kept; the oldest is dropped for a new one."""
+AGAIN: Final = "Look at the facts again, then approve."
+
+
+@dataclass(frozen=True)
+class Site:
+    """Place of a browser: the origin of its page, and the host that its passkeys are bound to."""
+
+    origin: str
+    host: str
+
+    @classmethod
+    def of(cls, origin: str, settings: Settings) -> Site:
+        """Return the site of an origin. Raises Refused for an address under which browsers offer no passkeys."""
+        host = urlsplit(origin).hostname or ""
+        if origin.lower() not in settings.origins or host in {"", "127.0.0.1", "::1"}:
+            raise Refused(
+                "passkeys work under a host name only",
+                f"Open {settings.local_url}, or the https address of your reverse proxy.",
+            )
+        return cls(origin.lower(), host)
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """Challenge that an authenticator signs: random bytes, and the digest of what a person was shown."""
+
+    bytes: bytes
+    about: str
+    digest: str
+    expires_at: float
+
+
+class Challenges:
+    """The open challenges of one server. Nothing of them is stored: a restart voids them."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._open: OrderedDict[tuple[str, str], Challenge] = OrderedDict()
+
+    def make(self, session: str, about: str, digest: str) -> Challenge:
+        """Return a challenge for one session about one thing; an earlier one for the same is void."""
+        shown = hashlib.sha256(f"{about}\n{digest}".encode()).digest()
+        made = Challenge(random.token_bytes(32) + shown, about, digest, self.ctx.clock.now() + CHALLENGE_S)
+        self._open[session, about] = made
+        if len(self._open) > MOST:
+            self._open.popitem(last=False)
+        return made
+
+    def take(self, session: str, about: str) -> Challenge:
+        """Use a challenge up. Raises Refused where there is none: it was used, is too old, or was never made."""
+        found = self._open.pop((session, about), None)
+        if found is None or self.ctx.clock.now() > found.expires_at:
+            raise Refused("this question was answered before, or too long ago", AGAIN)
+        return found
+
+
+def registration_options(site: Site, name: str, challenge: Challenge, known: list[Passkey]) -> dict[str, Any]:
+    """Return what a browser needs to make a passkey."""
+    from webauthn import generate_registration_options, options_to_json
+    from webauthn.helpers import base64url_to_bytes
+    from webauthn.helpers import structs as kinds
+
+    made = generate_registration_options(
+        rp_id=site.host,
+        rp_name="gpuwarden",
+        user_name=name,
+        challenge=challenge.bytes,
+        exclude_credentials=[kinds.PublicKeyCredentialDescriptor(base64url_to_bytes(one.credential)) for one in known],
+        authenticator_selection=kinds.AuthenticatorSelectionCriteria(
+            user_verification=kinds.UserVerificationRequirement.REQUIRED
+        ),
+    )
+    options: dict[str, Any] = json.loads(options_to_json(made))
+    return options
+
+
+def registered(site: Site, challenge: Challenge, credential: object) -> PasskeyRegistered:
+    """Check what a browser registered. Raises BadRequest."""
+    from webauthn import verify_registration_response
+    from webauthn.helpers import bytes_to_base64url
+    from webauthn.helpers.exceptions import WebAuthnException
+
+    try:
+        found = verify_registration_response(
+            credential=_as_dict(credential),
+            expected_challenge=challenge.bytes,
+            expected_rp_id=site.host,
+            expected_origin=site.origin,
+            require_user_verification=True,
+        )
+    except (WebAuthnException, ValueError, KeyError, TypeError) as error:
+        raise BadRequest(f"this passkey can't be registered: {line(error)}") from error
+    return PasskeyRegistered(
+        credential=bytes_to_base64url(found.credential_id),
+        public_key=bytes_to_base64url(found.credential_public_key),
+        site=site.host,
+        sign_count=found.sign_count,
+    )
+
+
+def approval_options(site: Site, challenge: Challenge, known: list[Passkey]) -> dict[str, Any]:
+    """Return what a browser needs to sign a challenge with a registered passkey."""
+    from webauthn import generate_authentication_options, options_to_json
+    from webauthn.helpers import base64url_to_bytes
+    from webauthn.helpers import structs as kinds
+
+    made = generate_authentication_options(
+        rp_id=site.host,
+        challenge=challenge.bytes,
+        allow_credentials=[kinds.PublicKeyCredentialDescriptor(base64url_to_bytes(one.credential)) for one in known],
+        user_verification=kinds.UserVerificationRequirement.REQUIRED,
+    )
+    options: dict[str, Any] = json.loads(options_to_json(made))
+    return options
+
+
+def signed_by(site: Site, challenge: Challenge, credential: object, known: list[Passkey]) -> tuple[Passkey, int]:
+    """Return the passkey that signed a challenge, with its counter. Raises Refused."""
+    from webauthn import verify_authentication_response
+    from webauthn.helpers import base64url_to_bytes
+    from webauthn.helpers.exceptions import WebAuthnException
+
+    given = _as_dict(credential)
+    passkey = next((one for one in known if one.credential == given.get("id") and one.site == site.host), None)
+    if passkey is None:
+        raise Refused("this passkey is not registered here", "A person registers one: gpuwarden passkey add NAME.")
+    try:
+        found = verify_authentication_response(
+            credential=given,
+            expected_challenge=challenge.bytes,
+            expected_rp_id=site.host,
+            expected_origin=site.origin,
+            credential_public_key=base64url_to_bytes(passkey.public_key),
+            credential_current_sign_count=passkey.sign_count,
+            require_user_verification=True,
+        )
+    except (WebAuthnException, ValueError, KeyError, TypeError) as error:
+        raise Refused(f"this does not approve: {line(error)}", AGAIN) from error
+    return passkey, found.new_sign_count
+
+
+def _as_dict(credential: object) -> dict[str, Any]:
+    if not isinstance(credential, dict):
+        raise BadRequest("credential is not an object")
+    return credential

@@ -1,0 +1,77 @@
+"""Record beside the ledger where its server listens: one server for one ledger, found by other commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import anyio
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from gpuwarden.core.errors import Conflict, NotFound
+from gpuwarden.core.models import Frozen
+from gpuwarden.private import private_folder, write_private
+
+FILE: Final = "serve.json"
+LOOK_S: Final = 5.0
+"""Seconds between two looks at whether another server has taken over."""
+
+
+class Record(Frozen):
+    """Address of the server of this state folder, for `gpuwarden dashboard` and `doctor`.
+
+    `public_url` is the address of the reverse proxy in front of it, if any.
+    """
+
+    url: str
+    pid: int
+    public_url: str = ""
+
+
+@contextlib.contextmanager
+def recorded(home: Path, url: str, public_url: str = "") -> Iterator[None]:
+    """Record the server beside the ledger while it runs. Raises Conflict where one runs already."""
+    lock = FileLock(private_folder(home / "locks") / "serve.lock", mode=0o600)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise Conflict(
+            "a server of this ledger runs already", "Use it: gpuwarden dashboard opens it in a browser."
+        ) from None
+    file = home / FILE
+    try:
+        write_private(file, Record(url=url, pid=os.getpid(), public_url=public_url).model_dump_json())
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        lock.release()
+
+
+def running_server(home: Path) -> Record:
+    """Return where the server of this state folder listens. Raises NotFound where none runs."""
+    lock = FileLock(private_folder(home / "locks") / "serve.lock", mode=0o600)
+    with contextlib.suppress(Timeout, OSError, ValidationError):
+        try:
+            with lock.acquire(blocking=False):
+                pass
+        except Timeout:
+            return Record.model_validate_json((home / FILE).read_bytes())
+    raise NotFound("no server of this ledger runs", "Start one: gpuwarden serve")
+
+
+async def replaced(home: Path, server: int, every_s: float = LOOK_S) -> None:
+    """Wait until the server that started this process is gone, and another one of this ledger runs.
+
+    A watch outlives a server that was killed, so that the machines are looked at meanwhile. The next server brings a
+    watch of its own, which knows the policy and the keys of now.
+    """
+    while True:
+        await anyio.sleep(every_s)
+        if os.getppid() != server:
+            with contextlib.suppress(NotFound):
+                running_server(home)
+                return

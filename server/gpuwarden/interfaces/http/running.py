@@ -1,0 +1,205 @@
+"""Run the application on uvicorn: one listener, bounded connections, and a watch in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+import uvicorn
+from anyio import to_thread
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gpuwarden.core.errors import BadRequest, Conflict
+from gpuwarden.interfaces.http.application import build
+from gpuwarden.interfaces.http.record import recorded
+from gpuwarden.interfaces.http.serving import Serving
+from gpuwarden.lifecycle.monitoring.telemetry import follow
+
+logger = logging.getLogger(__name__)
+MAX_HEADER_BYTES: Final = 64 << 10
+MAX_CONNECTIONS: Final = 900
+"""Below the usual limit of 1,024 open files."""
+STOP_S: Final = 5
+"""Seconds that open streams get when the server ends."""
+WATCH: Final = (sys.executable, "-m", "gpuwarden", "watch", "--beside", str(os.getpid()))
+WATCH_PAUSE_S: Final = 5.0
+"""Seconds between two looks at whether the watch still runs."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which itself bounds neither the time nor the size of a request's headers."""
+
+    header_s: float = 10.0
+    _timer: asyncio.TimerHandle | None = None
+    _header_bytes: int = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time of the first request's headers."""
+        super().connection_made(transport)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; a client whose headers have no end is hung up on."""
+        if self._timer is not None:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._timer is not None and self._header_bytes > MAX_HEADER_BYTES:
+            self.send_400_response("The headers are too large.")
+
+    def on_message_begin(self) -> None:
+        """Start the time of the next request's headers."""
+        super().on_message_begin()
+        if self._timer is None:
+            self._arm()
+
+    def on_headers_complete(self) -> None:
+        """Stop the time."""
+        self._disarm()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the time of a connection that is gone."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _arm(self) -> None:
+        self._header_bytes = 0
+        self._timer = self.loop.call_later(self.header_s, self.transport.close)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises Conflict for a taken port, BadRequest for an unknown host."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=512)
+    except socket.gaierror as error:
+        raise BadRequest(f"{host} is not an address of this machine", "Leave --host out.") from error
+    except OSError as error:
+        raise Conflict(
+            f"port {port} of {host} can't be used: {error.strerror or error}", "Give another one with --port."
+        ) from error
+
+
+def listen_twin(listener: socket.socket) -> socket.socket | None:
+    """Return a socket at ::1 beside one at 127.0.0.1, where this machine has IPv6.
+
+    A browser tries ::1 first for localhost. Another user who listened there would be given the one-time links. Raises
+    Conflict where somebody does.
+    """
+    host, port = listener.getsockname()[:2]
+    if host != "127.0.0.1" or not socket.has_ipv6:
+        return None
+    try:
+        return socket.create_server(("::1", port), family=socket.AF_INET6, backlog=512)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Conflict(f"another program listens on port {port} of ::1", "Give another one with --port.") from error
+        return None
+
+
+@asynccontextmanager
+async def watching(argv: Sequence[str] = WATCH, pause_s: float = WATCH_PAUSE_S) -> AsyncIterator[None]:
+    """Run the watch beside the server, in a process of its own: a busy server must not delay it.
+
+    One that ends is started again, at most every `pause_s` seconds: without it nobody looks at what bills.
+    """
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    watch = await to_thread.run_sync(start)
+
+    async def again() -> None:
+        nonlocal watch
+        while True:
+            await anyio.sleep(pause_s)
+            if (status := watch.poll()) is not None:
+                logger.warning("the watch ended with status %s; it is started again", status)
+                with contextlib.suppress(OSError):  # no process or memory is left just now
+                    watch = start()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(again)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+            watch.terminate()
+            with anyio.CancelScope(shield=True):
+                try:
+                    await to_thread.run_sync(watch.wait, STOP_S)
+                except subprocess.TimeoutExpired:
+                    watch.kill()
+                    await to_thread.run_sync(watch.wait)
+
+
+@asynccontextmanager
+async def sending(serving: Serving) -> AsyncIterator[None]:
+    """Send telemetry while the server runs."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow, serving.ctx)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def config_of(serving: Serving) -> uvicorn.Config:
+    """Return how uvicorn runs the application: no access log, because addresses may carry secrets."""
+    protocol = type("Protocol", (BoundedProtocol,), {"header_s": serving.settings.header_s})
+    return uvicorn.Config(
+        build(serving),
+        http=protocol,
+        ws="websockets-sansio",
+        ws_max_size=64 << 10,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=STOP_S,
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which ends streams of events before it waits for what is being answered."""
+
+    def __init__(self, serving: Serving) -> None:
+        super().__init__(config_of(serving))
+        self.serving = serving
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and wait a few seconds for open requests."""
+        self.serving.end_streams()
+        await super().shutdown(sockets)
+
+
+def run(serving: Serving, listener: socket.socket, *, watch: bool = True) -> None:
+    """Serve until interrupted."""
+    sockets = [one for one in (listener, listen_twin(listener)) if one is not None]
+    if watch:
+        serving.lifespans.append(watching)
+    if serving.ctx.policy.telemetry.otlp_url:
+        serving.lifespans.append(lambda: sending(serving))
+    # uvicorn raises the signal that ended it once more, which must not skip what `recorded` takes back.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = serving.settings
+    with recorded(serving.ctx.home, settings.local_url, settings.public_url), contextlib.suppress(KeyboardInterrupt):
+        Server(serving).run(sockets=sockets)

@@ -1,0 +1,57 @@
+"""Open and close browser sessions: the one-time link of `gpuwarden dashboard` becomes a cookie that only reads."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gpuwarden.core.errors import AuthFailed
+from gpuwarden.interfaces.http.access import Protected, cookie_name, principal_of
+from gpuwarden.interfaces.http.answers import error_answer
+from gpuwarden.interfaces.http.serving import Serving, host_name
+from gpuwarden.interfaces.http.tokens import SESSION_S
+
+ENTERED: Final = (
+    '<!doctype html><html lang="en"><title>gpuwarden</title><meta http-equiv="refresh" content="0;url=/">'
+    '<a href="/">gpuwarden</a></html>'
+)
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """Return the routes of sessions."""
+
+    async def enter(request: Request) -> Response:
+        """GET: use up the link, set the cookie, go to the page without the secret in its address."""
+        session = await to_thread.run_sync(serving.tokens.open_session, request.query_params.get("link", ""))
+        if session is None:
+            return error_answer(AuthFailed("this link was used or has expired", "Run gpuwarden dashboard again."))
+        # Not a redirect: where the link was opened from another site or from a file, a browser would send no strict
+        # cookie along. A page of this server that goes on to the next one is not another site.
+        response = HTMLResponse(ENTERED)
+        local = host_name(request.headers["host"]) in {"localhost", "127.0.0.1", "[::1]"}
+        response.set_cookie(
+            cookie_name(serving),
+            session,
+            max_age=int(SESSION_S),
+            path="/",
+            httponly=True,
+            samesite="strict",
+            secure=not local,
+        )
+        return response
+
+    async def leave(request: Request) -> Response:
+        """POST: end the session of this browser."""
+        await to_thread.run_sync(serving.tokens.close_session, principal_of(request).id)
+        response = Response(status_code=204)
+        response.delete_cookie(cookie_name(serving), path="/")
+        return response
+
+    return [
+        Route("/enter", enter, methods=["GET"]),
+        Protected("/leave", leave, needs="read", methods=["POST"]),
+    ]

@@ -1,0 +1,204 @@
+"""Tokens, one-time links and browser sessions, stored as digests beside the ledger.
+
+A secret is 32 random bytes, so that its plain SHA-256 digest can't be guessed back. The file has mode 0600 and is read
+again whenever it changed: a revoked token is refused from the next request on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from filelock import FileLock
+from pydantic import ValidationError
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadRequest, Conflict, DiskError, NotFound
+from gpuwarden.core.models import Frozen
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.http.principals import Principal, Scope
+from gpuwarden.private import private_folder, write_private
+
+FILE: Final = "access.json"
+Kind = Literal["token", "link", "session"]
+PREFIXES: Final[dict[Kind, str]] = {"token": "gwt", "link": "gwl", "session": "gws"}
+DAY_S: Final = 86_400.0
+LINK_S: Final = 120.0
+SESSION_S: Final = 12 * 3_600.0
+MAX_DAYS: Final = 366
+MAX_TOKENS: Final = 200
+MAX_SESSIONS: Final = 50
+"""Browser sessions that are kept; the oldest is dropped for a new one."""
+MAX_OWN_SESSIONS: Final = 10
+"""Those of one person, so that nobody who may sign in drops the sessions of the others."""
+MAX_SECRET: Final = 256
+
+
+class Grant(Frozen):
+    """One stored secret: its SHA-256 digest and what it may do until when. `created_at` and `expires_at` in seconds."""
+
+    id: str
+    kind: Kind
+    name: str
+    scopes: tuple[Scope, ...]
+    digest: str
+    created_at: float
+    expires_at: float
+    person: str = ""
+    """Whom it acts for; empty for a token of before that was recorded, which acts under its name."""
+
+
+class _File(Frozen):
+    grants: tuple[Grant, ...] = ()
+
+
+class TokenStore:
+    """The grants of one state folder. Any number of processes may read and change them."""
+
+    def __init__(self, home: Path, clock: Clock) -> None:
+        self.home = home
+        self.clock = clock
+        self._file = home / FILE
+        self._stamp: tuple[int, int, int] | None = None
+        self._grants: tuple[Grant, ...] = ()
+
+    def create(self, name: str, scopes: Sequence[Scope], days: float, person: str = "") -> tuple[Grant, str]:
+        """Store a new token. Return it with the secret, which is known nowhere else. Raises BadRequest, Conflict."""
+        for given in (name, person or name):
+            if not given.strip() or line(given, 64) != given or len(given) > 64:
+                raise BadRequest("a name is empty, longer than 64 characters, or contains odd characters")
+        if not scopes or not 0 < days <= MAX_DAYS:
+            raise BadRequest(f"a token has at least one scope and lasts up to {MAX_DAYS} days")
+        return self._add("token", name, tuple(dict.fromkeys(scopes)), days * DAY_S, person)
+
+    def create_link(self, person: str = "") -> str:
+        """Store the secret of a one-time link, which opens one browser session of a person, and return it."""
+        return self._add("link", "dashboard", (), LINK_S, person)[1]
+
+    def open_session(self, link: str) -> str | None:
+        """Use up a one-time link. Return the secret of the session it opens; None for a link that is not valid.
+
+        Whoever guesses gets no further than the file's digests: every page of a browser can ask, and none may take the
+        lock from the others.
+        """
+        if self._find(link, self._read()) is None:
+            return None
+        with self._changing() as grants:
+            found = self._find(link, grants)
+            if found is None or found.kind != "link":
+                return None
+            grants.remove(found)
+        return self._add("session", "browser", ("read",), SESSION_S, found.person)[1]
+
+    def sign_in(self, person: str) -> tuple[Grant, str]:
+        """Open a session of a person whose identity somebody else has checked. Return it with its secret."""
+        return self._add("session", "browser", ("read",), SESSION_S, person)
+
+    def listed(self) -> list[Grant]:
+        """Return the tokens that are valid now, oldest first."""
+        now = self.clock.now()
+        return [g for g in self._read() if g.kind == "token" and g.expires_at > now]
+
+    def valid_ids(self) -> frozenset[str]:
+        """Return the ids of the tokens and sessions that are valid now. Raises DiskError."""
+        now = self.clock.now()
+        return frozenset(g.id for g in self._read() if g.kind != "link" and g.expires_at > now)
+
+    def revoke(self, what: str) -> Grant:
+        """Remove the token of that id or name. Raises NotFound."""
+        with self._changing() as grants:
+            for grant in grants:
+                if grant.kind == "token" and what in {grant.id, grant.name}:
+                    grants.remove(grant)
+                    return grant
+        raise NotFound(f"there is no token {line(what, 64)!r}", "gpuwarden token list prints all.")
+
+    def close_session(self, session_id: str) -> None:
+        """End one browser session."""
+        with self._changing() as grants:
+            grants[:] = [g for g in grants if g.kind != "session" or g.id != session_id]
+
+    def principal(self, secret: str) -> Principal | None:
+        """Return who holds the secret of a token or session; None for one that is unknown, expired or revoked."""
+        found = self._find(secret, self._read())
+        if found is None or found.kind == "link":
+            return None
+        person = found.person or (found.name if found.kind == "token" else "")
+        return Principal(found.kind, found.id, found.name, frozenset(found.scopes), person=person)
+
+    def _find(self, secret: str, grants: Sequence[Grant]) -> Grant | None:
+        """Compare a secret with every grant, in a time that does not depend on where the right one is."""
+        if len(secret) > MAX_SECRET:
+            return None
+        digest, now = _digest(secret), self.clock.now()
+        same = [g for g in grants if hmac.compare_digest(g.digest, digest)]
+        return next((g for g in same if g.created_at - 60 <= now < g.expires_at), None)
+
+    def _add(
+        self, kind: Kind, name: str, scopes: tuple[Scope, ...], lasts_s: float, person: str = ""
+    ) -> tuple[Grant, str]:
+        secret = f"{PREFIXES[kind]}_{secrets.token_urlsafe(32)}"
+        now = self.clock.now()
+        grant = Grant(
+            id=secrets.token_hex(4),
+            kind=kind,
+            name=name,
+            scopes=scopes,
+            digest=_digest(secret),
+            created_at=now,
+            expires_at=now + lasts_s,
+            person=person,
+        )
+        with self._changing() as grants:
+            alike = [g for g in grants if g.kind == kind]
+            if kind == "token":
+                if any(g.name == name for g in alike):
+                    raise Conflict(f"there is a token {name!r}", "Choose another name, or revoke that one first.")
+                if len(alike) >= MAX_TOKENS:
+                    raise Conflict(f"there are {len(alike)} tokens", "Revoke some first.")
+            elif person and len(own := [g for g in alike if g.person == person]) >= MAX_OWN_SESSIONS:
+                grants.remove(own[0])
+            elif len(alike) >= MAX_SESSIONS:
+                grants.remove(alike[0])
+            grants.append(grant)
+        return grant, secret
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[list[Grant]]:
+        """Let one process at a time change the grants; the expired ones are dropped."""
+        try:
+            with FileLock(private_folder(self.home / "locks") / "access.lock", mode=0o600, timeout=30):
+                now, before = self.clock.now(), self._read()
+                grants = [g for g in before if g.expires_at > now]
+                yield grants
+                if tuple(grants) != before:
+                    write_private(self._file, _File(grants=tuple(grants)).model_dump_json())
+        except OSError as error:
+            raise DiskError.of(error) from error
+
+    def _read(self) -> tuple[Grant, ...]:
+        """Return the grants in the file, parsed again only when it was replaced. Raises DiskError: nobody gets in."""
+        try:
+            info = self._file.stat()
+            stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+            if stamp != self._stamp:
+                self._grants = _File.model_validate_json(self._file.read_bytes()).grants
+                self._stamp = stamp
+        except FileNotFoundError:
+            self._grants, self._stamp = (), None
+        except OSError as error:
+            raise DiskError.of(error) from error
+        except ValidationError as error:
+            raise DiskError(
+                f"the file of tokens can't be read: {self._file}", "Remove it, and make the tokens again."
+            ) from error
+        return self._grants
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,73 @@
+"""Build the start of the server by a client: the command line, and the entry in the client's own form.
+
+A plugin starts the server from its own folder with uv and the lock file there. Where only a configuration file is
+written, the server is this installation, or is fetched by uvx.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+NAME: Final = "gpuwarden"
+CLIENT_NAMES: Final = ("claude", "codex", "gemini", "cursor", "vscode", "zed")
+"""The clients that `gpuwarden setup` knows."""
+SOURCE: Final = "git+https://github.com/gpuwarden/gpuwarden@v{version}"
+"""What uvx installs from. Once the package is on PyPI this line is `gpuwarden=={version}`, and nothing else changes."""
+FROZEN: Final = ("--frozen", "--no-dev")
+KEPT_BACK: Final = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
+)
+"""Names that Gemini does not pass on by itself, those whose value may look secret to it, and gpuwarden's own."""
+FIRST_START_S: Final = 300
+"""Seconds that a first start may take, since it downloads the packages of the lock file."""
+
+Run = dict[str, Any]
+
+
+def serve(client: str) -> list[str]:
+    """Return the server's own command line for one client."""
+    return [NAME, "mcp", "--client", client]
+
+
+def from_folder(client: str, folder: str = "") -> Run:
+    """Return the command that starts the server from a plugin's folder; without one, from the working directory."""
+    where = ["--project", folder] if folder else []
+    return {"command": "uv", "args": ["run", *where, *FROZEN, *serve(client)]}
+
+
+def from_source(client: str, version: str) -> Run:
+    """Return the command that fetches a version of the server, and starts it."""
+    return {"command": "uvx", "args": ["--from", SOURCE.format(version=version), *serve(client)]}
+
+
+def in_cache() -> bool:
+    """Return whether this installation is in uv's cache, as uvx runs it; it may be gone tomorrow."""
+    return "archive-v0" in Path(sys.prefix).parts
+
+
+def from_here(client: str, version: str) -> Run:
+    """Return the command that starts this installation, or that fetches it again where it does not stay."""
+    if in_cache():
+        return from_source(client, version)
+    return {"command": sys.executable, "args": ["-m", *serve(client)]}
+
+
+def entry(client: str, run: Run, names: Sequence[str]) -> dict[str, Any]:
+    """Return a client's entry for the server. `names` are the variables to pass on; no value is written.
+
+    Claude Code, Cursor, VS Code and Zed start a server with their own environment. Codex passes what is named. Gemini
+    keeps back what looks secret unless the entry names it, and `${NAME:-}` is empty where nothing is set.
+    """
+    if client == "codex":
+        return {**run, "env_vars": list(names), "startup_timeout_sec": FIRST_START_S}
+    if client == "gemini":
+        return {
+            **run,
+            "env": {name: f"${{{name}:-}}" for name in names if KEPT_BACK.search(name)},
+            "timeout": FIRST_START_S * 1000,
+        }
+    return run if client == "zed" else {"type": "stdio", **run}

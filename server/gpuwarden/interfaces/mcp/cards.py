@@ -1,0 +1,80 @@
+"""Cards as the MCP extension for apps (SEP-1865): which tools have one, and who is offered it.
+
+Only a client that declares the extension sees the tools' references to cards and gets their views. Texts and structured
+content are the same with and without.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, Final
+
+from mcp.server.apps import APP_MIME_TYPE, Apps, ResourceCsp, client_supports_apps
+from mcp.server.context import ServerRequestContext
+from mcp.server.mcpserver import Context as ClientContext
+from mcp.server.mcpserver.resources import FunctionResource
+from mcp_types import CallToolResult
+
+from gpuwarden.interfaces.results.inventory import InstancesReply
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.check import Checked
+
+CARDS: Final = {"check_job": "ui://gpuwarden/job.html", "list_instances": "ui://gpuwarden/machines.html"}
+VIEW: Final = "gpuwarden/card"
+"""Key of a card's view in the metadata of a result, which no model reads."""
+CLOSED: Final = ResourceCsp(connect_domains=[], resource_domains=[], frame_domains=[], base_uri_domains=[])
+
+logger = logging.getLogger(__name__)
+
+
+def cards() -> Apps:
+    """Return the extension with a document for each card, which is made when it is first read."""
+
+    def read(kind: Any) -> str:
+        from gpuwarden.interfaces.http.pages.cards import document  # with Jinja, which few clients need
+
+        return document(kind)
+
+    found = Apps()
+    for uri in CARDS.values():
+        name = uri.rpartition("/")[2]
+        resource = FunctionResource(
+            uri=uri,
+            name=f"cards/{name}",
+            mime_type=APP_MIME_TYPE,
+            meta={"ui": {"csp": CLOSED.model_dump(by_alias=True, exclude_none=True), "prefersBorder": True}},
+            fn=partial(read, name.removesuffix(".html")),
+        )
+        found.add_resource(resource)
+    return found
+
+
+async def offer_cards(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
+    """Name the cards in the list of tools to a client that declares the extension.
+
+    No card may call a tool: each is for the model alone.
+    """
+    result = await call_next(ctx)
+    if ctx.method == "tools/list" and isinstance(result, dict) and client_supports_apps(ctx):
+        for tool in result["tools"]:
+            card = {"resourceUri": CARDS[tool["name"]]} if tool["name"] in CARDS else {}
+            tool["_meta"] = {**tool.get("_meta", {}), "ui": {**card, "visibility": ["model"]}}
+        if "cacheScope" in result:
+            result["cacheScope"] = "private"  # another client may not know the extension
+    return result
+
+
+async def with_card(
+    client: ClientContext[Any, Any] | None, result: CallToolResult, ctx: Context, seen: Checked | InstancesReply
+) -> CallToolResult:
+    """Add the view of a card for a client that shows it. A card that can't be made costs nobody the answer."""
+    if client is None or result.is_error or not client_supports_apps(client):
+        return result
+    try:
+        from gpuwarden.interfaces.http.pages.cards import card_of
+
+        return result.model_copy(update={"meta": {**(result.meta or {}), VIEW: await card_of(ctx, seen)}})
+    except Exception:
+        logger.exception("a card can't be shown")
+        return result

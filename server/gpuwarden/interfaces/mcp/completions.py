@@ -1,0 +1,79 @@
+"""Completions of the arguments that name something: jobs, platforms, profiles, entries, templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from anyio import to_thread
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp_types import CompleteRequestParams, CompleteResult, Completion, PromptReference
+
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces.mcp.live import JOB_TEMPLATE
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, PROFILE_TEMPLATE
+from gpuwarden.interfaces.results.templates import FILLED_URI
+from gpuwarden.knowledge.catalog import shipped
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.profiles import profile_names
+from gpuwarden.scripts.shipped_trainers import trainer_names
+
+LIMIT: Final = 100
+"""Values in one answer, which is the protocol's own limit."""
+JOBS_LOOKED_AT: Final = 1_000
+Names: TypeAlias = Callable[[Context, str], Iterable[str]]
+
+
+def _jobs(ctx: Context, typed: str) -> Iterable[str]:
+    """Yield the ids of the latest jobs; what is typed may also be part of a job's name."""
+    for row in ctx.ledger.page("job", *(s for s in Job if s is not Job.REFUSED), limit=JOBS_LOOKED_AT):
+        job_id = row.subject.removeprefix("job/")
+        if job_id.startswith(typed) or (typed and typed.lower() in (row.name or "").lower()):
+            yield job_id
+
+
+def _starting(names: Iterable[str], typed: str) -> list[str]:
+    return [name for name in names if name.lower().startswith(typed.lower())]
+
+
+def _platforms(ctx: Context, typed: str) -> Iterable[str]:
+    return _starting(ctx.platforms(), typed)
+
+
+def _entries(_ctx: Context, typed: str) -> Iterable[str]:
+    return _starting(sorted(shipped().gotchas), typed)
+
+
+COMPLETED: Final[Mapping[tuple[str, str], Names]] = {
+    ("start_training_run", "platform"): _platforms,
+    ("debug_run", "job_id"): _jobs,
+    ("finish_run", "job_id"): _jobs,
+    (JOB_TEMPLATE, "job_id"): _jobs,
+    (PROFILE_TEMPLATE, "name"): lambda ctx, typed: _starting(sorted(profile_names(ctx.own_profiles)), typed),
+    (ENTRY_TEMPLATE, "id"): _entries,
+    (FILLED_URI, "name"): lambda _, typed: _starting(trainer_names(), typed),
+    (FILLED_URI, "platform"): _platforms,
+}
+"""By prompt or template, and argument."""
+
+
+def serve(ctx: Context, server: Server[Any]) -> None:
+    """Answer `completion/complete`."""
+
+    async def handle(_: ServerRequestContext[Any, Any], params: CompleteRequestParams) -> CompleteResult:
+        of = params.ref.name if isinstance(params.ref, PromptReference) else params.ref.uri
+        return CompleteResult(completion=await complete(ctx, of, params.argument.name, params.argument.value))
+
+    server.add_request_handler("completion/complete", CompleteRequestParams, handle)
+
+
+async def complete(ctx: Context, of: str, argument: str, typed: str) -> Completion:
+    """Return what an argument of a prompt or template can be; nothing for one that names nothing, such as a goal."""
+    names = COMPLETED.get((of, argument))
+    if names is None:
+        return Completion(values=[], total=0, has_more=False)
+    if names is _entries:
+        await to_thread.run_sync(shipped)  # parses every page the first time
+    found = list(names(ctx, typed[:200]))
+    return Completion(values=found[:LIMIT], total=len(found), has_more=len(found) > LIMIT)

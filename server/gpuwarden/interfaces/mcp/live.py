@@ -1,0 +1,168 @@
+"""A resource for each job, and word to clients when one changes: `resources/subscribe` and `subscriptions/listen`.
+
+The ledger is the source, so that it does not matter which process moved a job on. Alerts go to the clients that asked
+for log messages. All of it is said at most once a second, and a client that does not read is not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+import anyio
+import anyio.lowlevel
+from mcp.server.connection import Connection
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import ResourceUpdated, ServerEvent
+from mcp_types import (
+    INVALID_PARAMS,
+    EmptyResult,
+    LoggingLevel,
+    SetLevelRequestParams,
+    SubscribeRequestParams,
+    UnsubscribeRequestParams,
+)
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.sanitize import line, scrubbed
+from gpuwarden.interfaces.mcp.wording import in_calls
+from gpuwarden.interfaces.results.overview import job_line
+from gpuwarden.ledger.events import AlertRaised
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.notify import Alert
+from gpuwarden.lifecycle.monitoring.overview import line_of
+from gpuwarden.lifecycle.records import read_job
+
+JOB_TEMPLATE: Final = "gpuwarden://jobs/{job_id}"
+EVERY_S: Final = 1.0
+SEND_S: Final = 5.0
+"""Seconds that one client may take to read one notification."""
+MAX_SUBSCRIPTIONS: Final = 200
+MAX_URI: Final = 2_048
+LEVELS: Final[tuple[LoggingLevel, ...]] = get_args(LoggingLevel)
+"""From the least severe to the most."""
+
+logger = logging.getLogger(__name__)
+
+
+def job_uri(job_id: str) -> str:
+    """Return the URI of a job's resource."""
+    return JOB_TEMPLATE.format(job_id=job_id)
+
+
+def job_text(ctx: Context, job_id: str) -> str:
+    """Return a job as the ledger and this process's last look have it, as JSON. Raises NotFound."""
+    body = job_line(line_of(ctx, read_job(ctx.ledger, job_id))).model_dump(mode="json", exclude_none=True)
+    return json.dumps(scrubbed(body, ctx.hidden(body)), ensure_ascii=False)
+
+
+class LiveJobs:
+    """Who wants to hear of what, in both eras of the protocol. It is the server's subscription bus."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._listeners: dict[object, Callable[[ServerEvent], None]] = {}
+        self._subscribed: dict[Connection, set[str]] = {}
+        self._levels: dict[Connection, LoggingLevel] = {}
+        self._changed: set[str] = set()
+
+    def changed(self, job_id: str) -> None:
+        """Note that a job changed in a way that the ledger does not show, such as a new point of its curve."""
+        self._changed.add(job_id)
+
+    async def publish(self, event: ServerEvent) -> None:
+        """Deliver an event to every stream of `subscriptions/listen`."""
+        for listener in list(self._listeners.values()):
+            listener(event)
+        await anyio.lowlevel.checkpoint()
+
+    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+        """Add a stream, and return what removes it again."""
+        key = object()
+        self._listeners[key] = listener
+
+        def unsubscribe() -> None:
+            self._listeners.pop(key, None)
+
+        return unsubscribe
+
+    def serve(self, server: Server[Any]) -> None:
+        """Answer the older protocol's methods, for which the SDK's server has no other place."""
+        server.add_request_handler("resources/subscribe", SubscribeRequestParams, self._subscribe)
+        server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
+        server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
+
+    async def run(self) -> None:
+        """Tell clients what changes until canceled."""
+        after = self.ctx.ledger.last_seq()
+        while True:
+            await anyio.sleep(EVERY_S)  # what others write comes in real time, whatever a rehearsal's clock says
+            try:
+                after = await self.round(after)
+            except WardenError as error:  # a ledger that can't be read now
+                logger.warning("%s", line(error.message, 300))
+
+    async def round(self, after: int) -> int:
+        """Tell what the ledger has since an event. Return the number of the last one."""
+        events = self.ctx.ledger.events(after=after, limit=1_000)
+        changed = self._changed | {job for event in events if (job := self._job_of(event.subject))}
+        self._changed = set()
+        for uri in map(job_uri, sorted(changed)):
+            await self.publish(ResourceUpdated(uri))
+            for connection in [c for c, uris in self._subscribed.items() if uri in uris]:
+                await self._send(connection, "notifications/resources/updated", {"uri": uri})
+        heard = LEVELS.index("warning")
+        for event in events:
+            if isinstance(event.data, AlertRaised) and self._levels:
+                alert = Alert.read(event)
+                text = f"{alert.kind}: {alert.text} {in_calls(alert.next_steps)}".strip()
+                data = line(scrubbed(text, self.ctx.hidden(text)), 600)
+                params = {"level": "warning", "logger": "gpuwarden.watch", "data": data}
+                for connection in [c for c, level in self._levels.items() if LEVELS.index(level) <= heard]:
+                    await self._send(connection, "notifications/message", params)
+        return events[-1].seq if events else after
+
+    def _job_of(self, subject: str) -> str | None:
+        kind, _, name = subject.partition("/")
+        if kind == "job":
+            return name
+        row = self.ctx.ledger.row(subject) if kind in {"lease", "teardown"} else None
+        return row.job if row else None
+
+    async def _send(self, connection: Connection, method: str, params: dict[str, Any]) -> None:
+        """Send a notification to one client; one that is gone or does not read is left out."""
+        try:
+            with anyio.move_on_after(SEND_S):
+                await connection.outbound.notify(method, params)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._forget(connection)
+
+    async def _subscribe(self, ctx: ServerRequestContext[Any, Any], params: SubscribeRequestParams) -> EmptyResult:
+        uris = self._subscribed.setdefault(self._connection(ctx), set())
+        if len(str(params.uri)) > MAX_URI or len(uris) >= MAX_SUBSCRIPTIONS:
+            raise MCPError(code=INVALID_PARAMS, message=f"a client has at most {MAX_SUBSCRIPTIONS} subscriptions")
+        uris.add(str(params.uri))
+        return EmptyResult()
+
+    async def _unsubscribe(self, ctx: ServerRequestContext[Any, Any], params: UnsubscribeRequestParams) -> EmptyResult:
+        self._subscribed.get(self._connection(ctx), set()).discard(str(params.uri))
+        return EmptyResult()
+
+    async def _set_level(self, ctx: ServerRequestContext[Any, Any], params: SetLevelRequestParams) -> EmptyResult:
+        self._levels[self._connection(ctx)] = params.level
+        return EmptyResult()
+
+    def _connection(self, ctx: ServerRequestContext[Any, Any]) -> Connection:
+        """Return the client's connection, which is forgotten when it closes."""
+        connection = ctx.session._connection  # noqa: SLF001 - the session lasts for one request only
+        if connection not in self._subscribed and connection not in self._levels:
+            connection.exit_stack.callback(self._forget, connection)
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        self._subscribed.pop(connection, None)
+        self._levels.pop(connection, None)

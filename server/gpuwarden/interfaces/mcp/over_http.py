@@ -1,0 +1,77 @@
+"""The MCP server as an ASGI endpoint: streamable HTTP, both protocol revisions, with sessions and without.
+
+Who may call is decided before; here the principal is put where the SDK binds sessions and request states to it, and
+where `call_tool` finds its scopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
+
+import anyio
+from mcp.server.auth.middleware.auth_context import auth_context_var
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+
+from gpuwarden.interfaces.mcp.server import WardenServer, make_server
+from gpuwarden.lifecycle.context import Context
+
+IDLE_S: Final = 30 * 60.0
+MAX_SESSIONS: Final = 200
+Message: TypeAlias = MutableMapping[str, Any]
+
+
+class McpEndpoint:
+    """One MCP server for every client of an application. It lives as long as `running`, which is entered once."""
+
+    def __init__(self, ctx: Context, max_body: int = 4 << 20) -> None:
+        self.server: WardenServer = make_server(ctx, scoped=True)
+        self._max_body = max_body
+        self._manager: StreamableHTTPSessionManager | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve inside this block."""
+        self._manager = StreamableHTTPSessionManager(
+            app=self.server._lowlevel_server,  # noqa: SLF001 - the SDK's own application has no place for principals
+            # The application's own guard checked Host and Origin, with the same answers for every route.
+            security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+            session_idle_timeout=IDLE_S,
+            max_sessions=MAX_SESSIONS,
+            max_request_body_size=self._max_body,
+        )
+        try:
+            async with self._manager.run(), anyio.create_task_group() as tasks:
+                tasks.start_soon(self.server.live.run)
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            self._manager = None
+
+    async def handle(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+        *,
+        holder: str,
+        name: str,
+        scopes: Collection[str],
+        person: str = "",
+    ) -> None:
+        """Answer one request of the principal with the id `holder`. A session belongs to whoever opened it."""
+        assert self._manager is not None, "the application's lifespan runs the endpoint"
+        token = AccessToken(
+            token=holder, client_id=holder, subject=name, scopes=sorted(scopes), claims={"person": person}
+        )
+        user = AuthenticatedUser(token)
+        scope["user"] = user
+        before = auth_context_var.set(user)
+        try:
+            await self._manager.handle_request(scope, receive, send)
+        finally:
+            auth_context_var.reset(before)

@@ -1,0 +1,43 @@
+"""The part of a reply that is about the cells of a fan-out."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class SpreadReply(BaseModel):
+    """One configuration over its seeds; `std` is the standard deviation of the sample."""
+
+    settings: dict[str, str]
+    cells: int
+    proven: int
+    metric: str = ""
+    mean: float | None = None
+    std: float | None = None
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class CellReply(BaseModel):
+    """One cell that needs a look: its last problem, and how many queues it was given to."""
+
+    index: int
+    state: str
+    tries: int
+    problem: str = ""
+
+
+class FanOutReply(BaseModel):
+    """A fan-out. `states` counts its cells; `odd` are those neither open nor verified; `jobs` run now."""
+
+    cells: int = 0
+    states: dict[str, int] = Field(default_factory=dict)
+    cost_usd: float | None = None
+    held: str = ""
+    jobs: list[str] = Field(default_factory=list)
+    odd: list[CellReply] = Field(default_factory=list)
+    duplicates: list[int] = Field(default_factory=list)
+    strangers: list[int] = Field(default_factory=list)
+    table: list[SpreadReply] = Field(default_factory=list)
+    unknown: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,155 @@
+"""Reply of `gpuwarden diagnose`: how a log ends, and the entries that fit."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.guidance import steps
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.results.base import Result
+from gpuwarden.interfaces.results.check import DiagnosisReply, diagnosis_reply
+from gpuwarden.interfaces.results.decisions import DecisionReply, decision_reply
+from gpuwarden.interfaces.results.version_skew import SkewReply, skew_reply
+from gpuwarden.knowledge import diagnose, search, shipped
+from gpuwarden.knowledge.decisions import for_entries
+from gpuwarden.knowledge.diagnosis import Diagnosis
+from gpuwarden.knowledge.failure import ExceptionRead, Failure, Outcome, Reading
+from gpuwarden.knowledge.message_origin import origin
+from gpuwarden.knowledge.search import Hit, nothing_failed
+from gpuwarden.knowledge.version_skew import explain
+
+COLLECT = (
+    "the whole log of the rank that failed first, from its first line",
+    "the exit code, and dmesg -T | tail or the platform's event list for a kill",
+    "pip freeze, nvidia-smi, and the exact command",
+)
+"""What helps where no entry fits."""
+
+
+class ExceptionReply(BaseModel):
+    """One exception: where it was raised, in which package, of which version where the log names it."""
+
+    type: str
+    message: str
+    line: int
+    rank: str = ""
+    frame: str = ""
+    package: str = ""
+    version: str = ""
+
+
+class FailureReply(BaseModel):
+    """The end of a run as its log shows it. `chain` came before `exception`, the run went on after `recovered`."""
+
+    outcome: str
+    exception: ExceptionReply | None = None
+    chain: list[ExceptionReply] = Field(default_factory=list)
+    missing: dict[str, str] = Field(default_factory=dict)
+    """The attribute, keyword, name or module that the exception says does not exist."""
+    last_progress: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    device: list[str] = Field(default_factory=list)
+    """Lines of CUDA, NCCL, the driver (Xid) or the kernel's OOM killer."""
+    recovered: list[ExceptionReply] = Field(default_factory=list)
+    ranks: int = 0
+
+
+class OriginReply(BaseModel):
+    """The releases of a package whose `file` raises the message; empty bounds are those of the table."""
+
+    package: str
+    file: str
+    since: str = ""
+    until: str = ""
+
+    @property
+    def told(self) -> str:
+        """Return the releases and the file as one line."""
+        limits = (("since", self.since), ("until", self.until))
+        return " ".join([self.package, *(f"{word} {release}" for word, release in limits if release), f"({self.file})"])
+
+
+class DiagnoseReply(Result):
+    """A log's failure and the entries that fit it: likely, possible, or none."""
+
+    failure: FailureReply
+    skew: SkewReply | None = None
+    """The releases that have the name which is missing."""
+    origin: OriginReply | None = None
+    """Where the message comes from, as the package's own source has it."""
+    diagnoses: list[DiagnosisReply] = Field(default_factory=list)
+    decision: DecisionReply | None = None
+    """What to check where the best entry leaves the cause open."""
+    collect: list[str] = Field(default_factory=list)
+    query: str = ""
+    """The line to look for in a web or issue search."""
+
+
+def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> DiagnoseReply:
+    """Read a log and name the entries that fit its failure. An exit code outside the log may be given."""
+    reading = Reading(log, exit_code)
+    failure = reading.failure
+    found = diagnose(shipped(), log, exit_code=exit_code, failed=None, limit=limit, reading=reading)
+    rows = [diagnosis_reply(one, ()) for one in found]
+    well = nothing_failed(reading) or failure.outcome in {Outcome.RUNNING, Outcome.SUCCEEDED}
+    if not rows and failure.outcome is Outcome.FAILED:
+        rows = [diagnosis_reply(_by_words(hit), ()) for hit in search(shipped(), log, limit) if hit.kind == "gotcha"]
+    reply = DiagnoseReply(failure=failure_reply(failure), skew=skew_reply(explain(failure)), diagnoses=rows)
+    if source := origin(failure):
+        reply.origin = OriginReply(**source.model_dump(exclude={"template"}))
+    explained = reply.skew is not None and reply.skew.certainty == "likely"
+    reply.decision = decision_reply(for_entries([row.id for row in rows[:1]]))
+    if well and not rows:
+        reply.code, reply.message = "nothing_failed", "Nothing failed here."
+        reply.next = steps("If the run hangs, loses or slows down all the same, search by that symptom in words.")
+    elif not explained and not any(row.certainty == "likely" for row in rows):
+        reply.collect = list(COLLECT)
+        reply.query = line(failure.query, 300)
+        if not rows and reply.skew is None:
+            reply.code, reply.message = "no_entry_fits", "No entry of the references fits this failure."
+    return reply
+
+
+def failure_reply(failure: Failure) -> FailureReply:
+    """Return a failure with every text made safe and bounded."""
+    missing = failure.gone.model_dump(include={"kind", "owner", "name"}) if failure.gone else {}
+    return FailureReply(
+        outcome=failure.outcome,
+        exception=_exception(failure.exception) if failure.exception else None,
+        chain=[_exception(one) for one in failure.chain[-3:]],
+        missing={name: line(value, 100) for name, value in missing.items() if value},
+        last_progress=line(failure.progress.text, 200) if failure.progress else "",
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        device=[line(one.text, 240) for one in failure.device],
+        recovered=[_exception(one) for one in failure.recovered[-3:]],
+        ranks=failure.ranks,
+    )
+
+
+def _exception(read: ExceptionRead) -> ExceptionReply:
+    return ExceptionReply(
+        type=line(read.type, 120),
+        message=line(read.message, 400),
+        line=read.line,
+        rank=line(read.rank, 12),
+        frame=line(read.frame, 240),
+        package=line(read.package, 60),
+        version=line(read.version, 40),
+    )
+
+
+def _by_words(hit: Hit) -> Diagnosis:
+    """Return an entry that only the words of the failure point to."""
+    why = "no signature matches; the words of the failure are closest to this entry"
+    return Diagnosis(
+        id=hit.id,
+        title=hit.title,
+        certainty="possible",
+        why=why,
+        cause=hit.summary,
+        fix=hit.fix,
+        lines=(),
+        page=hit.page,
+    )

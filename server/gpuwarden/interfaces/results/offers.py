@@ -1,0 +1,69 @@
+"""Reply of `gpuwarden offers`: what every platform asks for a machine, and what of it a stop spares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import Unknown
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import quoted
+from gpuwarden.interfaces.results.base import Result
+from gpuwarden.lifecycle.offers import Capacity, Offer
+
+
+class OfferReply(BaseModel):
+    """One platform. `capacity`: available, unknown, none now, or not_sold. A price of null is unknown.
+
+    `survives_stop` lists the mounts whose files outlive a stop, null where the platform has no stop or was not asked;
+    a mount with a name in brackets has to be asked for. `bills_when_stopped`: something bills, or may bill, after a
+    stop.
+    """
+
+    platform: str
+    capacity: Capacity
+    price_usd_per_hour: float | None = None
+    survives_stop: list[str] | None = None
+    bills_when_stopped: bool | None = None
+    note: str = ""
+
+
+class OffersReply(Result):
+    """Every platform that was asked, the cheapest first."""
+
+    offers: list[OfferReply] = Field(default_factory=list)
+
+
+def offered(found: Sequence[Offer]) -> OffersReply:
+    """Return the reply to a question for offers."""
+    rows = [offer_reply(offer) for offer in found]
+    if not rows:
+        return OffersReply(
+            code="not_configured",
+            message="No platform that rents machines is configured, so none was asked.",
+            next=(do(Action.DOCTOR, "shows what is missing"),),
+        )
+    can = sum(row.capacity is Capacity.AVAILABLE for row in rows)
+    silent = sum(row.capacity is Capacity.UNKNOWN for row in rows)
+    text = f"{can} of {counted(len(rows), 'platform')} can rent it now."
+    return OffersReply(
+        code="unknown" if silent else "ok",
+        message=f"{text} {silent} did not answer." if silent else text,
+        offers=rows,
+    )
+
+
+def offer_reply(offer: Offer) -> OfferReply:
+    """Return one platform's answer."""
+    kept, quote = offer.survives_stop, offer.quote
+    why = quote.why if isinstance(quote, Unknown) else quote.value.note
+    return OfferReply(
+        platform=offer.platform,
+        capacity=offer.capacity,
+        price_usd_per_hour=offer.price,
+        survives_stop=None if kept is None else list(kept),
+        bills_when_stopped=None if kept is None or offer.profile is None else offer.profile.residue("stop"),
+        note=quoted(why if isinstance(quote, Unknown) or quote.value.note else quote.value.source, 200),
+    )

@@ -1,0 +1,49 @@
+"""Reply about a name that an installed release does not have: the releases that have it, and a requirement for one."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from gpuwarden.core.sanitize import line
+from gpuwarden.knowledge.version_skew import Change, Skew
+
+
+class SkewReply(BaseModel):
+    """Releases of `package` with `name`: from `since` to `until`. `pin` asks for one of them."""
+
+    package: str
+    name: str
+    kind: str
+    change: str
+    """removed, added, outside (both, installed unknown), required, present (in every release) or never."""
+    certainty: str
+    since: str = ""
+    until: str = ""
+    gone_in: str = ""
+    renamed_to: str = ""
+    installed: str = ""
+    pin: str = ""
+
+
+def skew_reply(skew: Skew | None) -> SkewReply | None:
+    """Return a skew with every text made safe and bounded."""
+    if skew is None:
+        return None
+    return SkewReply(**{name: line(value, 200) for name, value in skew.model_dump(mode="json").items()})
+
+
+def told(reply: SkewReply) -> str:
+    """Return a skew as one sentence for a terminal."""
+    facts = {
+        Change.REMOVED: f"exists up to {reply.package} {reply.until}, not in {reply.gone_in}",
+        Change.ADDED: f"comes with {reply.package} {reply.since}",
+        Change.OUTSIDE: f"exists from {reply.package} {reply.since} to {reply.until}",
+        Change.REQUIRED: f"is required since {reply.package} {reply.gone_in}",
+        Change.PRESENT: f"is in releases of {reply.package} like the installed one: the installation may be broken",
+        Change.NEVER: f"is in no release of {reply.package}",
+    }
+    parts = [f"{reply.name} {facts[Change(reply.change)]}"]
+    parts += [f"installed: {reply.installed}"] if reply.installed else []
+    parts += [f"instead: {reply.renamed_to}"] if reply.renamed_to else []
+    parts += [f"or install: {reply.pin}"] if reply.pin else []
+    return "; ".join(parts)

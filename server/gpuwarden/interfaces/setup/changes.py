@@ -1,0 +1,190 @@
+"""One change of a client's file: the lines to insert, the check that nothing else changes, and the way back.
+
+What was inserted is noted in the account's state folder. Undoing takes out exactly that: to the byte where the file is
+as it was left, else the entry alone, and only while it is the one that was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tomlkit
+
+from gpuwarden.core.errors import Conflict
+from gpuwarden.core.models import Frozen
+from gpuwarden.interfaces.hooks.install import replace_text
+from gpuwarden.interfaces.launch import NAME
+from gpuwarden.interfaces.setup import jsonc
+from gpuwarden.interfaces.setup.clients import ClientFile
+from gpuwarden.private import private_folder, write_private
+from gpuwarden.running_servers import folder
+
+NOTE: Final = "setup.json"
+
+
+class Written(Frozen):
+    """A change to one client's file: where in the file, the text, and the digest of the whole file after it.
+
+    `made` says that there was no file before; `guard` that the guard was installed as well.
+    """
+
+    file: str = ""
+    at: int = 0
+    text: str = ""
+    after: str = ""
+    made: bool = False
+    guard: bool = False
+
+
+class Note(Frozen):
+    """Everything that `gpuwarden setup` wrote, by client."""
+
+    clients: dict[str, Written] = {}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that was not written yet. `before` is None where there is no file."""
+
+    client: ClientFile
+    before: str | None
+    at: int
+    text: str
+
+    @property
+    def after(self) -> str:
+        """Return the whole file with the change."""
+        before = self.before or ""
+        return before[: self.at] + self.text + before[self.at :]
+
+    @property
+    def line(self) -> int:
+        """Return the number of the line after which the new lines come."""
+        return (self.before or "")[: self.at].count("\n")
+
+    @property
+    def written(self) -> Written:
+        """Return what is noted of it, which happens before it is written."""
+        made = self.before is None
+        return Written(file=str(self.client.file), at=self.at, text=self.text, after=digest(self.after), made=made)
+
+    @property
+    def lines(self) -> str:
+        """Return what a person can paste into the file instead."""
+        return lines_of(self.client, _entry_in(self.client, self.text))
+
+    def write(self) -> None:
+        """Write the file in one step. Raises OSError, and Conflict where somebody else has written it meanwhile."""
+        if read(self.client.file) != self.before:
+            raise Conflict(f"{self.client.file} was changed meanwhile; nothing was written", "Run it again.")
+        private_folder(self.client.file.parent)
+        replace_text(self.client.file, self.after)
+
+
+def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
+    """Return the change that enters the server. Raises ValueError where it can't be made without another change."""
+    before = read(client.file)
+    text = before or ""
+    path = (client.key, NAME)
+    expected = copy.deepcopy(client.parsed(text))
+    servers = expected.setdefault(client.key, {})
+    if not isinstance(servers, dict) or NAME in servers:
+        raise ValueError(f"{client.key} has another form, or has {NAME} already")
+    servers[NAME] = entry
+    at, insert = (len(text), _toml_lines(text, path, entry)) if client.toml else jsonc.inserted(text, path, entry)
+    change = Change(client, before, at, insert)
+    if client.parsed(change.after) != expected:
+        raise ValueError("the change would touch something else")
+    return change
+
+
+def undone(client: ClientFile, written: Written) -> str | None:
+    """Return the file as it is without what was written; None where it was made for it.
+
+    Raises KeyError where the entry is not there, and ValueError where it can't be taken out.
+    """
+    text = read(client.file)
+    if text is None:
+        raise KeyError("the file is gone")
+    expected = copy.deepcopy(client.parsed(text))
+    servers = expected.get(client.key)
+    entry = servers.pop(NAME, None) if isinstance(servers, dict) else None
+    if entry is None:
+        raise KeyError("the entry is gone")
+    if entry != _entry_in(client, written.text):
+        raise ValueError("the entry was changed since, so it is not removed")
+    expected.setdefault(client.key, {})
+    exact = text[: written.at] + text[written.at + len(written.text) :]
+    if digest(text) == written.after and client.parsed(exact) in (expected, _without_empty(client, expected)):
+        return None if written.made and not exact else exact
+    without = text.replace(written.text, "", 1) if client.toml else jsonc.removed(text, (client.key, NAME))
+    if client.parsed(without) not in (expected, _without_empty(client, expected)):
+        raise ValueError("the entry can't be removed without another change")
+    return without
+
+
+def _without_empty(client: ClientFile, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's table without the list of servers, where that is empty."""
+    return {key: value for key, value in table.items() if key != client.key or value}
+
+
+def lines_of(client: ClientFile, entry: dict[str, Any]) -> str:
+    """Return the lines that a person can paste into a client's file."""
+    if client.toml:
+        return _toml_lines("", (client.key, NAME), entry)
+    return jsonc.inserted("", (client.key, NAME), entry)[1]
+
+
+def read(file: Path) -> str | None:
+    """Return a file's text; None where there is none. Raises ValueError for one that is not text."""
+    try:
+        return file.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def digest(text: str) -> str:
+    """Return the digest by which a file is known again."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_note() -> Note:
+    """Return what was written; nothing where the note is missing or can't be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return Note.model_validate_json((folder().parent / NOTE).read_bytes())
+    return Note()
+
+
+def write_note(note: Note) -> None:
+    """Replace the note. Raises OSError."""
+    write_private(private_folder(folder().parent) / NOTE, note.model_dump_json())
+
+
+def _toml_lines(text: str, path: tuple[str, str], entry: dict[str, Any]) -> str:
+    table = tomlkit.table()
+    table.update(entry)
+    for key, value in entry.items():
+        if isinstance(value, list) and len(value) > 6:
+            rows = tomlkit.array()
+            rows.extend(value)
+            table[key] = rows.multiline(multiline=True)
+    outer = tomlkit.table(is_super_table=True)
+    outer.add(path[1], table)
+    document = tomlkit.document()
+    document.add(path[0], outer)
+    gap = "\n" * (2 - min(2, len(text) - len(text.rstrip("\n")))) if text.strip() else ""
+    return gap + tomlkit.dumps(document)
+
+
+def _entry_in(client: ClientFile, text: str) -> Any:
+    """Return the server's entry that an inserted text has, whatever is around it."""
+    if client.toml:
+        return client.parsed(text)[client.key][NAME]
+    body = text.strip().rstrip(",")
+    table = jsonc.loads(body if body.startswith("{") else f"{{{body}}}")
+    return table.get(client.key, table).get(NAME)

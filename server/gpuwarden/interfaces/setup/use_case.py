@@ -1,0 +1,266 @@
+"""Enter the server and the guard into clients, and take them out again.
+
+It can only add: an entry named gpuwarden that is there already stays as it is, and so does a guard that is installed.
+What an agent could use it for is to be guarded. Only a person at a terminal undoes it, or replaces an older guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, Field
+
+from gpuwarden import __version__
+from gpuwarden.config import Config
+from gpuwarden.core.errors import BadRequest, WardenError
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.hooks.install import CLIENTS as HOOKED
+from gpuwarden.interfaces.hooks.install import TRUST, by_plugin, hook_lines, hooks, replace_text
+from gpuwarden.interfaces.launch import FIRST_START_S, Run, entry, from_folder, from_here, in_cache
+from gpuwarden.interfaces.results import Result
+from gpuwarden.interfaces.setup.changes import Change, Note, Written, lines_of, planned, read_note, undone, write_note
+from gpuwarden.interfaces.setup.clients import ClientFile, client_files, plugin_folder
+from gpuwarden.interfaces.variables import variables
+
+HAS_HOOKS = {client.name for client in HOOKED}
+LISTED: Final = 2
+ASK = [
+    {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "setup", "version": "1"}}},
+    {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    {"jsonrpc": "2.0", "id": LISTED, "method": "tools/list", "params": {}},
+]  # fmt: skip
+
+
+class ChangeReply(BaseModel):
+    """Lines that are inserted into a file after a line of it; nothing else of the file changes."""
+
+    client: str
+    file: str
+    after_line: int
+    added: list[str]
+
+
+class SetupReply(Result):
+    """By client: the state of its server, and of its guard where it can have one. `paste` has lines to add by hand."""
+
+    clients: dict[str, str] = Field(default_factory=dict)
+    guards: dict[str, str] = Field(default_factory=dict)
+    changes: list[ChangeReply] = Field(default_factory=list)
+    paste: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass
+class Plan:
+    """Changes to be written, and the reply that shows them."""
+
+    changes: list[Change] = field(default_factory=list)
+    guards: list[str] = field(default_factory=list)
+    plugins: dict[str, Path] = field(default_factory=dict)
+    reply: SetupReply = field(default_factory=SetupReply)
+
+    @property
+    def empty(self) -> bool:
+        """Return whether there is nothing to write."""
+        return not (self.changes or self.guards)
+
+
+def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, person: bool) -> Plan:
+    """Look at the clients named, or at all that are installed. `person`: somebody at a terminal decides about it."""
+    plan = Plan()
+    passed = [v.name for v in variables(config.policy.secrets.allowed)]
+    for client in client_files(env).values():
+        if not (client.name in names if names else client.installed):
+            continue
+        if folder := plugin_folder(client):
+            plan.plugins[client.name] = folder
+            plan.reply.clients[client.name] = "the plugin starts it"
+        else:
+            _plan_server(plan, client, entry(client.name, from_here(client.name, __version__), passed))
+        if brought := by_plugin(client.name, env):
+            plan.reply.guards[client.name] = brought
+        elif client.name in HAS_HOOKS:
+            _plan_guard(plan, client.name, config, env, person=person)
+    if not plan.reply.clients:
+        plan.reply.message = "No client was found here."
+    return plan
+
+
+def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
+    """Add the change that enters the server into one client, or say why there is none."""
+    states = plan.reply.clients
+    try:
+        change = planned(client, wanted)
+    except (OSError, ValueError, RecursionError, IndexError) as error:
+        present = _entry_there(client)
+        if present == wanted:
+            states[client.name] = "is set up"
+            return
+        why = "another entry of this name is there" if present is not None else line(str(error), 200)
+        states[client.name] = f"left as it is: {why}"
+        plan.reply.paste[str(client.file)] = lines_of(client, wanted)
+        return
+    states[client.name] = "to be added"
+    plan.changes.append(change)
+    plan.reply.changes.append(_shown(client.name, client.file, change.line, change.text))
+
+
+def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *, person: bool) -> None:
+    """Add the guard of one client where it is missing. One of another installation is a person's decision."""
+    states = plan.reply.guards
+    if in_cache():
+        states[name] = "left out, since this installation does not stay; `uv tool install` makes one that does"
+        return
+    if any(notice.question for notice in config.notices):
+        states[name] = "left out, since this shell names another ledger or policy than the recorded one"
+        return
+    try:
+        states[name] = hooks("status", (name,), config, env).clients[name]
+    except (WardenError, OSError) as error:
+        states[name] = f"left as it is: {line(str(error), 200)}"
+        return
+    if states[name] == "absent" or (states[name] == "stale" and person):
+        states[name] = "to be added"
+        plan.guards.append(name)
+        file, text = hook_lines(name, config, env)
+        plan.reply.changes.append(_shown(name, file, 0, text))
+
+
+def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
+    """Write what was planned, note it for `--undo`, and start the server once.
+
+    Each change is noted before it is written, so that one that is cut off can be undone. A client whose file can't be
+    written stops no other one.
+    """
+    reply = plan.reply.model_copy(deep=True)
+    for change in plan.changes:
+        reply.clients[change.client.name] = state = enter(change)
+        if state != "added":
+            reply.paste[str(change.client.file)] = change.lines
+            reply.ok, reply.code, reply.hint = False, "failed", "Fix what the client's row says, then run it again."
+    for name in plan.guards:
+        note = read_note()
+        kept = note.clients.get(name, Written())
+        write_note(Note(clients={**note.clients, name: kept.model_copy(update={"guard": True})}))
+        try:
+            reply.guards[name] = hooks("install", (name,), config, env).clients[name]
+        except (WardenError, OSError) as error:
+            write_note(note)
+            reply.guards[name] = f"left as it is: {line(str(error), 200)}"
+            reply.ok, reply.code = False, "failed"
+    if "untrusted" in reply.guards.values():
+        reply.hint = TRUST
+    try:
+        reply.message = _started(plan) or reply.message
+    except BadRequest as error:
+        reply.ok, reply.code, reply.message = False, "failed", f"{error.message}."
+        reply.hint, reply.next = "", error.next_steps
+    return reply
+
+
+def enter(change: Change) -> str:
+    """Note and write one change, and return what became of it."""
+    before, name = read_note(), change.client.name
+    kept = before.clients.get(name, Written())
+    write_note(Note(clients={**before.clients, name: change.written.model_copy(update={"guard": kept.guard})}))
+    try:
+        change.write()
+    except (WardenError, OSError, ValueError) as error:
+        write_note(before)
+        return f"left as it is: {line(str(error), 200)}"
+    return "added"
+
+
+def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> SetupReply:
+    """Take out what was written for the clients named, or for all. What changed since is left and named."""
+    note, reply = read_note(), SetupReply()
+    for client in client_files(env).values():
+        written = note.clients.get(client.name)
+        if written is None or (names and client.name not in names):
+            continue
+        if written.guard:
+            try:
+                reply.guards[client.name] = hooks("uninstall", (client.name,), config, env).clients[client.name]
+                written = written.model_copy(update={"guard": False})
+            except (WardenError, OSError) as error:
+                reply.guards[client.name] = f"left as it is: {line(str(error), 200)}"
+        if written.file:
+            reply.clients[client.name] = state = _removed(client, written)
+            written = written if state.startswith("left") else Written(guard=written.guard)
+        rest = {n: w for n, w in note.clients.items() if n != client.name}
+        note = Note(clients={**rest, client.name: written} if written != Written() else rest)
+        write_note(note)
+    reply.message = (
+        "" if reply.clients or reply.guards else "Nothing was written by gpuwarden setup, so there is nothing to undo."
+    )
+    return reply
+
+
+def _removed(client: ClientFile, written: Written) -> str:
+    """Take one entry out of a client's file, and return what became of it."""
+    if written.file != str(client.file):
+        return f"left as it is: it was added to {line(written.file, 200)}"
+    try:
+        before = undone(client, written)
+        if before is None:
+            client.file.unlink()
+        else:
+            replace_text(client.file, before)
+    except KeyError:
+        return "is not there any more"
+    except (OSError, ValueError, RecursionError, IndexError) as error:
+        return f"left as it is: {line(str(error), 200)}"
+    return "removed"
+
+
+def _entry_there(client: ClientFile) -> object:
+    try:
+        return client.parsed(client.file.read_text("utf-8")).get(client.key, {}).get("gpuwarden")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+def _shown(client: str, file: Path, after_line: int, text: str) -> ChangeReply:
+    return ChangeReply(client=client, file=str(file), after_line=after_line, added=text.strip("\n").splitlines())
+
+
+# ----------------------------------------------------------------------------------------------------- a first start
+
+
+def _started(plan: Plan) -> str:
+    """Start the server once as the clients will, so that nothing is downloaded while one of them waits for it."""
+    said = []
+    if any(state in {"to be added", "is set up"} for state in plan.reply.clients.values()):
+        count = tools_of(from_here("setup", __version__))
+        said.append(f"The server starts and offers {count} tools.")
+    for name, folder in plan.plugins.items():
+        count = tools_of(from_folder(name, str(folder)))
+        said.append(f"The plugin of {name} starts and offers {count} tools.")
+    return " ".join(said)
+
+
+def tools_of(run: Run) -> int:
+    """Start a server and return how many tools it offers. Raises BadRequest where it does not start."""
+    argv = [run["command"], *run["args"]]
+    said = "".join(json.dumps(message) + "\n" for message in ASK).encode()
+    try:
+        done = subprocess.run(
+            argv, input=said, capture_output=True, timeout=FIRST_START_S, check=False, cwd=Path.home()
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BadRequest(
+            f"{argv[0]} can't be started: {type(error).__name__}", "Install uv, then run it again."
+        ) from error
+    for row in done.stdout.splitlines():
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            answered = json.loads(row)
+            if answered["id"] == LISTED:
+                return len(answered["result"]["tools"])
+    why = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1]
+    raise BadRequest(f"the server does not start: {line(why, 300)}", "Run gpuwarden doctor.")

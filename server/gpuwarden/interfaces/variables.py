@@ -1,0 +1,78 @@
+"""List the variables that a client has to pass on to the server, from the tables of those who read them.
+
+Claude Code passes its whole environment. Codex passes the variables that are listed by name, and Gemini leaves out
+names that look secret. So each plug-in lists its variables in a table of its module's docstring, and the manifests and
+`gpuwarden setup` name all of them. Only names go into a file, never a value.
+
+    | variable | meaning |
+    |---|---|
+    | `MYCLOUD_API_KEY`, `MYCLOUD_API_KEY_FILE` | the account's key |
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Final
+
+from gpuwarden.config import PREFIX
+from gpuwarden.core.policy import Policy, policy_fields
+from gpuwarden.core.sanitize import SECRET_NAME
+
+_ROW: Final = re.compile(r"^\| (`[A-Z][A-Z0-9_]*`(?:, `[A-Z][A-Z0-9_]*`)*) \| (.+) \|$", re.MULTILINE)
+READERS: Final = ("config", "hub.client", "core.store_address", "lifecycle.monitoring.notify", "providers._account")
+"""Modules that read variables and are not plug-ins."""
+SYSTEM: Final = {
+    "XDG_CONFIG_HOME": "where the policy file is, unless GPUWARDEN_POLICY names it",
+    "XDG_DATA_HOME": "where the ledger is, unless GPUWARDEN_HOME names it",
+    "XDG_STATE_HOME": "where the servers of this account are listed",
+    "XDG_CACHE_HOME": "where the Hub's cache is, unless HF_HOME names it",
+    "SSH_AUTH_SOCK": "the agent that holds SSH keys",
+    "HTTPS_PROXY": "the proxy of the network",
+    "NO_PROXY": "addresses that are reached without it",
+}
+"""Variables of the system that libraries read."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable: its name, what it means, and whether its value is a secret."""
+
+    name: str
+    meaning: str
+    secret: bool
+
+
+def variables(allowed: Iterable[str] = Policy().secrets.allowed) -> list[Variable]:
+    """Return every variable that the server or a plug-in reads, gpuwarden's own first. Imports every plug-in.
+
+    `allowed` are the secrets that the policy lets jobs have; the server reads their values.
+    """
+    from gpuwarden.backends.base import BACKENDS
+    from gpuwarden.providers.base import PROVIDERS, account_keys
+
+    own, *readers = (importlib.import_module(f"gpuwarden.{name}") for name in READERS)
+    plugins = [module for registry in (PROVIDERS, BACKENDS) for _, module in registry.usable()]
+    # Variables that make the policy stricter: one that a client drops would leave it as loose as before.
+    tightening = {
+        PREFIX + field.path.upper().replace(".", "_"): f"may {field.by_variable.may} {field.path} of the policy"
+        for field in policy_fields()
+        if field.by_variable is not None
+    }
+    meanings = dict(documented(own)) | tightening
+    for module in (*readers, *plugins):
+        meanings |= dict(documented(module))
+    keys = account_keys()
+    secrets = {n for n in meanings if not n.endswith("_FILE") and (n in keys or SECRET_NAME.search(n))}
+    given = {n: "a secret that the policy lets jobs have" for n in allowed if n.isidentifier() and n not in meanings}
+    return [Variable(n, m, n in secrets or n in given) for n, m in (meanings | given | SYSTEM).items()]
+
+
+def documented(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """Yield the variables in the table of a module's docstring, each with its meaning."""
+    for names, meaning in _ROW.findall(module.__doc__ or ""):
+        for name in re.findall(r"\w+", names):
+            yield name, meaning

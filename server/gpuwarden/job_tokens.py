@@ -1,0 +1,51 @@
+"""Tokens of single jobs, with which a job's program reports its own metrics and alerts.
+
+They are derived from the installation's key and not stored: a job's token proves one job id for one purpose, and the
+server needs no file to check it. A token of another installation, or of another job, does not match.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Literal
+
+from gpuwarden.known_secrets import installation_key
+
+Purpose = Literal["metrics", "alerts"]
+PREFIXES: Final[dict[Purpose, str]] = {"metrics": "gwj", "alerts": "gwk"}
+"""First letters of a job's token (`JOB_TOKEN`) and of its key for alerts (`INTERNAL_API_KEY`)."""
+MAX_TOKEN: Final = 256
+
+
+def job_token(home: Path, job_id: str, purpose: Purpose) -> str:
+    """Return the token of one job for one purpose."""
+    proof = hmac.new(_key(home, purpose), job_id.encode(), hashlib.sha256).digest()
+    name = base64.urlsafe_b64encode(job_id.encode()).decode().rstrip("=")
+    return f"{PREFIXES[purpose]}_{name}.{base64.urlsafe_b64encode(proof).decode().rstrip('=')}"
+
+
+def job_of(home: Path, token: str) -> tuple[str, Purpose] | None:
+    """Return the job and the purpose that a token proves, or None for any other text."""
+    if len(token) > MAX_TOKEN:
+        return None
+    for purpose, prefix in PREFIXES.items():
+        name, dot, _proof = token.removeprefix(f"{prefix}_").partition(".")
+        if not token.startswith(f"{prefix}_") or not dot:
+            continue
+        try:
+            job_id = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+        except ValueError:
+            return None
+        same = hmac.compare_digest(job_token(home, job_id, purpose).encode(), token.encode("utf-8", "replace"))
+        return (job_id, purpose) if same else None
+    return None
+
+
+@lru_cache(maxsize=16)
+def _key(home: Path, purpose: Purpose) -> bytes:
+    """Return the key of a purpose, read once: a server checks thousands of tokens a second."""
+    return installation_key(home, f"job {purpose}")

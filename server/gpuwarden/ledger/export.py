@@ -1,0 +1,76 @@
+"""Export the ledger as JSON lines, whose hashes anybody can check, and check such a file.
+
+A line has the columns of one event, who acted through which interface, and the hash. The hash is SHA-256 over a JSON
+list, in ASCII and without spaces: the hash of the line before (64 zeros before the first), then `seq`, `at`, `subject`,
+`kind`, `version`, `state`, `token`, `actor` and the body's text. That text is the body as JSON with a space after each
+colon and comma; where it was stored in another way it is in the line as `text`.
+
+No hash is over `interface`, `person`, or a `body` beside a `text`: a check compares these with what they follow from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.ledger.chain import GENESIS, Break, Head, link
+from gpuwarden.ledger.database import COLUMNS, Query
+from gpuwarden.people import person_of
+
+_NAMES: Final = tuple(COLUMNS.split(", "))
+
+
+def export_lines(query: Query, after: int = 0) -> Iterator[str]:
+    """Yield one line for each event after a number, in order."""
+    sql = f"SELECT {COLUMNS}, hash FROM events WHERE seq > {after:d} ORDER BY seq"  # noqa: S608 - constants and a number
+    for *row, kept in query(sql):
+        yield json.dumps(_row_of(row, kept), ensure_ascii=False)
+
+
+def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
+    """Return the fields of one event's line, whose columns are in the order of `COLUMNS`."""
+    fields: dict[str, Any] = dict(zip(_NAMES, row, strict=True))
+    fields |= {"interface": fields["actor"].partition("/")[0], "person": person_of(fields["actor"])}
+    text = fields.pop("body")
+    try:
+        fields["body"] = json.loads(text)
+    except ValueError:
+        fields["body"] = None
+    if json.dumps(fields["body"], ensure_ascii=False) != text:
+        fields["text"] = text
+    return fields | {"hash": kept}
+
+
+def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
+    """Return the last sound event of an export and where its chain breaks first, None where it is whole.
+
+    An export that begins later than the ledger is checked from its second event on. Raises BadRequest for what is not
+    an export.
+    """
+    last: Head | None = None
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = json.loads(line, object_pairs_hook=_once)
+            text = fields["text"] if "text" in fields else json.dumps(fields["body"], ensure_ascii=False)
+            row = (*(fields[name] for name in _NAMES[:-1]), text)
+            seq, kept = int(fields["seq"]), str(fields["hash"])
+            same = json.dumps(fields, sort_keys=True) == json.dumps(_row_of(row, kept), sort_keys=True)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadRequest(f"line {number} is not an exported event", "Export the ledger again.") from error
+        if seq != (last.seq + 1 if last else seq):
+            return last, Break((last.seq if last else 0) + 1, "missing")
+        before = last.hash if last else GENESIS
+        if not same or ((last is not None or seq == 1) and link(before, row) != kept):
+            return last, Break(seq, "changed", str(fields["subject"]), str(fields["kind"]))
+        last = Head(seq, kept)
+    return last, None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError where it has a name twice: readers differ in which one they take."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found

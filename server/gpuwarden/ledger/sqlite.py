@@ -1,0 +1,138 @@
+"""Keep the ledger in one SQLite file. `opening.py` opens it; its locks are files in a folder beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gpuwarden.core.errors import LedgerError
+from gpuwarden.ledger.database import Query, Row
+from gpuwarden.ledger.failures import translated
+from gpuwarden.ledger.migrate import INSERT
+from gpuwarden.private import private_folder
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+
+class SqliteFile:
+    """One file that is open. `behind`: there was no room to read what is in its write-ahead log."""
+
+    ended_leases: ClassVar[str] = (
+        "SELECT substr(c.subject, 7), c.job, c.platform, coalesce((SELECT json_extract(a.body, '$.spec.project') "
+        "FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' LIMIT 1), ''), "
+        "coalesce((SELECT a.actor FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' "
+        "LIMIT 1), ''), "
+        "c.opened, c.since, json_extract(e.body, '$.cost_usd') "
+        "FROM current c JOIN events e ON e.seq = c.seq WHERE c.machine = 'lease' AND c.state = 'stopped' "
+        "AND c.since > ? AND c.rest IS NOT 'stopped' ORDER BY c.since"
+    )
+
+    jobs_of_script: ClassVar[str] = (
+        "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script = ? UNION ALL SELECT subject "
+        # SQLite believes that NULL is frequent, and would go over all jobs in the state.
+        "FROM current INDEXED BY current_by_script WHERE machine = 'job' AND state = ? AND script IS NULL"
+    )
+
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, readable_only: str | None = None, *, behind: bool = False
+    ) -> None:
+        self.path = path
+        self.connection = connection
+        self.readable_only = readable_only
+        self.behind = behind
+        self._file = identity(path)
+
+    @property
+    def name(self) -> str:
+        """Return the path."""
+        return str(self.path)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Return whether a transaction is open."""
+        return self.connection.in_transaction
+
+    def in_place(self) -> bool:
+        """Return whether the path is still the file that was opened."""
+        return self._file is None or identity(self.path) == self._file
+
+    def rows(self, sql: str, *values: object) -> list[Row]:
+        """Return the rows of a query."""
+        with translated(self.path):
+            return self.connection.execute(sql, values).fetchall()
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Query]:
+        """Let a query see one state of the file, over a connection of its own."""
+        uri = f"{self.path.resolve().as_uri()}?mode=ro"
+        with translated(self.path):
+            db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)
+            with contextlib.closing(db):
+                db.execute("BEGIN")
+                yield db.execute
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Take the file's write lock, and commit at the end or take everything back."""
+        with translated(self.path):
+            self._check_writable()
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                raise
+
+    def insert(self, row: Row) -> bool:
+        """Add an event with its hash. False where its number, or its kind and token, are in the ledger already."""
+        with translated(self.path):
+            try:
+                self.connection.execute(INSERT, row)
+            except sqlite3.IntegrityError as clash:
+                if "UNIQUE" not in str(clash):
+                    raise
+                return False
+        return True
+
+    def lock(self, name: str) -> FileLock | None:
+        """Take the lock on a file, which the kernel releases when the process dies; None while somebody has it."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(private_folder(self.path.parent / "locks") / f"{name}.lock", mode=0o600)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return None
+        return lock
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()
+
+    def _check_writable(self) -> None:
+        """Raise `LedgerError` where a write would be lost."""
+        if self.readable_only is not None:
+            raise LedgerError(
+                f"the ledger {self.path} can't be written: {self.readable_only}",
+                "Free some disk space or mend its permissions, then start gpuwarden again; nothing was launched.",
+            )
+        if not self.in_place():
+            raise LedgerError(
+                f"the ledger {self.path} was moved, removed or replaced while it was open; nothing was written",
+                "Bring the file back, then start gpuwarden again. Rented machines may be billing.",
+            )
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

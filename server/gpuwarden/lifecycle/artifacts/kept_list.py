@@ -1,0 +1,206 @@
+"""Read the list that a job's runner left in its kept store, and what it proves when the machine can't be read.
+
+The runner signs each list with a key that is on no disk of the machine. A signed list with the end of the run says what
+was on the machine then. It is the last word only where nothing can have been written since: the same attempt, the same
+outputs, no start of the machine after it, and, on a machine that stops itself, a look right before that.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gpuwarden.core.errors import BadReply, Unreachable, WardenError
+from gpuwarden.core.models import Artifact, Disclosure, Manifest, Observation
+from gpuwarden.core.reasons import Code, Reason, because
+from gpuwarden.core.sanitize import line
+from gpuwarden.core.store_address import MANIFEST, Store, StoreAddress
+from gpuwarden.core.weights import checkpoint_like
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.hub.kept_bucket import BucketReader
+from gpuwarden.hub.kept_repo import RepoReader
+from gpuwarden.ledger.events import JobSubmitted
+from gpuwarden.lifecycle.artifacts.seal_keys import job_key
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.parked import started_since
+from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.timeouts import store_limit
+from gpuwarden.remote.launch import observation
+from gpuwarden.remote.runner.keep_report import keep_key, keep_mac
+from gpuwarden.remote.s3_store import S3Reader
+
+MOST_FILES: Final = 200_000
+"""As many as the runner lists."""
+VIEW_S: Final = 10.0
+MOST: Final = 2**63 - 1
+"""What a file system can hold, in bytes or in nanoseconds."""
+VIEW_NAMES: Final = 8
+
+
+class _Lenient(BaseModel):
+    """A list by a runner: unknown fields may come from a newer one."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class KeptRow(_Lenient):
+    """One file that is in the store. `gone`: the machine had removed it when the list was made."""
+
+    path: str = Field(max_length=4096)
+    size: int = Field(ge=0, le=MOST)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    mtime_ns: int = Field(default=0, ge=-MOST, le=MOST)
+    ctime_ns: int = Field(default=0, ge=-MOST, le=MOST)
+    part_size: int | None = Field(default=None, ge=1, le=MOST)
+    parts_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    gone: bool = False
+
+    @property
+    def artifact(self) -> Artifact:
+        """Return the file as the machine had it."""
+        return Artifact(**self.model_dump(exclude={"gone"}))
+
+
+class _Skip(_Lenient):
+    path: str = Field(max_length=5000)
+    why: str = Field(max_length=1000)
+
+
+class KeptEnd(_Lenient):
+    """The end of a run. `look` is not empty where the machine was about to stop itself."""
+
+    outputs: tuple[str, ...] = Field(max_length=1000)
+    status: dict[str, Any]
+    missing: tuple[str, ...] = Field(default=(), max_length=1000)
+    skipped: tuple[_Skip, ...] = Field(default=(), max_length=1000)
+    more_skipped: int = 0
+    disclosed: Disclosure
+    look: str = Field(default="", max_length=100)
+
+
+class KeptList(_Lenient):
+    """The list as it is stored."""
+
+    job: str
+    taken_at: float = Field(default=0.0, ge=0, lt=1e11)
+    files: tuple[KeptRow, ...] = Field(max_length=MOST_FILES)
+    end: KeptEnd | None = None
+    mac: str = Field(default="", max_length=64)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A job's kept store as its list describes it. `signed`: the job's own runner wrote that list."""
+
+    address: StoreAddress
+    store: Store
+    listed: KeptList
+    signed: bool
+
+    @property
+    def files(self) -> tuple[KeptRow, ...]:
+        """Return the files that the machine had when the list was made."""
+        return tuple(row for row in self.listed.files if not row.gone)
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of these files together."""
+        return sum(row.size for row in self.files)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return the list as a roster of the machine."""
+        end = self.listed.end
+        skipped = [f"{skip.path}: {skip.why}" for skip in end.skipped] if end else []
+        skipped += [f"and {end.more_skipped} more"] if end and end.more_skipped else []
+        files = tuple(row.artifact for row in self.files)
+        missing = end.missing if end else ()
+        return Manifest(taken_at=self.listed.taken_at, files=files, missing=missing, skipped=tuple(skipped))
+
+
+def open_store(ctx: Context, address: StoreAddress) -> Store:
+    """Return the store of an address, for reading. Raises NotSupported where its client is not installed."""
+    if address.scheme == "s3":
+        return S3Reader(address, ctx.env)
+    reader = BucketReader if address.kind == "bucket" else RepoReader
+    return reader(address, HubConfig.from_env(ctx.env), ctx.clock)
+
+
+async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
+    """Return what a job's kept store lists, None where it has no list yet. Raises a `WardenError` for no answer."""
+    address = StoreAddress.parse(job.spec.keep)
+    try:
+        with anyio.fail_after(store_limit(0)):
+            store = open_store(ctx, address)
+            content = await store.manifest(address.key(job.id, MANIFEST))
+    except TimeoutError:
+        raise Unreachable(f"{address} gave no complete answer in {store_limit(0):g} s", "Try again.") from None
+    if content is None:
+        return None
+    try:
+        listed = KeptList.model_validate_json(content)
+    except ValidationError as error:
+        text = because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields").text
+        raise BadReply(text, "A person has to look at what is there.") from None
+    if listed.job != job.id:
+        text = because(Code.STORE_INVALID, message="it is another job's").text
+        raise BadReply(text, "A person has to look at what is there.")
+    key = keep_key(job_key(ctx, job.id))
+    return Kept(address, store, listed, bool(listed.mac) and keep_mac(json.loads(content), key) == listed.mac)
+
+
+@dataclass(frozen=True)
+class KeptView:
+    """A job's kept files, in short. `newest` are checkpoints and files, the latest first; `why` says what is unknown
+    of the store, or why it is not shown to have everything.
+    """
+
+    address: str
+    files: int = 0
+    bytes: int = 0
+    newest: tuple[str, ...] = ()
+    why: str = ""
+
+
+async def kept_view(ctx: Context, job: JobRecord) -> KeptView:
+    """Return what a job's kept store lists, within a short time."""
+    try:
+        with anyio.fail_after(VIEW_S):
+            kept = await read_kept(ctx, job)
+    except TimeoutError:
+        return KeptView(job.spec.keep, why=because(Code.STORE_UNREACHABLE, message=f"no answer in {VIEW_S:g} s").text)
+    except WardenError as error:
+        return KeptView(job.spec.keep, why=line(error.message, 300))
+    if kept is None:
+        return KeptView(job.spec.keep, why=because(Code.STORE_EMPTY).text)
+    times: dict[str, int] = {}
+    for row in kept.files:
+        top = "/".join(row.path.split("/")[:-1]) if checkpoint_like(row.path) else row.path
+        times[top or row.path] = max(times.get(top, 0), row.mtime_ns)
+    newest = sorted(times, key=lambda name: -times[name])[:VIEW_NAMES]
+    reason = unsettled(ctx, job, kept)
+    return KeptView(job.spec.keep, len(kept.files), kept.bytes, tuple(newest), reason.text if reason else "")
+
+
+def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
+    """Return why a store's list is not shown to be the last word about a job's machine; None where it is."""
+    end, launched = kept.listed.end, ctx.ledger.last(job.subject, JobSubmitted)
+    if not kept.signed:
+        return because(Code.STORE_UNSIGNED)
+    if end is None or launched is None or end.status.get("attempt") != job.attempt:
+        return because(Code.STORE_NO_END)
+    if more := [path for path in job.outputs if path not in end.outputs]:
+        return because(Code.STORE_OTHER_OUTPUTS, path=more[0])
+    if started_since(ctx, job, launched.seq):
+        return because(Code.STORE_STARTED_SINCE)
+    parks = job.handle is not None and job.handle.place.park is not None
+    return because(Code.STORE_NO_LAST_LOOK) if parks and not end.look else None
+
+
+def reported_end(kept: Kept) -> Observation | None:
+    """Return how a job ended by a store's signed list; None where it has no end."""
+    return observation(kept.listed.end.status | {"now": kept.listed.taken_at}) if kept.listed.end else None

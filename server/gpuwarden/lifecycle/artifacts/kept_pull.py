@@ -1,0 +1,178 @@
+"""Copy a job's outputs from its kept store, where the machine can't be read.
+
+Every file is compared with the list that the runner signed: the store's own word about it first, its bytes as they
+arrive after that. What the list names and the store does not have is a problem with a name, never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from gpuwarden.core.errors import Conflict, NotFound, Unreachable, WardenError
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import Artifact, InstanceState, Known, Manifest
+from gpuwarden.core.reasons import Code, because
+from gpuwarden.core.safe_names import UnsafeName, check_name
+from gpuwarden.core.sanitize import line
+from gpuwarden.core.store_address import StoredFile
+from gpuwarden.core.weights import checkpoint_like
+from gpuwarden.ledger.events import ArtifactsPulled
+from gpuwarden.lifecycle.artifacts.kept_list import Kept, read_kept, unsettled
+from gpuwarden.lifecycle.artifacts.kept_store import disagreement
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, save_pull
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.meter import believed, look
+from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.timeouts import store_limit
+from gpuwarden.remote.transfer.destination import bare
+from gpuwarden.remote.transfer.receive import Problem, Progress, Received, receive
+
+_OFF: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
+_WHY: Final[Mapping[Code, str]] = {
+    Code.STORE_INCOMPLETE: "the kept store lists it and does not have it",
+    Code.STORE_CHANGED: "the kept store has another file at its place than the one that it lists",
+}
+
+
+@dataclass(frozen=True)
+class KeptSource:
+    """A job's files in its store, as `receive` takes them."""
+
+    kept: Kept
+
+    def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file from `offset`."""
+        return self.kept.store.read(self.kept.address.key(self.kept.listed.job, artifact.path), offset)
+
+
+async def at_rest(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a job's machine is seen to be off or gone, so that only its kept store can be read."""
+    if job.lease is None:
+        return False
+    answer = await look(ctx, job.lease)
+    if isinstance(answer, Known):
+        return answer.value is None or answer.value.state in _OFF
+    return believed(ctx, job.lease) is not None
+
+
+async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
+    """Return a job's kept store where that is what to copy from: the machine is at rest, and a start tells no more.
+
+    A machine that parked itself can be started again, so its store has to have the last word, and every file of it.
+    """
+    if not job.spec.keep or not await at_rest(ctx, job):
+        return None
+    last = ctx.ledger.last(job.subject, ArtifactsPulled)
+    if parked(ctx, job) and last is not None and last.data.store and last.data.not_taken:
+        return None
+    try:
+        kept = await read_kept(ctx, job)
+    except WardenError:
+        if parked(ctx, job):
+            return None
+        raise
+    if parked(ctx, job) and (kept is None or unsettled(ctx, job, kept) is not None):
+        return None
+    if kept is None:
+        nothing_better(ctx, job)
+        raise NotFound(f"job {job.id}: {because(Code.STORE_EMPTY).text}", do(Action.CHECK, job_id=job.id))
+    return kept
+
+
+def nothing_better(ctx: Context, job: JobRecord) -> None:
+    """Record that the copy here, or none, is the best there will be, where the machine does not exist any more."""
+    if job.lease is None or believed(ctx, job.lease) != "gone":
+        return
+    last = ctx.ledger.last(job.subject, ArtifactsPulled)
+    if last is not None:
+        ctx.ledger.add(job.subject, last.data.model_copy(update={"unsettled": True}))
+    else:
+        nothing = Manifest(taken_at=ctx.clock.now(), files=())
+        save_pull(ctx, Pulled(job=job.id, dest="", manifest=nothing, places={}, store=job.spec.keep), size=0)
+
+
+async def receive_kept(
+    ctx: Context, job: JobRecord, kept: Kept, dest: Path, progress: Callable[[Progress], None] | None = None
+) -> tuple[Pulled, Received]:
+    """Copy what a store lists to `dest`.
+
+    Raises Conflict where the copy here is newer, or the list may be anybody's and has other files; Unreachable where
+    the store is lost on the way; what arrived is kept.
+    """
+    if better := better_here(ctx, job, kept):
+        nothing_better(ctx, job)
+        why = "newer than its kept store" if kept.signed else "not what its kept store has, whose list is not signed"
+        raise Conflict(
+            f"the copy of job {job.id} here is {why}, such as {line(better, 200)}; nothing was replaced",
+            do(Action.VERIFY, "the copy that is here", job_id=job.id),
+        )
+    manifest = kept.manifest
+    problems = await compare(kept, manifest)
+    good = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in problems)})
+    received = await receive(KeptSource(kept), good, dest, owner=job.id, progress=progress)
+    problems |= {p.path: f"as the kept store has it: {p.why}" for p in received.problems}
+    order = [f.path for f in manifest.files if f.path in problems]
+    received = received.model_copy(update={"problems": tuple(Problem(path=p, why=problems[p]) for p in order)})
+    last = kept.listed.end if unsettled(ctx, job, kept) is None else None
+    places = {f.path: f.local for f in received.files}
+    pulled = Pulled(
+        job=job.id,
+        dest=str(dest),
+        manifest=manifest,
+        places=places,
+        store=str(kept.address),
+        disclosure=last.disclosed if last else None,
+    )
+    return pulled, received
+
+
+async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
+    """Return the listed files that can't be taken, each with its reason. Nothing is downloaded."""
+    refused: dict[str, str] = {}
+    keys: dict[str, str] = {}
+    for file in manifest.files:
+        try:
+            check_name(file.path)
+        except UnsafeName as unsafe:
+            refused[file.path] = unsafe.message
+        else:
+            keys[file.path] = kept.address.key(kept.listed.job, file.path)
+    limit = store_limit(len(keys))
+    try:
+        with anyio.fail_after(limit):
+            found: dict[str, StoredFile] = await kept.store.files(list(keys.values()), read=False)
+    except TimeoutError:
+        raise Unreachable(f"{kept.address} gave no complete answer in {limit:g} s", "Try again.") from None
+    rows = {row.path: row for row in kept.files}
+    for file in manifest.files:
+        if file.path in keys:
+            trouble = disagreement(file, rows[file.path], found.get(keys[file.path]))
+            if trouble is not None and trouble in _WHY:
+                refused[file.path] = _WHY[trouble]
+    return refused
+
+
+def better_here(ctx: Context, job: JobRecord, kept: Kept) -> str:
+    """Return a file of the last copy that the store has an older version of, or a newer checkpoint; empty for none.
+
+    A store with the last word is never older. Times in a list that is not signed show nothing.
+    """
+    last = last_pull(ctx, job.id)
+    if last is None or unsettled(ctx, job, kept) is None:
+        return ""
+    rows = {row.path: row for row in kept.listed.files}
+    newest = max((row.mtime_ns for row in rows.values()), default=0)
+    for file in last.manifest.files:
+        row = rows.get(file.path)
+        older = row is not None and row.artifact.stamp != file.stamp and row.mtime_ns < file.mtime_ns
+        other = not kept.signed and row is not None and row.sha256 != bare(file.sha256 or "")
+        lacks = row is None and checkpoint_like(file.path) and file.mtime_ns > newest
+        if file.path in last.places and (older or lacks or other):
+            return file.path
+    return ""

@@ -1,0 +1,95 @@
+"""Derive how far a job's outputs are proven: declared, copied, digest equal, loaded, kept.
+
+Everything is read from the ledger and this disk. A rung whose proof can't be seen from here is unknown, never yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from gpuwarden.core.models import Verdict
+from gpuwarden.core.next_step import Copy
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, Body
+from gpuwarden.lifecycle.artifacts.local_copies import Standing, copy_for, copy_state, verified_now
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord
+
+
+class Rung(StrEnum):
+    """A step of the proof."""
+
+    DECLARED = "declared"
+    COPIED = "copied"
+    EQUAL = "equal"
+    LOADED = "loaded"
+    KEPT = "kept"
+
+
+class Held(StrEnum):
+    """State of a step's proof. NOT_YET: nothing speaks against it. UNASKED: the job does not ask for it."""
+
+    YES = "yes"
+    NO = "no"
+    NOT_YET = "not_yet"
+    UNKNOWN = "unknown"
+    UNASKED = "unasked"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step with its evidence: when it was recorded, of how many files and bytes, and what speaks against it."""
+
+    rung: Rung
+    held: Held
+    at: float | None = None
+    files: int | None = None
+    bytes: int | None = None
+    names: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    copy: Copy | None = None
+
+
+B = TypeVar("B", bound=Body)
+_LOADED = {Verdict.PROVEN: Held.YES, Verdict.REFUTED: Held.NO, Verdict.UNKNOWN: Held.UNKNOWN}
+_COPIED = {Copy.NONE: Held.NOT_YET, Copy.STALE: Held.NOT_YET, Copy.PARTIAL: Held.NO, Copy.EMPTY: Held.NO}
+
+
+def ladder(ctx: Context, job: JobRecord) -> tuple[Step, ...]:
+    """Return the five steps of a job's outputs, from the declaration on."""
+    return tuple(_steps(ctx, job))
+
+
+def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
+    yield Step(Rung.DECLARED, Held.YES if job.outputs else Held.NO, at=job.accepted_at, names=job.outputs)
+    pulled, state = copy_for(ctx, job.id), copy_state(ctx, job.id)
+    counts = pulled.digest if pulled else ""
+    made = next((e for e in _latest(ctx, job, ArtifactsPulled) if e.data.digest == counts), None)
+    yield Step(
+        Rung.COPIED,
+        _COPIED.get(state, Held.YES),
+        at=made.at if made else None,
+        files=made.data.files if made else None,
+        bytes=made.data.bytes if made else None,
+        problems=made.data.problems if made else (),
+        copy=state,
+    )
+    now = verified_now(ctx, job.id, pulled) if pulled else Standing()
+    # A verification of an older state of the files proves nothing of this one.
+    current = now.verdict is not None
+    proof = next((e for e in _latest(ctx, job, ArtifactsVerified) if current and e.data.pull == counts), None)
+    at, files = (proof.at, proof.data.files) if proof else (None, None)
+    equal = Held.YES if now.equal else Held.NO if current and state is Copy.DAMAGED else Held.NOT_YET
+    yield Step(Rung.EQUAL, equal, at=at, files=files)
+    held = _LOADED[now.verdict] if now.verdict is not None else Held.NOT_YET
+    yield Step(Rung.LOADED, held, at=at, files=files, problems=now.problems)
+    # The store is compared with the machine's files when its end is asked for, and not by this look.
+    names = (job.spec.keep,) if job.spec.keep else ()
+    yield Step(Rung.KEPT, Held.UNKNOWN if names else Held.UNASKED, names=names)
+
+
+def _latest(ctx: Context, job: JobRecord, kind: type[B]) -> list[Event[B]]:
+    return ctx.ledger.events(job.subject, kind=kind)[::-1]

@@ -1,0 +1,113 @@
+"""Passkeys with which people approve on the page: allowed at a terminal, registered in a browser, kept in the ledger.
+
+The ledger keeps public keys only. A code that a person reads at a terminal lets one passkey be registered, once, within
+minutes; so a browser session alone, or an agent with a token, registers none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.sanitize import line
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import PasskeyAllowed, PasskeyRegistered, PasskeyRemoved, PasskeyUsed
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.team import check_name
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+CODE_S: Final = 300.0
+"""Seconds for which a code lets a passkey be registered."""
+ALPHABET: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+"""Letters and digits that nobody confuses."""
+
+
+@dataclass(frozen=True)
+class Passkey:
+    """One registered passkey. `site` is the host whose pages may use it."""
+
+    name: str
+    credential: str
+    public_key: str
+    site: str
+    sign_count: int
+    registered_at: float
+    person: str = ""
+    """Whose it is; empty where it was registered before that was recorded."""
+
+
+def passkeys(ctx: Context) -> list[Passkey]:
+    """Return the passkeys that may approve, the oldest first."""
+    found = []
+    for event in ctx.ledger.events(kind=PasskeyRegistered):
+        last = ctx.ledger.last(event.subject, PasskeyRegistered)
+        removed = ctx.ledger.last(event.subject, PasskeyRemoved)
+        if last is None or last.seq != event.seq or (removed is not None and removed.seq > event.seq):
+            continue
+        used = ctx.ledger.last(event.subject, PasskeyUsed)
+        count = used.data.sign_count if used is not None and used.seq > event.seq else event.data.sign_count
+        name, data = event.subject.removeprefix("passkey/"), event.data
+        found.append(Passkey(name, data.credential, data.public_key, data.site, count, event.at, data.person))
+    return found
+
+
+def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
+    """Let a person register a passkey under a name. Return the code that they type on the page.
+
+    Raises BadRequest, Conflict, or Refused for another person's.
+    """
+    check_name(ctx, person)
+    if line(person, 64) != person:
+        raise BadRequest("the person's name is longer than 64 characters, or contains odd characters")
+    if NAME.fullmatch(name) is None:
+        raise BadRequest("a name has up to 63 letters, digits, dots, dashes and underscores")
+    if any(known.name == name for known in passkeys(ctx)):
+        raise Conflict(f"there is a passkey {name!r}", "Choose another name, or remove that one first.")
+    letters = "".join(secrets.choice(ALPHABET) for _ in range(16))
+    expires_at = ctx.clock.now() + CODE_S
+    ctx.ledger.add(
+        f"passkey/{name}", PasskeyAllowed(code=_digest(letters), expires_at=expires_at, by=by, person=person)
+    )
+    return "-".join(letters[n : n + 4] for n in range(0, 16, 4))
+
+
+def allowed(ctx: Context, code: str) -> Event[PasskeyAllowed]:
+    """Return what a code allows. Raises Refused for one that is wrong, used or too old."""
+    digest, now = _digest(code), ctx.clock.now()
+    for event in ctx.ledger.recent(PasskeyAllowed, now - CODE_S):
+        same = hmac.compare_digest(event.data.code, digest)
+        if same and now <= event.data.expires_at and ctx.ledger.used(PasskeyRegistered, _token(event)) is None:
+            return event
+    raise Refused("this code is wrong, was used or has expired", (do(Action.ADD_PASSKEY, "it shows another code"),))
+
+
+def register(ctx: Context, permit: Event[PasskeyAllowed], body: PasskeyRegistered) -> None:
+    """Record a passkey under the name that was allowed. Raises Conflict where that was done before."""
+    body = body.model_copy(update={"person": permit.data.person})
+    ctx.ledger.add(permit.subject, body, token=_token(permit))
+
+
+def remove(ctx: Context, name: str, by: str) -> None:
+    """Remove a passkey. Raises NotFound."""
+    if all(known.name != name for known in passkeys(ctx)):
+        raise NotFound(f"the passkey {name!r} is not registered")
+    ctx.ledger.add(f"passkey/{name}", PasskeyRemoved(by=by))
+
+
+def record_use(ctx: Context, passkey: Passkey, digest: str, sign_count: int) -> None:
+    """Record that a passkey signed the facts of a digest."""
+    ctx.ledger.add(f"passkey/{passkey.name}", PasskeyUsed(digest=digest, sign_count=sign_count))
+
+
+def _digest(code: str) -> str:
+    return hashlib.sha256("".join(c for c in code.upper() if c.isalnum()).encode()).hexdigest()
+
+
+def _token(permit: Event[PasskeyAllowed]) -> str:
+    return f"passkey-{permit.seq}"

@@ -1,0 +1,75 @@
+"""Send jobs to their engine as one array, once, and record each of them as submitted.
+
+The jobs were accepted, and their submission announced, in one transaction with the intent of the array. From then on
+any process that moves one of them on sends the whole array, under its lock: what a crash or a lost reply left open is
+sent again, and the backend finds what it has. Of a fan-out that was ended meanwhile, only what the engine has is found.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from gpuwarden.backends.base import Arrayed
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Answer, Handle, Known, Unknown
+from gpuwarden.core.reasons import Code, because
+from gpuwarden.core.states import Job
+from gpuwarden.ledger.events import ArrayIntent, JobCanceled, JobFailed, JobSubmitted
+from gpuwarden.lifecycle.context import STEP_S, Context
+from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
+from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move
+from gpuwarden.lifecycle.records import JobRecord, read_job, recalled
+
+
+async def send_array(ctx: Context, token: str) -> bool:
+    """Send what is left of an array. Return whether its jobs moved on. Raises NotFound for a missing secret.
+
+    A job that is to be canceled goes along where it may have been sent before: then it can be stopped. Where the
+    fan-out was ended, nothing goes out before the engine has answered for every job.
+    """
+    intent = ctx.ledger.used(ArrayIntent, token)
+    assert intent is not None, token
+    async with ctx.lock(token):
+        known = [read_job(ctx.ledger, job_id) for job_id in intent.data.jobs]
+        unsent = [job for job in known if job.state is Job.SUBMITTING and job.array == token]
+        jobs = []
+        for job in unsent:
+            ended = recalled(ctx.ledger, job.id)
+            found = await sent_before(ctx, job) if ended or job.cancel_requested else None
+            if found == Known(None):
+                move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
+            elif ended and isinstance(found, Unknown):
+                return False
+            else:
+                jobs.append(job)
+        if not jobs:
+            return True
+        first = jobs[0]
+        backend = ctx.backend(ctx.profile(first.spec.platform).backend)
+        assert isinstance(backend, Arrayed) and first.place is not None
+        secrets = {job.id: secrets_of(ctx, job, seals=backend.seals) for job in jobs}
+        try:
+            with anyio.fail_after(STEP_S):
+                tasks = [await order_of(ctx, job, secrets[job.id], 1) for job in jobs]
+                handles = await backend.submit_array(tasks, first.place, token, at_once=intent.data.at_once)
+        except (*MAYBE_DONE, TimeoutError):
+            return False  # it may have been sent: the next call finds that out
+        except WardenError as refusal:
+            with ctx.ledger.transaction():
+                for job in jobs:
+                    failed = JobFailed(code=refusal.code)
+                    move(ctx, job, failed, because(Code.REFUSED_LAUNCH, message=refusal.message))
+            return True
+        with ctx.ledger.transaction():
+            for job in jobs:
+                move(ctx, job, JobSubmitted(handle=handles[job.id], attempt=1))
+        return True
+
+
+async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
+    """Return what the backend has of a job whose launch was announced."""
+    assert job.place is not None
+    try:
+        return await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
+    except WardenError as error:
+        return Unknown(error.message)

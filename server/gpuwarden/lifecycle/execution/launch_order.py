@@ -1,0 +1,47 @@
+"""Prepare what a backend gets with a job: its secrets, its inputs, and the limits of this attempt."""
+
+from __future__ import annotations
+
+import anyio.to_thread
+
+from gpuwarden.backends.base import ArrayTask
+from gpuwarden.core.errors import NotFound
+from gpuwarden.core.store_address import OWN_KEYS, StoreAddress
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.relaunch import resumed_from
+from gpuwarden.lifecycle.execution.reporting import report_secrets
+from gpuwarden.lifecycle.records import JobRecord
+
+
+def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
+    """Return the secrets that go to a job. Raises NotFound for one that has no value here.
+
+    `seals`: gpuwarden's sealer runs beside the job, and takes its key out of them for itself.
+    """
+    store = StoreAddress.parse(job.spec.keep) if job.spec.keep else None
+    missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]
+    if missing:
+        raise NotFound(
+            f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
+            "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
+        )
+    secrets = {name: ctx.env[name] for name in job.spec.secrets}
+    if store:  # the runner takes these out again: they are the uploader's, not the job's
+        secrets |= {OWN_KEYS + name: value for name, value in store.handed(ctx.env).items()}
+    names = (*job.spec.secrets, *(store.credentials if store else ()))
+    ctx.known_secrets.remember(ctx.env[name] for name in names if ctx.env.get(name))
+    if seals:
+        from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key  # looks at jobs need no sealing
+
+        secrets[SEAL_KEY] = job_key(ctx, job.id)
+    return secrets | report_secrets(ctx, job, runner=seals)
+
+
+async def order_of(ctx: Context, job: JobRecord, secrets: dict[str, str], attempt: int) -> ArrayTask:
+    """Return an attempt of a job as a backend takes it, with the local files that go along."""
+    from gpuwarden.lifecycle.submission.input_store import staged  # looks at jobs need no inputs
+
+    inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)
+    inputs |= await anyio.to_thread.run_sync(resumed_from, ctx, job)
+    spec = job.spec if job.limit_s is None else job.spec.model_copy(update={"timeout_s": job.limit_s})
+    return ArrayTask(spec, job.id, secrets, attempt, inputs)

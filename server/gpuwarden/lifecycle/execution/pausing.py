@@ -1,0 +1,110 @@
+"""A paused job: its process saved and ended on request, and is launched again in the same folder on request.
+
+A pause uses up no restart. Whoever may submit may pause and resume; what a resume may cost stays inside what a person
+approved for the job, or inside the caps. Its machine bills on meanwhile, until a person approves its stop.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Instance, InstanceState, Unknown
+from gpuwarden.core.money import usd
+from gpuwarden.core.reasons import Code, because
+from gpuwarden.core.states import Lease
+from gpuwarden.ledger.events import (
+    JobCanceled,
+    JobFailed,
+    JobSubmitting,
+    ResumeIntent,
+    ResumeRequested,
+    StartRefused,
+    VerbSent,
+)
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.parking import STATUS, keeps
+from gpuwarden.lifecycle.execution.bootstrap import pinned
+from gpuwarden.lifecycle.execution.provisioning import restart
+from gpuwarden.lifecycle.execution.relaunch import may_relaunch, taken
+from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
+from gpuwarden.lifecycle.execution.running import relaunch
+from gpuwarden.lifecycle.execution.transitions import move, over_cap
+from gpuwarden.lifecycle.monitoring.accounts import Bound
+from gpuwarden.lifecycle.monitoring.meter import look
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
+
+START_AGAIN_S: Final = 30.0
+"""Seconds before a machine that did not start is asked again, twice as many each time."""
+LONGEST_START_S: Final = 300.0
+
+
+async def paused(ctx: Context, job: JobRecord) -> bool:
+    """Wait for a request to resume, and launch the job again in its folder, where its checkpoint is."""
+    if job.cancel_requested:
+        return move(ctx, job, JobCanceled(), because(Code.CANCELED))
+    if over_cap(ctx, job):
+        return move(ctx, job, JobCanceled(), because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd)))
+    place = job.place
+    if job.lease is not None:
+        answer = await look(ctx, job.lease)
+        if isinstance(answer, Unknown):
+            return False
+        lease = read_lease(ctx.ledger, job.lease)
+        if answer.value is None:
+            return lease.state is Lease.STOPPED and await _machine_gone(ctx, job)
+        if not job.resume_requested:
+            return False
+        if not await _up(ctx, job, lease, answer.value) or answer.value.place is None:
+            return False
+        place = pinned(ctx, job.lease, answer.value.place)
+    if not job.resume_requested:
+        return False
+    interrupted = job.reason is Code.PAUSED_INTERRUPTED
+    times, limit = job.attempt - job.resumed, job.spec.max_restarts
+    if interrupted and times > limit:
+        return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=times, limit=limit))
+    assert place is not None
+    again = JobSubmitting(attempt=job.attempt + 1, place=place, timeout_s=allowed_attempt(ctx, job).timeout_s)
+    return move(ctx, job, again, because(Code.RELAUNCH if interrupted else Code.RESUMED))
+
+
+async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
+    """Take what a person allowed for a machine that the platform took; end a job whose machine was ended here."""
+    if may_relaunch(ctx, job.id) and taken(ctx, job):
+        return job.resume_requested and await relaunch(ctx, job)
+    if ctx.ledger.last(f"lease/{job.lease}", VerbSent) is not None:
+        return move(ctx, job, JobCanceled(), because(Code.ENDED_PAUSED))
+    return move(ctx, job, JobFailed(), because(Code.GONE))
+
+
+async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instance) -> bool:
+    """Return whether a machine runs. Start it where it does not; it is looked at again at the next call."""
+    if machine.state is InstanceState.INTERRUPTED:
+        await restart(ctx, lease, machine)
+    if machine.state is InstanceState.STOPPED and lease.state is not Lease.STOPPING and _start_due(ctx, job, lease):
+        allowed_attempt(ctx, job)  # raises where a start would cost more than it may
+        ctx.ledger.add(lease.subject, ResumeIntent(why="its paused job goes on"))
+        try:
+            started = await Bound(ctx, lease).start(machine.id)
+            refused = started.why if isinstance(started, Unknown) else ""
+        except WardenError as refusal:
+            refused = refusal.message
+        if refused:
+            ctx.ledger.add(lease.subject, StartRefused(why=refused))
+    return machine.state is InstanceState.RUNNING and lease.state is not Lease.STOPPING
+
+
+def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
+    """Return whether a machine may be asked to start: at once, then less and less often."""
+    asked, word = ctx.ledger.events(lease.subject, kind=ResumeIntent), ctx.ledger.last(job.subject, ResumeRequested)
+    tries = [event for event in asked if word is None or event.seq > word.seq]
+    wait_s = min(START_AGAIN_S * 2.0 ** min(len(tries) - 1, 16), LONGEST_START_S)
+    return not tries or ctx.clock.now() - tries[-1].at >= wait_s
+
+
+def stop_keeps(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a stop of a job's machine ends its meter and keeps what the job resumes from."""
+    profile = ctx.profile(job.spec.platform)
+    sold = profile.verbs.stop is not None and "stop" in profile.meter.stops_on
+    return sold and all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs))

@@ -1,0 +1,98 @@
+"""Time and money of an attempt that follows a pause: what was approved for its job, or else what the caps leave."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from gpuwarden.core.errors import Refused
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.ledger.events import JobAccepted, JobPaused, JobPreempted, JobSubmitted, ReceiptIssued
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
+from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.submission.budgets import DAY_S, over_caps
+from gpuwarden.lifecycle.team import unlisted
+
+SHORTEST_S: Final = 60
+"""An attempt whose time limit is not used up gets at least this long, so that it can save again."""
+WORTH_S: Final = 300.0
+"""An approved amount that buys less time than this is not worth a start."""
+
+
+class Attempt(NamedTuple):
+    """An attempt that may be launched: its time limit in seconds, and what its job may come to with it, in USD."""
+
+    timeout_s: int | None
+    worst_cost: float | None
+
+
+def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
+    """Return the attempt that may follow a pause.
+
+    What ran before the pauses counts, and so does the money: the attempt ends where the approved amount does. Raises
+    Refused where nothing approved or capped is left for it.
+    """
+    limit = job.spec.timeout_s
+    ran = ran_s(ctx, job)
+    if limit is not None and ran >= limit:
+        raise _refused(job, "its time limit is used up")
+    left = None if limit is None else max(SHORTEST_S, round(limit - ran))
+    if job.lease is None:
+        return Attempt(left, None)
+    price, cost = price_of(ctx, lease_now(ctx, job.lease)), spent(ctx, job.lease)
+    if price is None or cost is None:
+        raise _refused(job, "its price is unknown")
+    ends = [cost + price * left / 3600] if left is not None else []
+    ends += [job.spec.max_cost_usd] if job.spec.max_cost_usd is not None else []
+    if not ends:
+        raise _refused(job, "it has no time limit and no cost cap")
+    worst, approved = min(ends), _approved(ctx, job)
+    if approved is not None and worst <= approved:
+        return Attempt(left, worst)
+    asks = [notice.question for notice in ctx.notices]
+    asks += [unlisted(ctx, job.spec, job.person), over_caps(ctx, job.spec, worst, job.person, of=(job.id,))]
+    why = "; ".join(filter(None, asks))
+    if not why:
+        return Attempt(left, worst)
+    bought_s = (approved - cost) / price * 3600 if approved is not None else 0.0
+    if bought_s < WORTH_S:
+        raise _refused(job, why)
+    return Attempt(int(bought_s), approved)
+
+
+def _approved(ctx: Context, job: JobRecord) -> float | None:
+    """Return what a job may cost without a look at the caps, in US dollars; None where these have to be asked.
+
+    A person's yes lasts. What only fitted into the caps of a day is nobody's yes to the same on another day: many jobs
+    could be put off to one.
+    """
+    accepted = ctx.ledger.last(job.subject, JobAccepted)
+    issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
+    asked = issued is not None and bool(issued.data.ask)
+    return job.worst_cost if asked or ctx.clock.now() - job.accepted_at < DAY_S else None
+
+
+def _refused(job: JobRecord, why: str) -> Refused:
+    return Refused(
+        f"job {job.id} is not resumed: {why}",
+        (
+            "Its files stay as they are. A person may allow more in the policy.",
+            do(Action.SUBMIT, "and a script that resumes from its copy, which asks for the price", receipt=""),
+        ),
+    )
+
+
+def ran_s(ctx: Context, job: JobRecord) -> float:
+    """Return how long the attempts ran that ended in a pause, in seconds, since the last interruption.
+
+    Each relaunch after an interruption has the whole time limit, and uses up a restart.
+    """
+    total, begun = 0.0, None
+    for event in ctx.ledger.history(job.subject):
+        if isinstance(event.data, JobSubmitted):
+            begun = event.at
+        elif isinstance(event.data, JobPaused) and begun is not None:
+            total, begun = total + event.at - begun, None
+        elif isinstance(event.data, JobPreempted):
+            total, begun = 0.0, None
+    return total

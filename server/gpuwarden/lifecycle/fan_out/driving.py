@@ -1,0 +1,83 @@
+"""Move every open fan-out of a ledger on, as the watch does: proofs of ended queues, and further launches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from anyio.lowlevel import checkpoint
+
+from gpuwarden.ledger.events import FanOutAccepted, FanOutLimited, FanOutResumed
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.fan_out.holds import fan_out_conditions
+from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
+from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S, Condition
+from gpuwarden.lifecycle.monitoring.inventory import what_went_wrong
+
+FIRST_WAIT_S: Final = 15.0
+MOST_WAIT_S: Final = 600.0
+
+
+class FanOuts:
+    """Drives the fan-outs of one ledger. What is held, or fails, is tried half as often each time.
+
+    A fan-out that is over is looked at again only when it is resumed: what has ended costs nothing.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._trouble: dict[str, dict[str, str]] = {}
+        self._open: set[str] = set()
+        self._read = 0
+        self._misses: dict[str, int] = {}
+        self._next: dict[str, float] = {}
+        self._last: dict[str, FanOutResult] = {}
+        self._ended: dict[str, float] = {}
+
+    @property
+    def trouble(self) -> dict[str, str]:
+        """Return what could not be done, and why, by fan-out or job."""
+        return {name: why for each in self._trouble.values() for name, why in each.items()}
+
+    async def round(self) -> None:
+        """Move each on as far as it goes. Failures are reported in `trouble`, not raised."""
+        events = self.ctx.ledger.events
+        kinds = (FanOutAccepted, FanOutResumed, FanOutLimited)
+        news = [event for kind in kinds for event in events(kind=kind, after=self._read)]
+        for event in news:
+            fan_id = event.subject.removeprefix("fanout/")
+            self._open.add(fan_id)
+            self._next.pop(fan_id, None)
+            self._ended.pop(fan_id, None)
+        self._read = max((event.seq for event in news), default=self._read)
+        for fan_id in sorted(self._open):
+            await checkpoint()
+            if self.ctx.clock.now() >= self._next.get(fan_id, 0.0):
+                waits = await self._advanced(fan_id)
+                n = self._misses[fan_id] = self._misses.get(fan_id, 0) + 1 if waits else 0
+                self._next[fan_id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
+
+    def conditions(self) -> list[Condition]:
+        """Return what a person should hear of them, as they were last moved on here; of what is over, for a day."""
+        for fan_id in [name for name, at in self._ended.items() if self.ctx.clock.now() - at > DAY_S]:
+            del self._ended[fan_id], self._last[fan_id]
+        found = [(each.now, each.held, each.next_steps) for each in self._last.values()]
+        return [each for now, held, steps in found if now for each in fan_out_conditions(self.ctx, now, held, steps)]
+
+    def unseen(self, subject: str) -> bool:
+        """Return whether a subject is a fan-out that is open and was not moved on here yet."""
+        fan_id = subject.removeprefix("fanout/")
+        return fan_id != subject and fan_id not in self._last and (fan_id in self._open or not self._read)
+
+    async def _advanced(self, fan_id: str) -> bool:
+        """Move one on. Return whether something holds it."""
+        try:
+            found = await advance_fan_out(self.ctx, fan_id, jobs=False)
+        except Exception as error:
+            self._trouble[fan_id] = {fan_id: what_went_wrong(error)}
+            return True
+        self._trouble[fan_id] = {job: f"its copy is not proven yet: {why}" for job, why in found.trouble}
+        self._last[fan_id] = found
+        if found.now is not None and found.now.over:
+            self._open.discard(fan_id)
+            self._ended[fan_id] = self.ctx.ledger.history(found.now.fan.subject)[-1].at
+        return found.held is not None or bool(found.trouble)

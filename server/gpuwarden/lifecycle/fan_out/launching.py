@@ -1,0 +1,193 @@
+"""Launch the queues of a fan-out: a machine each, inside the budget and the caps, until every cell is proven.
+
+A queue's intent and its job's acceptance are one transaction, before any call. From there the job finds its own way:
+what a crash or a lost reply leaves open, `advance` adopts. So no cell is given to two machines. Where an engine has
+arrays, all waiting cells go to it as one, whose jobs are recorded in one transaction; it runs as many at a time as
+machines are free.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.core.cell_states import CellState
+from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.fan_out import Roster, cell_spec, pack
+from gpuwarden.core.guidance import Action, NextStep, do
+from gpuwarden.core.money import usd
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.states import Job
+from gpuwarden.ledger.events import FanOutAsked
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.bootstrap import greet_own
+from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.fan_out.collecting import collect
+from gpuwarden.lifecycle.fan_out.holds import Held, Hold
+from gpuwarden.lifecycle.fan_out.limits import Rise, consented
+from gpuwarden.lifecycle.fan_out.queues import inside, queue_of, record_array, record_queue, takes_arrays
+from gpuwarden.lifecycle.fan_out.records import Standing, read_fan_out, standing
+from gpuwarden.lifecycle.fan_out.search import chosen
+from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers, sharing
+from gpuwarden.lifecycle.records import read_job, read_receipt
+from gpuwarden.lifecycle.submission.budgets import over_caps
+from gpuwarden.lifecycle.submission.submit import (
+    check_spec,
+    moved,
+    take_inputs,
+)
+
+
+@dataclass(frozen=True)
+class FanOutResult:
+    """Result of a fan-out call. `now` is None while nothing was accepted: then `receipt` launches the roster."""
+
+    roster: Roster
+    findings: tuple[Finding, ...] = ()
+    price: float | None = None
+    worst_cost: float | None = None
+    receipt: str | None = None
+    expires_at: float | None = None
+    ask: str = ""
+    now: Standing | None = None
+    adopted: bool = False
+    held: Held | None = None
+    trouble: tuple[tuple[str, str], ...] = ()
+    rise: Rise | None = None
+    """Higher limits that were only checked; what runs is as it was."""
+    next_steps: tuple[NextStep, ...] = ()
+
+
+async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> FanOutResult:
+    """Move a fan-out on as far as it goes now: its open jobs, the copies of ended ones, further launches.
+
+    Without `jobs`, somebody else moves the open jobs on.
+    """
+    now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
+    trouble = await _advance_all(ctx, now.live) if jobs else []
+    trouble += (await collect(ctx, fan_id)).items()
+    async with ctx.lock(fan_id):
+        held, launched = await _launch_all(ctx, fan_id)
+    for job_id in launched:
+        job = read_job(ctx.ledger, job_id)
+        if not job.array or job.state is Job.SUBMITTING:  # the first of an array sends all of it
+            trouble.append(await _advanced(ctx, job_id))
+    fan = read_fan_out(ctx.ledger, fan_id)
+    told = tuple((job, why) for job, why in trouble if why)
+    now = standing(ctx, fan)
+    rest = _following(ctx, now, held)
+    return FanOutResult(fan.roster, price=fan.price, now=now, held=held, trouble=told, next_steps=rest)
+
+
+def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep, ...]:
+    """Return what remains to do: look again, end what bills for nothing, try again what is not verified."""
+    steps: list[NextStep] = []
+    if now.live or not (held or now.over):
+        steps.append(do(Action.CHECK, "; it does not wait", job_id=now.fan.id))
+    if now.idle and not now.live:
+        steps += following(ctx, read_job(ctx.ledger, now.idle[0]))
+    elif held and held.needs is not None and not now.live:
+        most = math.ceil(held.needs * 100) / 100
+        steps.append(do(Action.RESUME, "to allow it that much in all", job_id=now.fan.id, max_cost_usd=most))
+    elif not steps and now.cells.count(CellState.VERIFIED) < now.fan.roster.size:
+        steps.append(do(Action.RESUME, "to try again what is not verified", job_id=now.fan.id))
+    return tuple(steps)
+
+
+async def _advance_all(ctx: Context, job_ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Move open jobs on, those of one place by one poll, and return what was wrong with each."""
+    if shared_answers(ctx) is not None:
+        return [await _advanced(ctx, job) for job in job_ids]
+    with sharing(ctx, [read_job(ctx.ledger, job) for job in job_ids], ()):
+        return [await _advanced(ctx, job) for job in job_ids]
+
+
+async def _advanced(ctx: Context, job_id: str) -> tuple[str, str]:
+    try:
+        await advance(ctx, job_id)
+    except WardenError as error:
+        return job_id, error.message
+    return job_id, ""
+
+
+async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]]:
+    """Give waiting cells to further machines until none waits, none is free, or something holds it."""
+    launched: list[str] = []
+    while True:
+        now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
+        profile = ctx.profile(now.fan.roster.base.platform)
+        # A machine that is the user's own runs one queue at a time.
+        most = now.fan.roster.max_machines if profile.meter.metered or profile.kind == "engine" else 1
+        room = most - now.busy - len(now.idle)
+        if now.fan.ended:
+            return (Held(Hold.ENDED) if now.cells.launchable else None), launched
+        if room > 0 and now.fan.roster.search is not None:
+            now = _asked(ctx, now, room)
+        if not now.cells.launchable or room <= 0:
+            stuck = now.cells.launchable and now.idle and not now.live
+            return (Held(Hold.MACHINES, ", ".join(now.idle[:8])) if stuck else None), launched
+        jobs = await _launch(ctx, now, room)
+        if isinstance(jobs, Held):
+            return jobs, launched
+        launched += jobs
+
+
+def _asked(ctx: Context, now: Standing, room: int) -> Standing:
+    """Let a search choose as many cells as there are free places, and record them."""
+    fan, free = now.fan, room * now.fan.roster.base.gpu_count - len(now.cells.launchable)
+    count = min(free, fan.roster.size - len(fan.cells))
+    if count <= 0:
+        return now
+    reached = {i: fan.found[p.job, i].objective for i, p in fan.proven.items()}
+    failed = {i: None for i, state in now.cells.states.items() if state is CellState.GIVEN_UP}
+    cells = chosen(fan.roster, fan.cells, reached | failed, count)
+    ctx.ledger.add(fan.subject, FanOutAsked(cells=cells))
+    return standing(ctx, read_fan_out(ctx.ledger, fan.id))
+
+
+async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
+    """Give one machine its cells, or all cells to an engine that has arrays. Returns the ids of their jobs, or what
+    holds the launch.
+    """
+    fan, roster = now.fan, now.fan.roster
+    by_index = {cell.index: cell for cell in fan.cells}
+    waiting = [by_index[index] for index in now.cells.launchable]
+    engine = ctx.profile(roster.base.platform).kind == "engine"
+    array = len(waiting) > 1 and takes_arrays(ctx, roster)
+    cells = waiting[:1] if engine else pack(waiting, room, roster.weigh)[0]
+    there = copy.copy(ctx)
+    there.cwd = Path(fan.folder)  # whoever moves it on, its inputs are where they were checked
+    try:
+        checked = await check_spec(there, cell_spec(roster, cells[0]), tasks=len(waiting) if array else 1)
+        place = await greet_own(ctx, ctx.owned_place(roster.base.platform)) if array else None
+    except Refused as refusal:
+        return Held(Hold.REFUSED, refusal.message)
+    except WardenError as error:
+        if not array:
+            raise
+        return Held(Hold.REFUSED, error.message)
+    if changed := moved(read_receipt(ctx.ledger, fan.receipt).issued, checked):
+        return Held(Hold.REFUSED, changed)  # else cells of one roster would not be comparable
+    if checked.facts.metered and (checked.facts.price is None or checked.facts.price > (fan.price or 0.0)):
+        return Held(Hold.PRICE, usd(checked.facts.price), needs=fan.budget)
+    number = len(fan.queues) + 1
+    if place is not None:
+        queues = [queue_of(roster, [cell], checked, number + n) for n, cell in enumerate(waiting)]
+        return await record_array(there, fan, queues, place, min(room, len(waiting)))
+    ready = inside(fan, cells, checked, number, now.cost)
+    if ready is None:
+        least = queue_of(roster, cells[:1], checked, number).checked.facts.worst_cost
+        return Held(Hold.BUDGET, usd(now.cost), needs=None if least is None else now.cost + least)
+    worst = ready.checked.facts.worst_cost
+    async with ctx.lock("submit"):
+        if checked.facts.metered and not consented(ctx, fan, now.cost + (worst or 0.0)):
+            over = over_caps(ctx, ready.checked.facts.spec, worst or 0.0, fan.person)
+            if over:
+                return Held(Hold.CAPS, over)
+        await take_inputs(there, ready.checked)
+        record_queue(ctx, fan, ready)
+    return [ready.job_id(fan)]

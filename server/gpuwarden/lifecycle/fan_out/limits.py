@@ -1,0 +1,166 @@
+"""Change what a fan-out may spend, and on how many machines at a time.
+
+Lower limits need nobody's consent. Higher ones, or a price that rose, need what a launch needs: a fresh receipt, and a
+person's yes above the caps. Where a person has said yes to the present limits, a person is asked about every rise.
+"""
+
+from __future__ import annotations
+
+import secrets as random
+from dataclasses import dataclass
+from typing import Final
+
+from gpuwarden.core.errors import BadRequest, Conflict
+from gpuwarden.core.fan_out import Roster, cell_spec
+from gpuwarden.core.guidance import Action, NextStep, approval, do
+from gpuwarden.core.inputs import build
+from gpuwarden.core.models import digest
+from gpuwarden.core.money import usd
+from gpuwarden.ledger.events import ApprovalGranted, FanOutLimited, ReceiptIssued
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.fan_out.records import FanOutRecord, read_fan_out
+from gpuwarden.lifecycle.fan_out.search import chosen
+from gpuwarden.lifecycle.records import read_receipt
+from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
+from gpuwarden.lifecycle.submission.submit import Checked, NeedsApproval, check_spec
+from gpuwarden.lifecycle.team import check_receipt
+
+WITHOUT_RECEIPT: Final = "Leave out the receipt, for a fresh one."
+
+
+@dataclass(frozen=True)
+class Rise:
+    """Higher limits that were only checked: `receipt` puts them into force, after a person's yes where one is asked."""
+
+    fan_id: str
+    receipt: str
+    issued: ReceiptIssued
+
+    @property
+    def next_steps(self) -> tuple[NextStep, ...]:
+        """Return a person's yes where one is needed, then the call that puts the limits into force."""
+        again = do(
+            Action.RESUME,
+            "to put these limits into force",
+            job_id=self.fan_id,
+            max_cost_usd=self.issued.worst_cost or 0.0,
+            max_machines=self.issued.machines,
+            receipt=self.receipt,
+        )
+        return (approval(self.receipt), again) if self.issued.ask else (again,)
+
+
+def consented(ctx: Context, fan: FanOutRecord, cost: float = 0.0) -> bool:
+    """Return whether a person approved that a fan-out spends so much in all, before its limits came into force.
+
+    An approval expires for launches that nobody began; what was accepted under it goes on, up to the shown amount.
+    """
+    if fan.shown is not None and cost > fan.shown:
+        return False
+    granted = ctx.ledger.events(f"receipt/{fan.consent}", kind=ApprovalGranted)
+    return any(event.at <= fan.consented_at and event.data.holds_at(fan.consented_at) for event in granted)
+
+
+async def change_limits(
+    ctx: Context,
+    fan_id: str,
+    by: str,
+    *,
+    max_cost_usd: float | None = None,
+    max_machines: int | None = None,
+    receipt: str | None = None,
+) -> Rise | None:
+    """Give a fan-out other limits; None leaves one as it is.
+
+    Returns a rise that was only checked, and None once the limits are in force. Raises BadRequest for limits that can't
+    be, Conflict for a receipt that is stale or for something else, Refused where the gate blocks or a person has to
+    approve first.
+    """
+    fan = read_fan_out(ctx.ledger, fan_id)
+    limits = {
+        "max_cost_usd": fan.budget if max_cost_usd is None else max_cost_usd,
+        "max_machines": fan.roster.max_machines if max_machines is None else max_machines,
+    }
+    wanted = build(Roster, {**dict(fan.roster), **limits})
+    changed = (wanted.max_cost_usd, wanted.max_machines) != (fan.roster.max_cost_usd, fan.roster.max_machines)
+    if receipt is not None and fan.consent == receipt != fan.receipt and not changed:
+        return None  # a repeated call, perhaps after a lost reply
+    checked = await check_spec(ctx, cell_spec(wanted, (fan.cells or chosen(wanted, (), {}, 1))[0]))
+    if not _rises(fan, wanted, checked):
+        if receipt is not None:
+            raise BadRequest("these limits are not above the present ones, so they need no receipt", WITHOUT_RECEIPT)
+        if changed:
+            _record(ctx, fan, wanted, by)
+        return None
+    if checked.facts.metered and (checked.facts.price is None or wanted.max_cost_usd is None):
+        raise BadRequest("the price or the budget is unknown, so no rise can be checked; nothing was changed")
+    if receipt is None:
+        return _issue(ctx, fan, wanted, checked)
+    issued = read_receipt(ctx.ledger, receipt).issued
+    if issued.spec_digest != _asked(fan, wanted):
+        raise Conflict("the receipt is for other limits, or the limits were changed since", WITHOUT_RECEIPT)
+    if ctx.clock.now() > issued.expires_at or issued.facts_digest != checked.facts.digest:
+        raise Conflict("the receipt has expired, or what was checked has changed", WITHOUT_RECEIPT)
+    async with ctx.lock("submit"):  # so that two rises, or a rise and a launch, don't both find the same room
+        ask = _question(ctx, fan, wanted, checked)
+        if ask and not spending_approved(ctx, receipt):
+            raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+        if ask:
+            check_receipt(ctx, receipt)
+        _record(ctx, fan, wanted, by, receipt=receipt, price=issued.price)
+    return None
+
+
+def _rises(fan: FanOutRecord, wanted: Roster, checked: Checked) -> bool:
+    """Return whether limits allow more than the present ones, or accept a price that rose."""
+    if not checked.facts.metered:
+        return False
+    more = fan.budget is not None and wanted.max_cost_usd is not None and wanted.max_cost_usd > fan.budget
+    dearer = checked.facts.price is None or checked.facts.price > (fan.price or 0.0)
+    return more or dearer or wanted.max_machines > fan.roster.max_machines
+
+
+def _asked(fan: FanOutRecord, wanted: Roster) -> str:
+    """Return the digest of a rise: of this fan-out, from its present limits, to others."""
+    return digest([fan.id, fan.decisions, wanted.digest])
+
+
+def _question(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) -> str:
+    """Return why a person has to be asked about a rise; empty where it is inside the caps and nobody decided it."""
+    asks = [spending_question(ctx, checked.facts, wanted.max_cost_usd, of=tuple(q.job for q in fan.queues))]
+    if consented(ctx, fan):
+        machines = fan.roster.max_machines
+        asks.append(f"a person approved at most {usd(fan.shown)} on {machines} at a time for {fan.id}")
+    return "; ".join(filter(None, asks))
+
+
+def _issue(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) -> Rise:
+    """Record that the gate let higher limits pass, and what a person is asked about them."""
+    facts, ticket = checked.facts, f"r{random.token_hex(8)}"
+    issued = ReceiptIssued(
+        spec_digest=_asked(fan, wanted),
+        facts_digest=facts.digest,
+        price=facts.price,
+        expires_at=ctx.clock.now() + ctx.policy.receipt_ttl_s,
+        worst_cost=wanted.max_cost_usd,
+        name=wanted.base.name,
+        platform=wanted.base.platform,
+        timeout_s=wanted.base.timeout_s,
+        ask=_question(ctx, fan, wanted, checked),
+        keep=wanted.base.keep,
+        cells=fan.roster.size,
+        machines=wanted.max_machines,
+        fan_out=fan.id,
+    )
+    ctx.ledger.add(f"receipt/{ticket}", issued)
+    return Rise(fan.id, ticket, issued)
+
+
+def _record(
+    ctx: Context, fan: FanOutRecord, wanted: Roster, by: str, *, receipt: str = "", price: float | None = None
+) -> None:
+    """Record limits, a receipt's once. Raises Conflict for a receipt that was used."""
+    body = FanOutLimited(
+        max_machines=wanted.max_machines, max_cost_usd=wanted.max_cost_usd, receipt=receipt, price=price, by=by
+    )
+    ctx.ledger.add(fan.subject, body, token=receipt or None)

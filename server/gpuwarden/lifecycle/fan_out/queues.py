@@ -1,0 +1,83 @@
+"""Record the queues of a fan-out with their jobs: one by itself, or many as one array of their engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuwarden.backends.base import Arrayed
+from gpuwarden.core.fan_out import Roster, queue_spec
+from gpuwarden.core.models import Cell, Place
+from gpuwarden.ledger.events import ArrayIntent, JobSubmitting, QueueIntent, SubmitIntent
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.fan_out.records import FanOutRecord
+from gpuwarden.lifecycle.submission.submit import Checked, record_job, take_inputs
+from gpuwarden.people import acting_as
+
+
+def takes_arrays(ctx: Context, roster: Roster) -> bool:
+    """Return whether a roster's cells go to their engine as one array: it has arrays, and nothing of it bills."""
+    profile = ctx.profile(roster.base.platform)
+    if profile.kind != "engine" or profile.meter.metered:
+        return False
+    return isinstance(ctx.backend(profile.backend), Arrayed)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Cells for one machine, as they are about to be recorded. `number` counts the queues of a fan-out from 1."""
+
+    number: int
+    cells: tuple[int, ...]
+    checked: Checked
+
+    def token(self, fan: FanOutRecord) -> str:
+        """Return what allows this queue once."""
+        return f"{fan.id}-q{self.number}"
+
+    def job_id(self, fan: FanOutRecord) -> str:
+        """Return the id of its job."""
+        return "j" + hashlib.sha256(self.token(fan).encode()).hexdigest()[:10]
+
+
+def queue_of(roster: Roster, cells: Sequence[Cell], checked: Checked, number: int) -> Queue:
+    """Return the queue of these cells, whose job was checked for one of them."""
+    facts = replace(checked.facts, spec=queue_spec(roster, cells, f"{roster.base.name[:50]}-q{number}"))
+    return Queue(number, tuple(cell.index for cell in cells), replace(checked, facts=facts))
+
+
+def record_queue(ctx: Context, fan: FanOutRecord, queue: Queue) -> None:
+    """Record a queue and its job. Whoever moves it on, it counts towards the caps of who asked for it."""
+    worst, job_id = queue.checked.facts.worst_cost, queue.job_id(fan)
+    intent = QueueIntent(job=job_id, cells=queue.cells, worst_cost=worst)
+    intended, since = (fan.subject, intent), fan.consented_at
+    with acting_as(fan.person):
+        record_job(ctx, queue.checked, job_id, fan.consent, token=queue.token(fan), with_it=intended, since=since)
+
+
+async def record_array(
+    ctx: Context, fan: FanOutRecord, queues: Sequence[Queue], place: Place, at_once: int
+) -> list[str]:
+    """Record that queues of one cell each are about to be sent as one array. Returns the ids of their jobs."""
+    token, jobs = f"{fan.id}-r{queues[0].number}", tuple(queue.job_id(fan) for queue in queues)
+    async with ctx.lock("submit"):
+        await take_inputs(ctx, queues[0].checked)
+        with ctx.ledger.transaction():
+            for queue, job_id in zip(queues, jobs, strict=True):
+                record_queue(ctx, fan, queue)
+                ctx.ledger.add(f"job/{job_id}", JobSubmitting(place=place, array=token))
+                ctx.ledger.add(f"job/{job_id}", SubmitIntent(attempt=1), token=f"{job_id}-a1")
+            ctx.ledger.add(fan.subject, ArrayIntent(array=token, jobs=jobs, at_once=at_once), token=token)
+    return list(jobs)
+
+
+def inside(fan: FanOutRecord, cells: list[Cell], checked: Checked, number: int, cost: float) -> Queue | None:
+    """Return as many of the cells as the rest of the budget pays for, whatever happens; None where it is not one."""
+    while cells:
+        queue = queue_of(fan.roster, cells, checked, number)
+        worst = queue.checked.facts.worst_cost if checked.facts.metered else 0.0
+        if worst is not None and (fan.budget is None or cost + worst <= fan.budget):
+            return queue
+        cells = cells[:-1]
+    return None

@@ -1,0 +1,185 @@
+"""Read fan-outs from the ledger: the roster, its queues, and every cell as it is known now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from gpuwarden.core.cell_states import CellState, Outcome, QueueSeen, Reconciled, Sighting, reconcile
+from gpuwarden.core.errors import NotFound
+from gpuwarden.core.fan_out import Roster
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import Cell
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import (
+    ArrayIntent,
+    CellProven,
+    FanOutAccepted,
+    FanOutAsked,
+    FanOutEnded,
+    FanOutLimited,
+    FanOutResumed,
+    QueueCollected,
+    QueueIntent,
+)
+from gpuwarden.ledger.events.fan_out import CellFound
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import lease_ids_of, read_job, read_lease, read_receipt
+from gpuwarden.lifecycle.submission.budgets import committed
+from gpuwarden.people import person_of
+
+
+@dataclass(frozen=True)
+class FanOutRecord:
+    """One fan-out. `cells` are those of the roster and those that a search chose since; `person` asked
+    for it, and its inputs are below `folder`.
+
+    `roster` has the limits of now and `asked` is the digest of the accepted one. `consent` is the receipt that these
+    limits were checked with, since `consented_at`, and `shown` the most that it showed, in US dollars. None is unknown.
+    """
+
+    id: str
+    roster: Roster
+    asked: str
+    receipt: str
+    consent: str
+    consented_at: float
+    shown: float | None
+    person: str
+    folder: str
+    price: float | None
+    accepted_at: float
+    cells: tuple[Cell, ...]
+    queues: tuple[QueueIntent, ...]
+    collected: dict[str, QueueCollected]
+    proven: dict[int, CellProven]
+    ended: bool
+    arrays: dict[str, int]
+    """By token: how many of an array's jobs its engine runs at a time."""
+    resumed: dict[int, int]
+    """How many queues there were when a cell was last resumed."""
+    decisions: int
+    """How often somebody ended it, let it go on, or changed its limits."""
+    ended_by: str
+    """Who ended it, with the interface, as the ledger has actors; empty where nobody did."""
+
+    @property
+    def budget(self) -> float | None:
+        """Return what it may spend in all, in US dollars: what was asked for, else what was shown; None without one."""
+        return self.shown if self.roster.max_cost_usd is None else self.roster.max_cost_usd
+
+    @property
+    def subject(self) -> str:
+        """Return the fan-out's name in the ledger."""
+        return f"fanout/{self.id}"
+
+    @cached_property
+    def found(self) -> dict[tuple[str, int], CellFound]:
+        """Return what the copies showed, by job and index."""
+        return {(job, each.index): each for job, body in self.collected.items() for each in body.found}
+
+
+def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | None:
+    """Fold a fan-out's events; None where none accepted it."""
+    accepted = next((e for e in events if isinstance(e.data, FanOutAccepted)), None)
+    if accepted is None:
+        return None
+    bodies = [event.data for event in events]
+    began: FanOutAccepted = accepted.data
+    asked = [cell for body in bodies if isinstance(body, FanOutAsked) for cell in body.cells]
+    ended_by, queues, resumed = "", 0, dict[int, int]()
+    limits, price, consent, consented_at = dict[str, Any](), began.price, began.receipt, accepted.at
+    for event, body in zip(events, bodies, strict=True):
+        queues += isinstance(body, QueueIntent)
+        if isinstance(body, FanOutEnded):
+            ended_by = event.actor
+        elif isinstance(body, FanOutResumed):
+            ended_by, resumed = "", resumed | dict.fromkeys(body.cells, queues)
+        elif isinstance(body, FanOutLimited):
+            limits = {"max_machines": body.max_machines, "max_cost_usd": body.max_cost_usd}
+            if body.receipt:
+                price, consent, consented_at = body.price, body.receipt, event.at
+    return FanOutRecord(
+        id=fan_id,
+        roster=began.roster.model_copy(update=limits),
+        asked=began.roster.digest,
+        receipt=began.receipt,
+        consent=consent,
+        consented_at=consented_at,
+        shown=None,
+        person=person_of(accepted.actor),
+        folder=began.folder,
+        price=price,
+        accepted_at=accepted.at,
+        cells=(*began.roster.cells, *asked),
+        queues=tuple(body for body in bodies if isinstance(body, QueueIntent)),
+        collected={body.job: body for body in bodies if isinstance(body, QueueCollected)},
+        proven={body.index: body for body in bodies if isinstance(body, CellProven)},
+        ended=bool(ended_by),
+        arrays={body.array: body.at_once for body in bodies if isinstance(body, ArrayIntent)},
+        resumed=resumed,
+        decisions=sum(isinstance(body, FanOutEnded | FanOutResumed | FanOutLimited) for body in bodies),
+        ended_by=ended_by,
+    )
+
+
+def read_fan_out(ledger: Ledger, fan_id: str) -> FanOutRecord:
+    """Return the fan-out with that id. Raises NotFound."""
+    found = fold_fan_out(fan_id, ledger.history(f"fanout/{fan_id}"))
+    if found is None:
+        raise NotFound(f"there is no fan-out {fan_id!r} in this ledger", do(Action.LIST_INSTANCES, "to see its jobs"))
+    return replace(found, shown=read_receipt(ledger, found.consent).issued.worst_cost)
+
+
+def fan_out_ids(ledger: Ledger) -> list[str]:
+    """Return the ids of all fan-outs, oldest first."""
+    return [event.subject.removeprefix("fanout/") for event in ledger.events(kind=FanOutAccepted)]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A fan-out now. `cost` is what its jobs have cost and may still cost, in US dollars; `live` are its open jobs.
+
+    `idle` are ended jobs whose machines may bill. `busy` is how many machines the open jobs can have at a time.
+    """
+
+    fan: FanOutRecord
+    cells: Reconciled
+    live: tuple[str, ...]
+    idle: tuple[str, ...]
+    busy: int
+    cost: float
+
+    @property
+    def over(self) -> bool:
+        """Return whether nothing runs and nothing is left to launch, or to ask a search for."""
+        if self.fan.ended:
+            return self.cells.count(CellState.RUNNING) == 0
+        asked = self.fan.roster.search is None or len(self.fan.cells) >= self.fan.roster.size
+        return not self.cells.open and asked
+
+
+def standing(ctx: Context, fan: FanOutRecord) -> Standing:
+    """Compare a fan-out's roster with its jobs and their copies. Nobody is asked."""
+    jobs = [read_job(ctx.ledger, queue.job) for queue in fan.queues]
+    queues = [
+        QueueSeen(job.id, queue.cells, job.state in TERMINAL_JOBS, job.state is Job.SUCCEEDED, job.id in fan.collected)
+        for job, queue in zip(jobs, fan.queues, strict=True)
+    ]
+    seen = [Sighting(job, each.index, each.config, each.outcome) for (job, _), each in fan.found.items()]
+    # A proof counts once: a second one of the same cell is a duplicate, whose job is not in `proven`.
+    assert all(fan.found[p.job, p.index].outcome is Outcome.PROVEN for p in fan.proven.values())
+    leases = {job.id: [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)] for job in jobs}
+    cost = sum(committed(ctx, job, leases[job.id]) for job in jobs)
+    live = tuple(job.id for job in jobs if job.state not in TERMINAL_JOBS)
+    bills = [name for name, mine in leases.items() if any(lease.state in LIVE_LEASES for lease in mine)]
+    idle = tuple(name for name in bills if name not in live)
+    of_arrays = Counter(job.array for job in jobs if job.id in live)
+    busy = sum(min(count, fan.arrays.get(token, count)) for token, count in of_arrays.items())
+    cells = reconcile(fan.cells, queues, seen, fan.roster.max_tries, fan.resumed)
+    return Standing(fan, cells, live, idle, busy, cost)

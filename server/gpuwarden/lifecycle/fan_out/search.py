@@ -1,0 +1,77 @@
+"""Choose the next settings of a search with Optuna's ask and tell, from what the ledger knows and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from itertools import count
+from types import ModuleType
+from typing import Any
+
+from gpuwarden.core.errors import NotSupported
+from gpuwarden.core.fan_out import Roster, Search, bounds, cells_of, drawn, grid
+from gpuwarden.core.models import Cell
+
+
+def chosen(
+    roster: Roster, before: Sequence[Cell], reached: Mapping[int, float | None], wanted: int
+) -> tuple[Cell, ...]:
+    """Return the next cells of a search. `reached` has the objective of every cell that ended, None where it has none.
+
+    Cells without an end count as running, so that several are asked for at a time without asking the same twice.
+    Raises NotSupported where Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as missing:
+        raise NotSupported(
+            "a search that learns needs Optuna, which is not installed",
+            "Install gpuwarden[tune], or use --random or --grid, which need nothing.",
+        ) from missing
+    search = roster.search
+    assert search is not None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kinds = optuna.distributions
+    space: dict[str, Any] = {
+        name: kinds.FloatDistribution(*ends, log=True) if ends else kinds.CategoricalDistribution(text.split(","))
+        for name, text in search.space.items()
+        for ends in [bounds(text)]
+    }
+    sampler = optuna.samplers.TPESampler(seed=search.seed + len(before), constant_liar=True)
+    study = optuna.create_study(sampler=sampler, direction="maximize" if search.maximize else "minimize")
+    for cell in before:
+        study.add_trial(_trial(optuna, cell, space, reached))
+    known = {cell.config for cell in before}
+    found: list[Cell] = []
+    while len(found) < wanted:
+        asked = study.ask(space).params
+        settings = {k: f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in asked.items()}
+        (cell,) = cells_of(roster.base, [settings], len(before) + len(found))
+        if cell.config in known:  # two equal runs would collide
+            cell = _unused(roster, search, known, cell.index)
+        known.add(cell.config)
+        found.append(cell)
+    return tuple(found)
+
+
+def _unused(roster: Roster, search: Search, known: Container[str], index: int) -> Cell:
+    """Return a cell that was not chosen yet: of choices the first combination, of ranges a draw."""
+    if any(bounds(text) for text in search.space.values()):
+        settings = (each for seed in count(index) for each in drawn(search.space, 1, seed))
+    else:
+        settings = (each for each in grid({name: text.split(",") for name, text in search.space.items()}))
+    cells = (cells_of(roster.base, [each], index)[0] for each in settings)
+    return next(cell for cell in cells if cell.config not in known)
+
+
+def _trial(optuna: ModuleType, cell: Cell, space: Mapping[str, Any], reached: Mapping[int, float | None]) -> Any:
+    """Return what Optuna is told of one cell: its objective, that it failed, or that it runs."""
+    states, params = optuna.trial.TrialState, {}
+    for name, distribution in space.items():
+        text = cell.settings[name]
+        if isinstance(distribution, optuna.distributions.FloatDistribution):
+            params[name] = min(max(float(text), distribution.low), distribution.high)
+        else:
+            params[name] = text
+    value = reached.get(cell.index)
+    state = states.COMPLETE if value is not None else states.FAIL if cell.index in reached else states.RUNNING
+    return optuna.trial.create_trial(state=state, value=value, params=params, distributions=dict(space))

@@ -1,0 +1,55 @@
+"""Run the checks of decision lists that only read on the machine of a job in trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuwarden.backends.base import Looker
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Frozen, Printed
+from gpuwarden.knowledge.decisions import Check, DecisionList
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord
+
+MAX_CHECKS = 8
+UNKNOWN = "unknown"
+
+
+class CheckOutcome(Frozen):
+    """The outcome of one check on the job's machine, by the ids of list, check and outcome.
+
+    `outcome` is `unknown` where the command gave no answer, for the reason in `why`. `value` is the number that
+    decided it.
+    """
+
+    list: str
+    check: str
+    outcome: str
+    means: str = ""
+    see: tuple[str, ...] = ()
+    value: float | None = None
+    why: str = ""
+
+
+async def outcomes(ctx: Context, job: JobRecord, lists: Sequence[DecisionList]) -> tuple[CheckOutcome, ...]:
+    """Run the reading checks of some lists in one call, and judge each by what it printed. Each command runs once."""
+    rows = [(one.id, check) for one in lists for check in one.checks if check.reads][:MAX_CHECKS]
+    if not rows or job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Looker):
+        return ()
+    commands = {" ".join(check.command): check.command for _, check in rows}
+    try:
+        printed = await backend.look(job.handle, commands)
+    except WardenError as error:
+        return tuple(_outcome(name, check, Printed(why=error.code)) for name, check in rows)
+    return tuple(_outcome(name, check, printed[" ".join(check.command)]) for name, check in rows)
+
+
+def _outcome(name: str, check: Check, printed: Printed) -> CheckOutcome:
+    if printed.exit is None:
+        return CheckOutcome(list=name, check=check.id, outcome=UNKNOWN, why=printed.why)
+    found, value = check.judge(printed.text, printed.exit)
+    if found is None:
+        return CheckOutcome(list=name, check=check.id, outcome=UNKNOWN, why=f"exit {printed.exit}")
+    return CheckOutcome(
+        list=name, check=check.id, outcome=found.id, means=found.means, see=found.see, value=value
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Fetch what jobs reported on their machines: the spool is pulled over the connection that also observes the job.
+
+Every machine can be read that way, also one that can't reach this one. What the runner sent to the server already is
+known by its job, step and time. The spool's lines are the job's claims, about itself only: whatever job they name,
+they count for the one whose run folder they are from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
+
+from gpuwarden.backends.base import Spooling
+from gpuwarden.core.errors import NotFound, WardenError
+from gpuwarden.core.sanitize import scrubbed
+from gpuwarden.core.states import TERMINAL_JOBS, Lease
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.inventory import unsettled, what_went_wrong
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.metrics.points import Malformed, PostedAlert, PostedPoints, alert_fields, read_alert, read_points
+from gpuwarden.metrics.store import Batch
+
+FILES: Final = ("job", "runner")
+LATELY_S: Final = 86_400.0
+"""Jobs that ended longer ago are left to whoever asks for their metrics."""
+MAX_PIECES: Final = 16
+"""Pieces of a spool that one round takes from one job: the next round goes on."""
+
+
+async def pull_reports(ctx: Context, job: JobRecord) -> bool:
+    """Store what is new in the spool of a job. Return whether there was anything. Raises a `WardenError`."""
+    if job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Spooling):
+        return False
+    came = False
+    for _ in range(MAX_PIECES):
+        known = await to_thread.run_sync(lambda: {name: ctx.metrics.cursor(job.id, name) for name in FILES})
+        pieces = await backend.spooled(job.handle, known)
+        news = {name: piece for name, piece in pieces.items() if name in FILES and piece.next != known[name]}
+        if not news:
+            break
+        came = True
+        batch = await to_thread.run_sync(_parsed, ctx, job.id, [piece.text for piece in news.values()])
+        batch.cursors = {(job.id, name): piece.next for name, piece in news.items()}
+        await to_thread.run_sync(ctx.metrics.write, batch)
+    return came
+
+
+def _parsed(ctx: Context, job_id: str, texts: Iterable[str]) -> Batch:
+    """Return the points and alerts of some lines. What can't be read is passed over, as it would be refused."""
+    points: list[PostedPoints] = []
+    alerts: list[PostedAlert] = []
+    for text in texts:
+        for line in text.splitlines():
+            try:
+                entry: Any = json.loads(line)
+                kind, body = entry["kind"], {**entry["body"], "job_id": job_id}
+                if kind == "metrics":
+                    points += _points(job_id, body["metrics"])
+                else:
+                    known = alert_fields(body)
+                    alerts.append(read_alert(scrubbed(known, ctx.hidden(known)), ctx.clock.now()))
+            except (ValueError, TypeError, LookupError, RecursionError):
+                continue
+    return Batch(points, alerts)
+
+
+def _points(job_id: str, listed: list[Any]) -> list[PostedPoints]:
+    """Return the points of a post. One that can't be read costs no other."""
+    try:
+        return [read_points({"job_id": job_id, "metrics": listed})]
+    except Malformed:
+        half = len(listed) // 2
+        return [] if not half else _points(job_id, listed[:half]) + _points(job_id, listed[half:])
+
+
+class ReportPuller:
+    """Fetches the reports of the jobs that may have news. `trouble` names those whose machine could not be read."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.trouble: dict[str, str] = {}
+        self._done: set[str] = set()
+        """Jobs that have ended and whose spool was read to its end."""
+
+    async def round(self) -> None:
+        """Fetch once from every job that may have news. Failures are noted, not raised."""
+        ledger, lately = self.ctx.ledger, self.ctx.clock.now() - LATELY_S
+        ended = (subject.removeprefix("job/") for subject in ledger.subjects("job", *TERMINAL_JOBS, since=lately))
+        wanted = dict.fromkeys(name for name in (*unsettled(self.ctx), *ended) if name not in self._done)
+        self.trouble = {name: why for name, why in self.trouble.items() if name in wanted}
+        for job_id in wanted:
+            await checkpoint()
+            job = read_job(ledger, job_id)
+            gone = job.lease is not None and lease_now(self.ctx, job.lease).state is Lease.STOPPED
+            if gone:
+                self._done.add(job_id)
+            if job.handle is None or gone or parked(self.ctx, job):
+                continue
+            try:
+                came = await pull_reports(self.ctx, job)
+                self.trouble.pop(job_id, None)
+            except NotFound:  # the run folder is gone
+                came = False
+            except (WardenError, OSError) as error:
+                if job_id not in self.ctx.blind:  # or the look at the job has said it
+                    self.trouble[job_id] = f"its metrics are not fetched yet: {what_went_wrong(error)}"
+                continue
+            if job.state in TERMINAL_JOBS and not came:
+                self._done.add(job_id)

@@ -1,0 +1,192 @@
+"""Answers that one walk over all jobs shares: a platform's list for all its machines, a poll for all jobs of a place.
+
+A round over a thousand machines asks their platform once. Nothing else changes: a machine that the list lacks, or shows
+as gone or unreadable, is asked for by its id, as is one of which anything was recorded or requested since the list. The
+same holds for a place and its jobs. A platform with a single machine is asked for that one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+
+from gpuwarden.core.errors import BadReply, RateLimited, WardenError
+from gpuwarden.core.models import Answer, Handle, Instance, InstanceState, Known, Observation, Unknown
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
+from gpuwarden.lifecycle.timeouts import in_time
+from gpuwarden.providers.base import list_in_hand
+
+FRESH_S: Final = 60.0
+"""How long a shared answer counts: a walk over many slow machines asks again."""
+_UNTOLD: Final = frozenset({InstanceState.GONE, InstanceState.UNCLEAR})
+
+
+@dataclass
+class _List:
+    """One platform's list. `seq` is the ledger's last event before it was asked for."""
+
+    answer: Answer[tuple[Instance, ...]]
+    seq: int
+    at: float
+    machines: dict[str, Instance | None] = field(default_factory=dict)
+    """What is known of each: as listed, or as it was seen by itself since; None for one that is gone."""
+    there: set[str] = field(default_factory=set)
+    limited: bool = False
+    silent: bool | None = None
+    """Where the list was not read: whether a machine that was asked for by itself was not seen either."""
+
+
+@dataclass
+class _Poll:
+    """One answer about the jobs of a place. Each job's observation is used once."""
+
+    seq: int
+    at: float
+    asked: set[str]
+    seen: dict[str, Observation] = field(default_factory=dict)
+    error: WardenError | None = None
+
+
+class SharedAnswers:
+    """What one walk over the given jobs and leases was told."""
+
+    def __init__(self, ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecord]) -> None:
+        self.ctx = ctx
+        self.hurried: set[str] = set()
+        """Platforms that refused an order of this walk because there were too many calls."""
+        self._settled: dict[str, int] = {}
+        self._machines = Counter(lease.platform for lease in leases)
+        self._lists: dict[str, _List] = {}
+        self._jobs: dict[str, dict[str, Handle]] = {}
+        self._polls: dict[str, _Poll] = {}
+        for handle in (job.handle for job in jobs if job.handle is not None and job.lease is None):
+            self._jobs.setdefault(_where(handle), {})[handle.token] = handle
+
+    def forget(self, platform: str, ident: str) -> None:
+        """Drop what a list says of a machine: something was requested of it since."""
+        if (known := self._lists.get(platform)) is not None:
+            known.machines.pop(ident, None)
+
+    async def machine(self, lease: LeaseRecord, ident: str) -> Answer[Instance | None]:
+        """Return a lease's machine by its platform's list, or ask for it by its id where that decides nothing."""
+        provider, many = self.ctx.provider(lease.platform), self._machines[lease.platform] > 1
+        known = await self._list(lease.platform, ask=many)
+        if isinstance(known.answer, Unknown):
+            if known.limited or known.silent:
+                return known.answer
+            known.silent = True  # unless one machine can be seen: then only the list can't be read
+            answer = await provider.get(ident)
+            known.silent = isinstance(answer, Unknown)
+            return answer
+        asked_before = self._last_seq(lease.subject) <= max(known.seq, self._settled.get(lease.subject, 0))
+        if asked_before and ident in known.machines:
+            return Known(known.machines[ident])
+        known.machines.pop(ident, None)
+        with list_in_hand(known.answer if many and asked_before and ident not in known.there else None):
+            answer = await provider.get(ident)
+        if isinstance(answer, Known):
+            known.machines[ident] = answer.value
+        return answer
+
+    async def carrying(self, lease: LeaseRecord, token: str) -> Answer[tuple[Instance, ...]]:
+        """Return the machines that carry a token by their platform's list, or ask for them."""
+        if self._machines[lease.platform] > 1:
+            known = await self._list(lease.platform)
+            if self._last_seq(lease.subject) <= max(known.seq, self._settled.get(lease.subject, 0)):
+                if isinstance(known.answer, Unknown):
+                    return known.answer
+                return Known(tuple(i for i in known.answer.value if i.token == token))
+        return await self.ctx.provider(lease.platform).find(token)
+
+    def settled(self, subject: str) -> None:
+        """Let answers count on for a lease of which only a look at them was recorded."""
+        self._settled[subject] = self._last_seq(subject)
+
+    async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:
+        """Return what a job's backend says of it, by one poll of all jobs of its place. Raises what that raises."""
+        where = _where(handle)
+        there = self._jobs.get(where, {})
+        known = self._polls.get(where)
+        if known is not None and anyio.current_time() - known.at > FRESH_S:
+            known = None
+        if known is None and there.get(handle.token) == handle and len(there) > 1:
+            known = self._polls[where] = _Poll(self.ctx.ledger.last_seq(), anyio.current_time(), set(there))
+            try:
+                known.seen = await self.ctx.backend(handle.backend).poll(list(there.values()))
+            except WardenError as error:  # an answer that can't be read may be about one of them only
+                known.error = error
+        there.pop(handle.token, None)
+        if known is not None and handle.token in known.asked and self._last_seq(job.subject) <= known.seq:
+            known.asked.remove(handle.token)
+            if known.error is None:
+                return known.seen.get(handle.token)
+            if not isinstance(known.error, BadReply):
+                raise known.error
+        return (await self.ctx.backend(handle.backend).poll([handle])).get(handle.token)
+
+    def _last_seq(self, subject: str) -> int:
+        return self.ctx.ledger.history(subject)[-1].seq
+
+    async def _list(self, platform: str, *, ask: bool = True) -> _List:
+        known = self._lists.get(platform)
+        if known is not None and anyio.current_time() - known.at <= FRESH_S:
+            return known
+        if not ask:
+            known = self._lists[platform] = _List(Known(()), self.ctx.ledger.last_seq(), anyio.current_time())
+        else:
+            unread = Unknown(f"{platform} was asked for its list and has not answered")
+            known = self._lists[platform] = _List(unread, self.ctx.ledger.last_seq(), anyio.current_time())
+            try:
+                known.answer = await in_time(platform, self.ctx.provider(platform).list())
+            except WardenError as error:
+                known.answer, known.limited = Unknown(error.message), isinstance(error, RateLimited)
+            if isinstance(known.answer, Known):
+                known.there = {i.id for i in known.answer.value if i.state is not InstanceState.GONE}
+                # A row is all that there is to know of a machine, except AutoDL's, which has no address and no price.
+                known.machines = {
+                    i.id: i
+                    for i in known.answer.value
+                    if i.state not in _UNTOLD and (i.place is not None or i.state is not InstanceState.RUNNING)
+                }
+        return known
+
+
+_WALK: ContextVar[SharedAnswers | None] = ContextVar("shared_answers", default=None)
+
+
+def _where(handle: Handle) -> str:
+    return f"{handle.backend} {handle.place.model_dump_json()}"
+
+
+def shared_answers(ctx: Context) -> SharedAnswers | None:
+    """Return what the present walk over this context's jobs shares; None outside of one."""
+    walk = _WALK.get()
+    return walk if walk is not None and walk.ctx is ctx else None
+
+
+@contextmanager
+def sharing(ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecord]) -> Iterator[SharedAnswers]:
+    """Let the looks of this task at the given jobs and leases share their answers."""
+    walk = SharedAnswers(ctx, jobs, leases)
+    token = _WALK.set(walk)
+    try:
+        yield walk
+    finally:
+        _WALK.reset(token)
+
+
+@contextmanager
+def sharing_nothing() -> Iterator[None]:
+    """Let this task ask for each machine and job itself, as what an approval rests on has to be."""
+    token = _WALK.set(None)
+    try:
+        yield
+    finally:
+        _WALK.reset(token)

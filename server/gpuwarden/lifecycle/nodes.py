@@ -1,0 +1,239 @@
+"""Look at several nodes together before a job runs on them: every node, every way between them, one all-reduce.
+
+Nothing is launched, written or recorded. What could not be looked at stays unknown.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadReply, BadRequest, WardenError
+from gpuwarden.core.sanitize import line
+from gpuwarden.remote.host.node_facts import GroupFacts, Interface, Node, Offset, Rank, Sum, Way, read_node, read_rank
+from gpuwarden.remote.host.node_findings import Verdict, judge_nodes
+from gpuwarden.remote.host.node_interfaces import chosen
+from gpuwarden.remote.host.node_talk import LOCAL, NodeTalk, open_talk
+from gpuwarden.remote.ssh.config import check_host
+from gpuwarden.scripts.group_launch import GroupLaunch
+
+MOST_NODES: Final = 256
+ALL_WAYS: Final = 6
+"""Up to so many nodes, every way between two of them is looked at; of more, those to the head, and a ring."""
+CLOCK_ROUNDS: Final = 5
+PORT: Final = 29_500
+SIZE: Final = 8 << 20
+PATH_S: Final = 60.0
+"""For a way whose packets are lost: some seconds for each size that is tried."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How to look: where ranks meet, the Python of the job, and the all-reduce (`size` 0 leaves it out)."""
+
+    port: int = PORT
+    python: str = ""
+    size: int = SIZE
+    within_s: float = 30.0
+    rounds: int = 5
+    launch: GroupLaunch = field(default_factory=GroupLaunch)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was seen, what follows from it, and the host keys that were new."""
+
+    facts: GroupFacts
+    verdict: Verdict
+    new_keys: dict[str, str]
+
+
+async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config: Path | None = None) -> Looked:
+    """Look at the nodes and judge them; the first one is where ranks meet. Raises BadRequest for a list of names that
+    can't be a group.
+    """
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadRequest(f"{twice[0]} is named twice", "Name each node once.")
+    if not 2 <= len(names) <= MOST_NODES:
+        raise BadRequest(
+            f"{len(names)} nodes are not a group that can be looked at",
+            f"Name 2 to {MOST_NODES} hosts of your SSH configuration; this machine is called {LOCAL}.",
+        )
+    for name in names:
+        check_host(name)
+    async with AsyncExitStack() as stack:
+        talks, silent = await _opened(names, config, stack)
+        group = _Group(talks, wanted, clock)
+        facts = GroupFacts(tuple(names), {}, port=wanted.port)
+        nodes, more = await _each(talks, group.node)
+        facts = replace(facts, nodes=nodes, silent={**silent, **more})
+        offsets, _ = await _each({n: talks[n] for n in nodes}, group.offset)
+        facts = await group.ways(replace(facts, offsets=offsets))
+        facts = await group.reduce(facts)
+        keys = {name: talk.fingerprint for name, talk in talks.items() if talk.first_contact}
+    return Looked(facts, judge_nodes(facts, wanted.launch), keys)
+
+
+async def _opened(
+    names: Sequence[str], config: Path | None, stack: AsyncExitStack
+) -> tuple[dict[str, NodeTalk], dict[str, str]]:
+    """Start the agents, all at once. Also return the nodes that did not answer, and why."""
+    talks: dict[str, NodeTalk] = {}
+    silent: dict[str, str] = {}
+
+    async def one(name: str) -> None:
+        try:
+            talks[name] = await open_talk(name, config)
+            stack.push_async_callback(talks[name].aclose)
+        except WardenError as error:
+            silent[name] = error.message
+
+    async with anyio.create_task_group() as group:
+        for name in names:
+            group.start_soon(one, name)
+    return {name: talks[name] for name in names if name in talks}, silent
+
+
+async def _each(
+    talks: dict[str, NodeTalk], look: Callable[[NodeTalk], Coroutine[Any, Any, Any]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Look at all nodes at once. Return what came back in the order of their names, and why nothing did."""
+    found: dict[str, Any] = {}
+    silent: dict[str, str] = {}
+
+    async def one(name: str, talk: NodeTalk) -> None:
+        try:
+            found[name] = await look(talk)
+        except WardenError as error:
+            silent[name] = error.message
+
+    async with anyio.create_task_group() as group:
+        for name, talk in talks.items():
+            group.start_soon(one, name, talk)
+    return {name: found[name] for name in talks if name in found}, silent
+
+
+class _Group:
+    """The agents of one look."""
+
+    def __init__(self, talks: dict[str, NodeTalk], wanted: Wanted, clock: Clock) -> None:
+        self._talks, self._wanted, self._clock = talks, wanted, clock
+        self._token = secrets.token_hex(16)
+
+    async def node(self, talk: NodeTalk) -> Node:
+        """Return what a node is and has."""
+        python = self._wanted.python or (sys.executable if talk.name == LOCAL else "")
+        return read_node(talk.name, await talk.ask("facts", python=python))
+
+    async def offset(self, talk: NodeTalk) -> Offset:
+        """Measure a clock by the shortest of several round trips: it was read some time between question and answer."""
+        best: Offset | None = None
+        for _ in range(CLOCK_ROUNDS):
+            sent = self._clock.now()
+            now = (await talk.ask("clock")).get("now")
+            half = (self._clock.now() - sent) / 2
+            # NaN would compare as if it were in order.
+            if not isinstance(now, int | float) or isinstance(now, bool) or not 0 <= now < 1e12:
+                raise BadReply(f"{talk.name} read its clock in a form that is not known", "Try again.")
+            if best is None or half < best.uncertainty:
+                best = Offset(now - sent - half, half)
+        assert best is not None
+        return best
+
+    async def ways(self, facts: GroupFacts) -> GroupFacts:
+        """Look at the ways between the nodes, over the chosen interfaces."""
+        best = chosen(facts)
+        there = [name for name in facts.names if name in best and name in facts.nodes]
+        talks = {name: self._talks[name] for name in there}
+
+        async def listen(talk: NodeTalk) -> dict[str, Any]:
+            port = self._wanted.port if talk.name == facts.head else 0
+            return await talk.ask("listen", address=best[talk.name].address, port=port, token=self._token)
+
+        ears, _ = await _each(talks, listen)
+        heard = {name: ear for name, ear in ears.items() if whole(ear.get("tcp")) and whole(ear.get("udp"))}
+        targets = {name: [b for a, b in ways_between(there, facts.head) if a == name and b in heard] for name in there}
+
+        async def look(talk: NodeTalk) -> list[Way]:
+            return [
+                await self._way(talk, target, best[talk.name], best[target], heard[target])
+                for target in targets[talk.name]
+            ]
+
+        ways, _ = await _each(talks, look)
+        port_error = line(ears.get(facts.head, {}).get("error", ""), 60)
+        return replace(facts, ways=tuple(way for found in ways.values() for way in found), port_error=port_error)
+
+    async def _way(
+        self, talk: NodeTalk, target: str, own: Interface, other: Interface, ports: Mapping[str, Any]
+    ) -> Way:
+        """Look at one way. What the agent can't say of it stays unknown, and the next way is looked at all the same."""
+        where: dict[str, Any] = {"source": own.address, "to": other.address, "token": self._token}
+        found: dict[str, Any] = {}
+        with suppress(WardenError):
+            found = await talk.ask("reach", port=ports["tcp"], **where)
+            found |= await talk.ask("path", timeout_s=PATH_S, udp=ports["udp"], mtu=own.mtu or 1500, **where)
+        moved = found.get("reached") is True and found.get("seen") != own.address
+        return Way(
+            talk.name,
+            target,
+            reached=found["reached"] and not moved if isinstance(found.get("reached"), bool) else None,
+            error="OTHER_ADDRESS" if moved else line(found.get("error", ""), 60),
+            mtu=own.mtu,
+            passes=whole(found.get("passes")),
+            told=whole(found.get("told")),
+        )
+
+    async def reduce(self, facts: GroupFacts) -> GroupFacts:
+        """Sum one tensor over all nodes, where each of them has PyTorch."""
+        best, wanted = chosen(facts), self._wanted
+        able = [n for n in facts.names if n in best and n in facts.nodes and facts.nodes[n].torch.python]
+        if not wanted.size:
+            return replace(facts, sum=Sum(wanted=False))
+        if able != list(facts.names) or facts.port_error:
+            return facts
+        # On two names of one machine a sum over all would measure nothing.
+        if len({facts.nodes[n].identity for n in able}) < len(able):
+            return facts
+        await _each(self._talks, lambda talk: talk.ask("unlisten"))
+        backend = "nccl" if all(facts.nodes[n].fabric.gpus for n in able) else "gloo"
+        common = {
+            "backend": backend, "world": len(able), "to": best[facts.head].address, "port": wanted.port,
+            "within_s": wanted.within_s, "rounds": wanted.rounds, "bytes": wanted.size,
+        }  # fmt: skip
+
+        async def rank(talk: NodeTalk) -> Rank:
+            names = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), best[talk.name].name)
+            python, number = facts.nodes[talk.name].torch.python, able.index(talk.name)
+            env = {**wanted.launch.env, **names}
+            patience = wanted.within_s + 40
+            return read_rank(
+                await talk.ask("reduce", timeout_s=patience, python=python, rank=number, env=env, **common)
+            )
+
+        ranks, silent = await _each(self._talks, rank)
+        ranks |= {name: Rank(error=why) for name, why in silent.items()}
+        return replace(facts, sum=Sum(backend, wanted.size, {name: ranks[name] for name in able}))
+
+
+def whole(value: object) -> int | None:
+    """Return a number of an agent's answer; None for anything else."""
+    return value if type(value) is int else None
+
+
+def ways_between(names: Sequence[str], head: str) -> list[tuple[str, str]]:
+    """Return the ways to look at, from and to."""
+    if len(names) <= ALL_WAYS:
+        return [(a, b) for a in names for b in names if a != b]
+    ring = [*pairwise(names), (names[-1], names[0])]
+    return list(dict.fromkeys([*((a, head) for a in names if a != head), *ring]))

@@ -1,0 +1,101 @@
+"""Ask platforms for a machine's price and capacity, and say what of it a stop spares.
+
+One platform is asked for a submission (`ask_offer`), all configured ones for `gpuwarden offers` (`offers`). A platform
+that does not answer, or not in time, is unknown and never without capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import anyio
+
+from gpuwarden.core.errors import BadRequest, NoCapacity, NotSupported, WardenError, as_warden_error
+from gpuwarden.core.models import Answer, Known, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.task_groups import first_error
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.timeouts import in_time
+
+
+class Capacity(StrEnum):
+    """Whether a platform rents what was asked for now. NOT_SOLD: it never does."""
+
+    AVAILABLE = "available"
+    UNKNOWN = "unknown"
+    NONE = "none"
+    NOT_SOLD = "not_sold"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One platform's answer. `refusal` is the error by which it says that it does not rent such a machine now.
+
+    `profile` is None where the platform could not be asked; the quote says why.
+    """
+
+    platform: str
+    profile: Profile | None
+    quote: Answer[Quote]
+    refusal: WardenError | None = None
+
+    @property
+    def capacity(self) -> Capacity:
+        """Return whether such a machine can be rented now."""
+        if self.refusal is not None:
+            return Capacity.NONE if isinstance(self.refusal, NoCapacity) else Capacity.NOT_SOLD
+        return Capacity.AVAILABLE if isinstance(self.quote, Known) else Capacity.UNKNOWN
+
+    @property
+    def price(self) -> float | None:
+        """Return the price of an hour in US dollars; None where it is unknown."""
+        return self.quote.value.price_usd_per_hour if isinstance(self.quote, Known) else None
+
+    @property
+    def survives_stop(self) -> tuple[str, ...] | None:
+        """Return the mounts whose files surely outlive a stop; None where the platform has no stop or was not asked."""
+        if self.profile is None or self.profile.verbs.stop is None:
+            return None
+        tiers = (t for t in self.profile.storage if t.present != "sometimes" and t.survives.stop is True)
+        return tuple(dict.fromkeys(t.path if t.present == "always" else f"{t.path} ({t.tier})" for t in tiers))
+
+
+async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
+    """Ask one platform. Raises NotFound for an unknown name, NotSupported where nothing is rented."""
+    profile, provider = ctx.profile(platform), ctx.provider(platform)
+    try:
+        answer = await in_time(platform, provider.quote(resources))
+    except (BadRequest, NotSupported, NoCapacity) as refusal:
+        return Offer(platform, profile, Unknown(refusal.message), refusal)
+    except WardenError as error:
+        return Offer(platform, profile, Unknown(error.message))
+    price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
+    if price is not None and price <= 0:
+        answer = Unknown(f"{platform} quotes {usd_per_hour(price)}, and nobody rents a machine for nothing")
+    return Offer(platform, profile, answer)
+
+
+async def offers(ctx: Context, resources: Resources, platforms: Sequence[str] = ()) -> list[Offer]:
+    """Ask the named platforms, or every configured one, at once. The cheapest first, then unknown prices, then no's.
+
+    One that can't be asked is unknown among the others. Raises its error where it is the only one that was named.
+    """
+    found: list[Offer] = []
+
+    async def ask(platform: str) -> None:
+        try:
+            found.append(await ask_offer(ctx, platform, resources))
+        except Exception as error:
+            if set(platforms) == {platform}:
+                raise
+            found.append(Offer(platform, None, Unknown(as_warden_error(error).message)))
+
+    with first_error():
+        async with anyio.create_task_group() as group:
+            for platform in dict.fromkeys(platforms or ctx.configured()):
+                group.start_soon(ask, platform)
+    order = list(Capacity)
+    return sorted(found, key=lambda o: (order.index(o.capacity), o.price is None, o.price or 0.0, o.platform))

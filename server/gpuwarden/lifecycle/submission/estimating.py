@@ -1,0 +1,159 @@
+"""Estimate what a script or a model needs on a card, without a GPU and without a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from anyio import to_thread
+
+from gpuwarden.core.errors import BadRequest, NotFound, Unreachable
+from gpuwarden.core.hardware import GPUS, Gpu, gpu_of
+from gpuwarden.core.models import JobSpec
+from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.hub.details import look
+from gpuwarden.hub.preflight_facts import hub_facts, read_config
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.scripts.estimate.memory import vram
+from gpuwarden.scripts.estimate.parts import parts_of
+from gpuwarden.scripts.estimate.setup import Interval, Run, run_of
+from gpuwarden.scripts.estimate.shape import shape_of
+from gpuwarden.scripts.estimate.time import duration
+from gpuwarden.scripts.estimate.traced import NotTraced, trace, unproven
+from gpuwarden.scripts.script import read_script
+
+Fit = Literal["fits", "may_fit", "will_not_fit"]
+_PIPELINE = "model_index.json"
+_TRY_STEPS = "Run a few steps with the job's batch and resolution, and read the peak there."
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU, how many of them, whether the run fits there, and how long it takes."""
+
+    gpu: Gpu
+    count: int
+    fit: Fit
+    seconds: Interval | None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The memory of one GPU, what it is made of in bytes, and the cards that were asked about.
+
+    `not_traced` says why the memory is counted by formula.
+    """
+
+    model: str
+    run: Run
+    memory: Interval
+    not_traced: str
+    parts: dict[str, float]
+    cards: tuple[Card, ...]
+
+
+async def estimate(
+    ctx: Context, what: str, args: Sequence[str], gpus: Sequence[str], settings: Mapping[str, Any]
+) -> Estimate:
+    """Return the estimate for a script file, a model's id on the Hub, or a folder with its config.json.
+
+    `settings` replace what the script says. Raises NotFound for a model that can't be read, BadRequest for an unknown
+    GPU or a script that trains no model.
+    """
+    cards = [card for name in gpus if (card := gpu_of(name))] or [(gpu, 1) for gpu in GPUS.values()]
+    if unknown := [name for name in gpus if gpu_of(name) is None]:
+        raise BadRequest(f"{unknown[0]!r} is not in the table of GPUs", f"Known: {', '.join(GPUS)}; also as a100x4.")
+    most = max(count for _, count in cards)
+    config = HubConfig.from_env(ctx.env)
+    if what.endswith(".py"):
+        model, run = await _of_script(ctx, Path(what), args, config, most)
+    else:
+        model, run = await _of_model(what, config, most)
+    run = Run.model_validate({**run.model_dump(), **settings})
+    traces, not_traced = None, unproven(run)
+    if not not_traced:
+        try:
+            traces = await to_thread.run_sync(trace, run, await _described(model, config))
+        except (NotTraced, NotFound, Unreachable) as why:
+            not_traced = str(why)
+    memory = traces.interval() if traces else vram(run)
+    parts = parts_of(run)
+    shown = {
+        "weights": parts.weights,
+        "gradients": parts.gradients,
+        "optimizer": parts.states,
+        "activations": parts.activations + parts.layer,
+        "logits": parts.logits,
+    }
+    found = []
+    for gpu, count in cards:
+        # A card that is nearly full gets unused blocks back, which only a trace of it shows.
+        low = traces.interval(gpu.gb).low if traces and memory.high > gpu.gb else memory.low
+        fit: Fit = "will_not_fit" if low > gpu.gb else "may_fit" if memory.high > gpu.gb else "fits"
+        found.append(Card(gpu, count, fit, duration(run.model_copy(update={"gpus": count}), gpu)))
+    return Estimate(model, run, memory, not_traced, shown, tuple(found))
+
+
+async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubConfig, gpus: int) -> tuple[str, Run]:
+    text = _read_text(path)
+    if text is None:
+        raise NotFound(f"there is no script {path}", "Give the path of a Python script.")
+    script = read_script(text, {}, args)
+    if script.error:
+        raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")
+    if not script.uses.trainers and any(name.partition(".")[0] == "diffusers" for name, _ in script.uses.imports):
+        raise BadRequest("the memory of diffusion models is not estimated", _TRY_STEPS)
+    spec = JobSpec(name="estimate", platform="local", script=text, args=tuple(args), outputs=())
+    facts = await hub_facts(script, spec, lambda: config, clock=ctx.clock)
+    model = facts.model if facts else None
+    if model is None:
+        raise BadRequest("the script names no single model of the Hub that it trains", "Estimate the model itself.")
+    if not model.parameters:
+        raise NotFound(f"the size of {model.use.id} is unknown: its config.json can't be read", "Check the token.")
+    rows = None
+    if facts is not None and len(facts.data) == 1 and (data := facts.data[0]).config:
+        wanted = data.use.split or "train"
+        rows = next((s.rows for s in data.config.splits if s.name == wanted), None)
+    return model.use.id, run_of(script.uses, model.parameters, rows, gpus, model.shape)
+
+
+async def _of_model(what: str, config: HubConfig, gpus: int) -> tuple[str, Run]:
+    described = await _described(what, config)
+    shape = shape_of(described)
+    if shape is None and {"image_size", "num_channels", "_class_name"} & described.keys():
+        raise NotFound(f"{what} is a model of images, whose memory is not estimated", _TRY_STEPS)
+    if shape is None:
+        raise NotFound(f"the config.json of {what} can't be read, or describes no layers", "Estimate a script instead.")
+    return what, Run(params=round(shape.parameters), shape=shape, bits=shape.bits, weights="half", gpus=gpus)
+
+
+async def _described(what: str, config: HubConfig) -> dict[str, Any]:
+    """Return the config.json of a folder or of a model on the Hub, empty where it can't be read."""
+    text = _read_text(Path(what) / "config.json")
+    if text is not None:
+        try:
+            described = json.loads(text)
+        except (ValueError, RecursionError):
+            return {}
+        return described if isinstance(described, dict) else {}
+    if (Path(what) / _PIPELINE).is_file():
+        return {"_class_name": "DiffusionPipeline"}
+    async with HubClient(config) as hub:
+        repo = await look(hub, what, "model", most_files=2_000)
+        if repo.status == "error":
+            raise Unreachable(f"model {what!r} could not be looked at: {repo.why}", "Try again.")
+        if not repo.exists:
+            raise NotFound(f"model {what!r}: {repo.why}", "Give a script, another model's id, or a folder.")
+        if any(file.path == _PIPELINE for file in repo.files):
+            return {"_class_name": "DiffusionPipeline"}
+        return await read_config(hub, repo) or {}
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

@@ -1,0 +1,234 @@
+"""Rehearse a script's first step on this machine, once a person allowed exactly this script to run here."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import platformdirs
+from anyio import to_thread
+
+from gpuwarden.core.errors import BadRequest, NotFound, Refused
+from gpuwarden.core.guidance import Action, approval, do
+from gpuwarden.core.models import JobSpec, digest
+from gpuwarden.core.sanitize import line, redact
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.ledger.events import RehearsalAllowed, RehearsalAsked, ScriptRehearsed
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs
+from gpuwarden.lifecycle.team import check_approver
+from gpuwarden.private import private_folder, write_private
+from gpuwarden.rules.facts import Rehearsed
+from gpuwarden.scripts.newer_grammar import described
+from gpuwarden.scripts.script import ScriptFacts, read_script, with_grammar
+
+if TYPE_CHECKING:
+    from gpuwarden.remote.first_step.outcome import Outcome
+    from gpuwarden.remote.first_step.start import Limits
+
+SHOWN: Final = 12
+"""Lines of the script that the question shows."""
+QUESTIONS: Final = "questions"
+"""Folder of the scripts that a person may read before they say yes. Only the newest ones stay."""
+MOST_KEPT: Final = 40
+MOST_SHOWN: Final = 40
+"""Arguments, packages, files or variables that the question shows."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A rehearsal that ran: its outcome, and what of the script's packages is not installed here."""
+
+    digest: str
+    outcome: Outcome
+    lacking: tuple[str, ...] = ()
+
+
+class NeedsConsent(Refused):
+    """No person allowed this script to run on this machine."""
+
+    code = "approval_required"
+
+    def __init__(self, ticket: str) -> None:
+        super().__init__(
+            "a rehearsal runs the script on this machine, and no person allowed that yet; nothing was run",
+            (approval(ticket), do(Action.RETRY)),
+        )
+        self.ticket = ticket
+
+
+@dataclass(frozen=True)
+class Permitted:
+    """A script that may run here: what is known of it, its inputs, and the question that a person said yes to."""
+
+    script: ScriptFacts
+    inputs: Inputs
+    asked: RehearsalAsked
+
+
+async def permit(ctx: Context, spec: JobSpec) -> Permitted:
+    """Return the script of a job that may be rehearsed.
+
+    Raises BadRequest without a readable script, NeedsConsent before a person allowed it.
+    """
+    if spec.script is None:
+        raise BadRequest("only a script can be rehearsed, and the job has a command", "Submit the script itself.")
+    script = await to_thread.run_sync(read_script, spec.script, spec.env, spec.args, spec.inputs)
+    if script.error:
+        raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")
+    inputs = await to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, {}, ctx.kept))
+    asked = _question(spec, inputs, script.header.dependencies if script.header else ())
+    if ctx.policy.local.rehearse != "allow" and not allowed(ctx, asked.digest):
+        ticket = ticket_of(asked.digest)
+        await to_thread.run_sync(_keep, ctx.home / QUESTIONS, ticket, spec.script)
+        ctx.ledger.add(f"script/{ticket}", asked)
+        raise NeedsConsent(ticket)
+    return Permitted(script, inputs, asked)
+
+
+async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = None) -> Rehearsal:
+    """Rehearse the script of a job, and record the outcome. It runs again where it was rehearsed before.
+
+    Raises as `permit` does, and NoSandbox where nothing confines it.
+    """
+    # Every check reads the last rehearsal from this file, and few run one.
+    from gpuwarden.hub.first_step_supplies import bring
+    from gpuwarden.remote.first_step.environment import INSTALL_S, environment_for
+    from gpuwarden.remote.first_step.outcome import Outcome
+    from gpuwarden.remote.first_step.start import Order, rehearse
+
+    found = await permit(ctx, spec)
+    assert spec.script is not None
+    script, inputs, asked = found.script, found.inputs, found.asked
+    folder = Path(platformdirs.user_cache_dir("gpuwarden", appauthor=False)) / "environments"
+    # One at a time: an environment of the same name is removed before it is made, and each may take gigabytes.
+    async with ctx.lock("rehearsal", INSTALL_S):
+        place = await to_thread.run_sync(environment_for, with_grammar(script.header, script.grammar), folder, ctx.env)
+        if script.grammar and not place.own and sys.version_info[:2] < script.grammar.version:
+            raise BadRequest(
+                f"{described(script.grammar)}, which is not here, and uv could not bring it",
+                "Install uv, or that Python, and try again.",
+            )
+        if place.fault:
+            outcome = Outcome(outcome="fault", certain=True, message=place.fault)
+        else:
+            supplies = await bring(script.uses.repos, HubConfig.from_env(ctx.env), clock=ctx.clock)
+            order = Order(
+                spec.script,
+                spec.args,
+                spec.env,
+                spec.secrets,
+                supplies.models,
+                supplies.datasets,
+                {f.path: (ctx.cwd or Path.cwd()) / f.path for f in inputs.files},
+                {f.path: f.sha256 for f in inputs.files},
+                place.own,
+            )
+            hidden = tuple(str(path) for path in (ctx.home, *([ctx.notes_file.parent] if ctx.notes_file else [])))
+            outcome = await to_thread.run_sync(rehearse, order, place.python, hidden, limits)
+    ctx.ledger.add(f"script/{ticket_of(asked.digest)}", _recorded(ctx, asked.digest, place.packages, outcome))
+    return Rehearsal(asked.digest, outcome, place.lacking)
+
+
+def _question(spec: JobSpec, inputs: Inputs, packages: tuple[str, ...]) -> RehearsalAsked:
+    assert spec.script is not None
+    files = {file.path: file.sha256 for file in inputs.files}
+    return RehearsalAsked(
+        digest=rehearsal_digest(spec, files),
+        name=line(spec.name, 80),
+        args=_some(spec.args),
+        packages=_some(packages),
+        inputs=_some(sorted(files)),
+        variables=_some([redact(f"{name}={value}") for name, value in sorted(spec.env.items())]),
+        script_bytes=len(spec.script.encode("utf-8", "surrogatepass")),
+        script_digest=digest(spec.script),
+        start="\n".join(line(text, 120) for text in spec.script.splitlines()[:SHOWN]),
+    )
+
+
+def _some(words: Sequence[str]) -> tuple[str, ...]:
+    """Return what a question shows of a list: a person knows when there is more."""
+    shown = tuple(line(word, 200) for word in words[:MOST_SHOWN])
+    return (*shown, f"and {len(words) - MOST_SHOWN} more") if len(words) > MOST_SHOWN else shown
+
+
+def rehearsal_digest(spec: JobSpec, files: dict[str, str]) -> str:
+    """Return the digest of what a rehearsal runs: the script, its arguments, variables, secrets' names and inputs."""
+    return digest([spec.script, list(spec.args), dict(spec.env), sorted(spec.secrets), files])
+
+
+def ticket_of(whole: str) -> str:
+    """Return the ticket under which a person allows a digest."""
+    return f"s{whole.rpartition(':')[2][:16]}"
+
+
+def allowed(ctx: Context, whole: str) -> bool:
+    """Return whether a person allowed a digest to run here."""
+    granted = ctx.ledger.last(f"script/{ticket_of(whole)}", RehearsalAllowed)
+    return granted is not None and granted.data.digest == whole
+
+
+def asked_for(ctx: Context, ticket: str) -> RehearsalAsked:
+    """Return the question of a ticket. Raises NotFound."""
+    found = ctx.ledger.last(f"script/{ticket}", RehearsalAsked)
+    if found is None:
+        raise NotFound(f"no rehearsal {line(ticket, 40)!r} was asked for in this ledger", do(Action.REHEARSE))
+    return found.data
+
+
+def whole_script(ctx: Context, asked: RehearsalAsked) -> str | None:
+    """Return the script that a question is about, None where its kept copy is gone or was changed."""
+    try:
+        text = (ctx.home / QUESTIONS / ticket_of(asked.digest)).read_bytes().decode("utf-8", "surrogatepass")
+    except (OSError, ValueError):
+        return None
+    return text if digest(text) == asked.script_digest else None
+
+
+def _keep(folder: Path, ticket: str, script: str) -> None:
+    write_private(private_folder(folder) / ticket, script.encode("utf-8", "surrogatepass"))
+    with contextlib.suppress(FileNotFoundError):  # another process removed one meanwhile
+        for old in sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime)[:-MOST_KEPT]:
+            old.unlink()
+
+
+def allow(ctx: Context, asked: RehearsalAsked, channel: str, by: str) -> None:
+    """Record a person's yes to what they were shown. Raises Refused where the policy lets only others approve."""
+    check_approver(ctx)
+    ctx.ledger.add(f"script/{ticket_of(asked.digest)}", RehearsalAllowed(digest=asked.digest, channel=channel, by=by))
+
+
+def rehearsed(ctx: Context, spec: JobSpec, files: dict[str, str]) -> Rehearsed | None:
+    """Return what came of the last rehearsal of exactly this; None where there was none."""
+    whole = rehearsal_digest(spec, files)
+    found = ctx.ledger.last(f"script/{ticket_of(whole)}", ScriptRehearsed)
+    if found is None or found.data.digest != whole:
+        return None
+    return Rehearsed(found.data.outcome, found.data.certain, found.data.message, found.data.line)
+
+
+def _recorded(ctx: Context, whole: str, packages: str, outcome: Outcome) -> ScriptRehearsed:
+    values = ctx.hidden(outcome.model_dump(mode="json"))
+    return ScriptRehearsed(
+        digest=whole,
+        packages=packages,
+        outcome=outcome.outcome,
+        certain=outcome.certain,
+        message=line(redact(outcome.message, values), 600),
+        line=outcome.line,
+        source=line(redact(outcome.text, values), 200),
+        stopped_by=line(redact(outcome.why, values), 600),
+        reached=outcome.reached,
+        substitutes={line(what, 200): line(by, 200) for what, by in outcome.substitutes.items()},
+        steps=outcome.steps,
+        resumed=outcome.resumed,
+        saved=tuple(line(Path(name).name, 120) for name in outcome.files[:SHOWN]),
+        pushed=tuple(line(name, 120) for name in outcome.pushed),
+        seconds=outcome.seconds,
+        cpu_s=outcome.cpu_s,
+        peak_mb=outcome.peak_mb,
+    )

@@ -1,0 +1,93 @@
+"""Write posts to the store in batches: one commit for what comes within some 50 ms, answered after the commit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+from anyio import to_thread
+
+from gpuwarden.core.errors import RateLimited, WardenError, as_warden_error
+from gpuwarden.metrics.points import PostedAlert, PostedPoints
+from gpuwarden.metrics.store import Batch, MetricStore, Written
+
+EVERY_S: Final = 0.05
+MOST_WAITING: Final = 5_000
+"""Posts that may wait for a commit; more are refused, and their senders try again."""
+
+
+@dataclass
+class _Waiting:
+    """One post on its way to a commit."""
+
+    post: PostedPoints | PostedAlert
+    done: anyio.Event = field(default_factory=anyio.Event)
+    written: Written | None = None
+    error: WardenError | None = None
+
+
+class Batches:
+    """Takes posts from any number of tasks. Open it with `running()`, which commits the rest when it is left."""
+
+    def __init__(self, store: MetricStore, every_s: float = EVERY_S) -> None:
+        self.store, self.every_s = store, every_s
+        self.changed = anyio.Event()
+        """Set at each commit, and then replaced: wait for it to follow what this process stores."""
+        self._waiting: list[_Waiting] = []
+        self._some = anyio.Event()
+
+    async def add(self, post: PostedPoints | PostedAlert) -> Written:
+        """Store a post, and return after its commit. Raises RateLimited for a full queue, DiskError for a full disk."""
+        if len(self._waiting) >= MOST_WAITING:
+            raise RateLimited("too many posts wait for the disk", "Post again in a second.")
+        mine = _Waiting(post)
+        self._waiting.append(mine)
+        self._some.set()
+        await mine.done.wait()
+        if mine.error is not None:
+            raise mine.error
+        return mine.written or Written(0, 0, ())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Batches]:
+        """Commit in the background until the block is left."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._work)
+            try:
+                yield self
+            finally:
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await self.commit()
+
+    async def _work(self) -> None:
+        while True:
+            await self._some.wait()
+            await anyio.sleep(self.every_s)
+            with anyio.CancelScope(shield=True):  # whoever waits gets an answer
+                await self.commit()
+
+    async def commit(self) -> None:
+        """Write what waits now, and answer it."""
+        taken, self._waiting = self._waiting, []
+        self._some = anyio.Event()
+        if not taken:
+            return
+        points = [one for one in taken if isinstance(one.post, PostedPoints)]
+        batch = Batch(
+            posts=[one.post for one in points if isinstance(one.post, PostedPoints)],
+            alerts=[one.post for one in taken if isinstance(one.post, PostedAlert)],
+        )
+        try:
+            for one, written in zip(points, await to_thread.run_sync(self.store.write, batch), strict=True):
+                one.written = written
+        except Exception as error:  # whoever waits gets an answer, also to what nobody foresaw
+            for one in taken:
+                one.error = as_warden_error(error)
+        for one in taken:
+            one.done.set()
+        self.changed.set()
+        self.changed = anyio.Event()

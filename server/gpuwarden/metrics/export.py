@@ -1,0 +1,133 @@
+"""Export a job's points: CSV, TensorBoard's event files, trackio.
+
+Event files are written by hand, since TensorBoard brings a hundred megabytes of libraries: each record is its length,
+a masked CRC-32C of that, the bytes of a protobuf `Event`, and a masked CRC-32C of those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import inspect
+import math
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from gpuwarden.checkpoints.values.crc32c import masked
+from gpuwarden.core.errors import NotFound, NotSupported
+from gpuwarden.metrics.store import Cursor, MetricStore, Point
+
+PIECE: Final = 10_000
+LARGEST_FLOAT32: Final = 3.4028234e38
+"""Numbers beyond it are infinite in an event file."""
+
+
+def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
+    """Yield every point of a job, metric by metric in order of steps. Raises NotFound for a job without points."""
+    names = [series.name for series in store.series(job)]
+    if not names:
+        raise NotFound(f"there are no metrics of {job}", "A job reports them itself, or prints them.")
+    for name in names:
+        cursor: Cursor | None = None
+        while True:
+            page = store.points(job, name, cursor, PIECE)
+            yield from ((name, point) for point in page.points)
+            cursor = page.next
+            if cursor is None:
+                break
+
+
+def to_csv(store: MetricStore, job: str, out: TextIO) -> int:
+    """Write one row a point: metric, step, seconds since the epoch, value. Return how many.
+
+    A name that a spreadsheet would run as a formula is written after a quote mark.
+    """
+    table, count = csv.writer(out), 0
+    table.writerow(["metric", "step", "timestamp", "value"])
+    for name, point in all_points(store, job):
+        shown = f"'{name}" if name[:1] in "=+-@" else name
+        table.writerow([shown, _blank(point.step), _blank(point.at), repr(point.value)])
+        count += 1
+    return count
+
+
+def _blank(value: float | None) -> object:
+    return "" if value is None else value
+
+
+def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
+    """Write one event file below `folder`/job and return its path. Points without a step get their number in order."""
+    points = all_points(store, job)
+    first = next(points)  # raises before a folder is made
+    target = folder / job
+    target.mkdir(parents=True, exist_ok=True)
+    path = target / f"events.out.tfevents.0.{job}.gpuwarden"
+    with path.open("wb") as file:
+        file.write(_record(_event(first[1].at or 0.0, 0, b"\x1a" + _bytes(b"brain.Event:2"))))
+        for name, step, point in _stepped(chain([first], points)):
+            single = point.value
+            if math.isfinite(single) and abs(single) > LARGEST_FLOAT32:
+                single = math.copysign(math.inf, single)
+            value = b"\x0a" + _bytes(name.encode()) + b"\x15" + struct.pack("<f", single)
+            summary = b"\x2a" + _bytes(b"\x0a" + _bytes(value))
+            file.write(_record(_event(point.at or 0.0, step, summary)))
+    return path
+
+
+def to_trackio(store: MetricStore, job: str, project: str) -> int:
+    """Log every step into a trackio project and return how many. Raises NotSupported without the library.
+
+    What trackio prints goes to standard error, and it logs nothing of this computer beside the job's numbers. Where a
+    step was reported twice, its last value counts.
+    """
+    try:
+        trackio: Any = importlib.import_module("trackio")
+    except ImportError as error:
+        raise NotSupported("trackio is not installed", "pip install trackio") from error
+    steps: dict[int, dict[str, Any]] = {}
+    for name, step, point in _stepped(all_points(store, job)):
+        steps.setdefault(step, {})[name] = point.value
+    known = inspect.signature(trackio.init).parameters
+    off = {name: False for name in ("auto_log_cpu", "auto_log_gpu") if name in known}
+    with contextlib.redirect_stdout(sys.stderr):
+        run = trackio.init(project=project, name=job, **off)
+        for step in sorted(steps):
+            run.log(steps[step], step=step)
+        run.finish()
+    return len(steps)
+
+
+def _stepped(points: Iterable[tuple[str, Point]]) -> Iterator[tuple[str, int, Point]]:
+    """Yield points with their steps. One without a step gets its number in the order of its metric's points."""
+    number, present = 0, ""
+    for name, point in points:
+        number, present = (number + 1, present) if name == present else (0, name)
+        yield name, number if point.step is None else point.step, point
+
+
+def _event(at: float, step: int, rest: bytes) -> bytes:
+    return b"\x09" + struct.pack("<d", at) + b"\x10" + _varint(step) + rest
+
+
+def _bytes(content: bytes) -> bytes:
+    return _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _record(content: bytes) -> bytes:
+    size = struct.pack("<Q", len(content))
+    crcs = (struct.pack("<I", masked(part)) for part in (size, content))
+    return size + next(crcs) + content + next(crcs)

@@ -1,0 +1,38 @@
+-- Points and alerts that jobs reported. Nothing here decides anything: the ledger and its evidence do.
+CREATE TABLE series (
+  id   INTEGER PRIMARY KEY,
+  job  TEXT NOT NULL,
+  name TEXT NOT NULL,
+  UNIQUE (job, name)
+) STRICT;
+
+-- Clustered by what a chart reads. `at` is in microseconds, NULL is NaN, which SQLite can't store.
+CREATE TABLE points (
+  series INTEGER NOT NULL REFERENCES series (id),
+  step   INTEGER NOT NULL,
+  at     INTEGER NOT NULL,
+  value  REAL,
+  PRIMARY KEY (series, step, at)
+) STRICT, WITHOUT ROWID;
+
+-- The few values that no chart can draw are found without reading all.
+CREATE INDEX odd_points ON points (series, step, at)
+  WHERE value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308;
+
+CREATE TABLE alerts (
+  id   INTEGER PRIMARY KEY AUTOINCREMENT,
+  job  TEXT NOT NULL,
+  key  TEXT NOT NULL,
+  type TEXT NOT NULL,
+  at   INTEGER NOT NULL,
+  body TEXT NOT NULL,
+  UNIQUE (job, key)
+) STRICT;
+
+-- How far the spool of a job's runner was read, by file.
+CREATE TABLE cursors (
+  job    TEXT NOT NULL,
+  source TEXT NOT NULL,
+  offset INTEGER NOT NULL,
+  PRIMARY KEY (job, source)
+) STRICT, WITHOUT ROWID;

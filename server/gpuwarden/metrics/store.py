@@ -1,0 +1,372 @@
+"""SQLite store of metrics: points and alerts, each kept once however often it is posted.
+
+One file beside the ledger, in WAL mode, so that the server writes while the page and the watch read. Its loss costs
+curves and nothing else, so a commit does not wait for the disk (`synchronous = NORMAL`); a crash of a process loses
+nothing that was answered, a power cut may lose the last moments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from gpuwarden.core.errors import DiskError
+from gpuwarden.metrics.points import NO_STEP, Ignored, PostedAlert, PostedPoints, Problem, Row
+from gpuwarden.private import private_file, private_folder
+
+FILE: Final = "metrics.db"
+VERSION: Final = 1
+APPLICATION_ID: Final = 0x67776D73  # "gwms"
+MAX_SERIES: Final = 512
+"""Metrics of one job."""
+MAX_JOB_POINTS: Final = 20_000_000
+MIN_FREE: Final = 256 << 20
+"""Bytes that metrics leave free on the disk: the ledger is on it too, and has to be written while a machine bills."""
+MAX_ALERTS: Final = 1_000
+"""Alerts of one job; more are counted as ignored."""
+MAX_MARKERS: Final = 1_000
+_FINITE: Final = "value BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308"
+_ODD: Final = "value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308"
+"""As in the index of such points."""
+_SERIES: Final = "(SELECT id FROM series WHERE job = ? AND name = ?)"
+
+Cursor = tuple[int, int]
+"""(step, at in microseconds) of the last point that was read. Pass it back to read on."""
+
+
+class Point(NamedTuple):
+    """One point: its step, None where it has none, seconds since the epoch, None where unknown, and its value."""
+
+    step: int | None
+    at: float | None
+    value: float
+
+
+class Page(NamedTuple):
+    """Some points in order, and the cursor after the last one; None when there are no more."""
+
+    points: tuple[Point, ...]
+    next: Cursor | None
+
+
+class Series(NamedTuple):
+    """One metric of a job: how many points it has, and its last one."""
+
+    name: str
+    total: int
+    last: Point
+
+
+class Marker(NamedTuple):
+    """The place of a value that a chart can't draw: `nan`, `inf` or `-inf`."""
+
+    x: float
+    value: str
+
+
+class Curve(NamedTuple):
+    """A curve in few points. `x` are steps, or seconds since the epoch where `by_time`; `values` are finite.
+
+    `total` is how many points it stands for, `odd` how many of them are not finite; `markers` may name fewer.
+    """
+
+    x: tuple[float, ...]
+    values: tuple[float, ...]
+    markers: tuple[Marker, ...]
+    total: int
+    odd: int
+    by_time: bool
+
+
+class StoredAlert(NamedTuple):
+    """One alert as it was reported. `id` is the cursor to read on from."""
+
+    id: int
+    type: str
+    at: float
+    fields: dict[str, Any]
+
+
+@dataclass
+class Batch:
+    """What is written together. `cursors` are stored with the points that they stand for, by (job, source)."""
+
+    posts: Sequence[PostedPoints] = ()
+    alerts: Sequence[PostedAlert] = ()
+    cursors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+class Written(NamedTuple):
+    """What became of one post: points that are new, points that were there, and values that were left out."""
+
+    stored: int
+    known: int
+    ignored: tuple[Ignored, ...]
+
+
+class MetricStore:
+    """The store of one state folder. Any number of processes may open it; one object may be used from any thread."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = private_folder(home) / FILE
+        self._lock = threading.Lock()
+        self._series: dict[tuple[str, str], int] = {}
+        self._names: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        with self._translated():
+            self._db = self._open()
+            for ending in ("", "-wal", "-shm"):
+                private_file(self.path.with_name(self.path.name + ending))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def write(self, batch: Batch) -> list[Written]:
+        """Store a batch in one transaction; return what became of each post. Raises DiskError, and then nothing was."""
+        with self._lock, self._translated():
+            if shutil.disk_usage(self.path.parent).free < MIN_FREE:
+                raise OSError(f"less than {MIN_FREE >> 20} MiB are free, which the ledger needs")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                written = [self._add(post) for post in batch.posts]
+                self._db.executemany(
+                    "INSERT OR IGNORE INTO alerts (job, key, type, at, body) SELECT ?, ?, ?, ?, ?"
+                    " WHERE (SELECT count(*) FROM alerts WHERE job = ?) < ?",
+                    [(a.job, a.key, a.type, a.at, json.dumps(a.fields), a.job, MAX_ALERTS) for a in batch.alerts],
+                )
+                self._db.executemany(
+                    "INSERT INTO cursors VALUES (?, ?, ?)"
+                    " ON CONFLICT DO UPDATE SET offset = max(offset, excluded.offset)",
+                    [(job, source, offset) for (job, source), offset in batch.cursors.items()],
+                )
+                self._db.execute("COMMIT")
+            except BaseException:
+                # The series of a transaction that is taken back are gone.
+                self._series.clear()
+                self._names.clear()
+                self._counts.clear()
+                self._db.execute("ROLLBACK")
+                raise
+        return written
+
+    def _add(self, post: PostedPoints) -> Written:
+        if post.job not in self._counts:
+            sql = "SELECT count(*) FROM points WHERE series IN (SELECT id FROM series WHERE job = ?)"
+            self._counts[post.job] = int(self._db.execute(sql, (post.job,)).fetchone()[0])
+        room = MAX_JOB_POINTS - self._counts[post.job]
+        rows: list[tuple[int, int, int, float | None]] = []
+        ignored = list(post.ignored)
+        for row in post.rows:
+            series = self._series_of(post.job, row.name)
+            if series is None or len(rows) >= room:
+                ignored.append(Ignored(row.name, Problem.TOO_MANY_NAMES if series is None else Problem.FULL))
+            else:
+                rows.append((series, row.step, row.at, None if math.isnan(row.value) else row.value))
+        done = self._db.executemany("INSERT OR IGNORE INTO points VALUES (?, ?, ?, ?)", rows).rowcount if rows else 0
+        self._counts[post.job] += done
+        return Written(done, len(rows) - done, tuple(ignored))
+
+    def _series_of(self, job: str, name: str) -> int | None:
+        """Return the id of a series, made at its first point; None where the job has too many."""
+        found = self._series.get((job, name))
+        if found is not None:
+            return found
+        sql = "SELECT id FROM series WHERE job = ? AND name = ?"
+        row = self._db.execute(sql, (job, name)).fetchone()
+        if row is None:
+            if job not in self._names:
+                counted = self._db.execute("SELECT count(*) FROM series WHERE job = ?", (job,)).fetchone()
+                self._names[job] = int(counted[0])
+            if self._names[job] >= MAX_SERIES:
+                return None
+            self._names[job] += 1
+            row = self._db.execute("INSERT INTO series (job, name) VALUES (?, ?) RETURNING id", (job, name)).fetchone()
+        if len(self._series) > 100_000:
+            self._series.clear()
+        self._series[(job, name)] = int(row[0])
+        return int(row[0])
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def version(self) -> int:
+        """Return a number that changes with every commit of another process, and with this object's own."""
+        with self._lock, self._translated():
+            other = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+            return (other << 32) + self._db.total_changes
+
+    def cursor(self, job: str, source: str) -> int:
+        """Return how far a spool file was read: 0 at first."""
+        with self._reading() as db:
+            row = db.execute("SELECT offset FROM cursors WHERE job = ? AND source = ?", (job, source)).fetchone()
+        return int(row[0]) if row else 0
+
+    def series(self, job: str) -> tuple[Series, ...]:
+        """Return every metric of a job by name."""
+        with self._reading() as db:
+            named = db.execute("SELECT id, name FROM series WHERE job = ? ORDER BY name", (job,)).fetchall()
+            return tuple(
+                Series(name, self._size(db, key), self._last(db, key)) for key, name in named if self._size(db, key)
+            )
+
+    def latest(self, job: str) -> dict[str, Point]:
+        """Return the last point of each metric of a job. It costs the same however many points there are."""
+        with self._reading() as db:
+            named = db.execute("SELECT id, name FROM series WHERE job = ? ORDER BY name", (job,)).fetchall()
+            return {name: self._last(db, key) for key, name in named}
+
+    @staticmethod
+    def _size(db: sqlite3.Connection, series: int) -> int:
+        return int(db.execute("SELECT count(*) FROM points WHERE series = ?", (series,)).fetchone()[0])
+
+    @staticmethod
+    def _last(db: sqlite3.Connection, series: int) -> Point:
+        sql = "SELECT step, at, value FROM points WHERE series = ? ORDER BY step DESC, at DESC LIMIT 1"
+        row = db.execute(sql, (series,)).fetchone()
+        return _point(*row) if row else Point(None, None, math.nan)
+
+    def points(self, job: str, metric: str, after: Cursor | None = None, limit: int = 10_000) -> Page:
+        """Return points after a cursor as they were posted, in order of step and time."""
+        begin = after or (-2, -1)
+        wanted = f"series = {_SERIES} AND (step, at) > (?, ?)"
+        sql = f"SELECT step, at, value FROM points WHERE {wanted} ORDER BY step, at LIMIT ?"  # noqa: S608
+        with self._reading() as db:
+            rows = db.execute(sql, (job, metric, *begin, limit)).fetchall()
+        last = (int(rows[-1][0]), int(rows[-1][1])) if len(rows) == limit and rows else None
+        return Page(tuple(_point(*row) for row in rows), last)
+
+    def downsampled(
+        self, job: str, metric: str, points: int = 2_000, between: tuple[float, float] | None = None
+    ) -> Curve:
+        """Return a curve in about `points` points: the lowest and the highest of each of `points / 2` buckets.
+
+        A curve with fewer points is returned whole. Steps are the x axis; where no point has a step, the time is.
+        `between` takes the part from one place of the x axis to another; `total` and `odd` then count that part.
+        """
+        with self._reading() as db:
+            found = db.execute("SELECT id FROM series WHERE job = ? AND name = ?", (job, metric)).fetchone()
+            return _downsampled(db, int(found[0]), points, between) if found else Curve((), (), (), 0, 0, False)
+
+    def alerts(self, job: str, after: int = 0, limit: int = 100) -> tuple[StoredAlert, ...]:
+        """Return a job's alerts after the id of one, in the order in which they were stored."""
+        sql = "SELECT id, type, at, body FROM alerts WHERE job = ? AND id > ? ORDER BY id LIMIT ?"
+        with self._reading() as db:
+            rows = db.execute(sql, (job, after, limit)).fetchall()
+        return tuple(StoredAlert(int(key), kind, at / 1e6, json.loads(body)) for key, kind, at, body in rows)
+
+    def last_alert(self, job: str) -> int:
+        """Return the id of a job's last alert; 0 where it has none."""
+        with self._reading() as db:
+            return int(db.execute("SELECT coalesce(max(id), 0) FROM alerts WHERE job = ?", (job,)).fetchone()[0])
+
+    # --------------------------------------------------------------------------------------------------- the file
+
+    def _open(self) -> sqlite3.Connection:
+        db = self._connect()
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("BEGIN IMMEDIATE")
+            found = int(db.execute("PRAGMA user_version").fetchone()[0])
+            if found == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                for statement in Path(__file__).with_name("schema.sql").read_text("utf-8").split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {VERSION}")
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            elif found != VERSION or db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                raise DiskError(
+                    f"{self.path} is not a metric store of this version", "Move it away; curves start again."
+                )
+            db.execute("COMMIT")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Open a connection for one look: a long one never blocks a writer or another reader."""
+        with self._translated(), contextlib.closing(self._connect()) as db:
+            db.execute("PRAGMA query_only = 1")
+            yield db
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise DiskError(
+                f"the metric store {self.path} can't be used: {error}", "Free some disk space, or move the file away."
+            ) from error
+
+
+def _point(step: int, at: int, value: float | None) -> Point:
+    return Point(None if step == NO_STEP else step, at / 1e6 if at else None, math.nan if value is None else value)
+
+
+def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tuple[float, float] | None = None) -> Curve:
+    """Let SQLite find the extremes of each bucket by its index: reading a million rows in Python takes longer."""
+    total, last_step = db.execute("SELECT count(*), max(step) FROM points WHERE series = ?", (series,)).fetchone()
+    if not total:
+        return Curve((), (), (), 0, 0, False)
+    # A point without a step is drawn only where none has one; then the time is the x axis, within that one step.
+    by_time = last_step == NO_STEP
+    x, within = ("at", f"series = ? AND step = {NO_STEP} AND at") if by_time else ("step", "series = ? AND step")
+    scale = 1e6 if by_time else 1
+    ends = f"SELECT {x} FROM points WHERE {within} >= 0 ORDER BY {x} %s LIMIT 1"  # noqa: S608
+    low, high = (int(db.execute(ends % way, (series,)).fetchone()[0]) for way in ("ASC", "DESC"))
+    if between is not None:
+        low, high = (min(max(round(place * scale), low), high) for place in between)
+        part = f"SELECT count(*) FROM points WHERE {within} BETWEEN ? AND ?"  # noqa: S608
+        total = db.execute(part, (series, low, high)).fetchone()[0]
+    odd = db.execute(
+        f"SELECT {x}, value FROM points INDEXED BY odd_points WHERE series = ? AND ({_ODD}) ORDER BY step, at",  # noqa: S608
+        (series,),
+    ).fetchall()
+    odd = odd if between is None else [(at, value) for at, value in odd if low <= at <= high]
+    if total <= points:
+        sql = f"SELECT {x}, value FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE} ORDER BY step, at"  # noqa: S608
+        rows = db.execute(sql, (series, low, high)).fetchall()
+    else:
+        rows = _extremes(db, series, (low, high, (high - low) // max(points // 2, 1) + 1), within)
+    return Curve(
+        x=tuple(at / scale for at, _ in rows),
+        values=tuple(value for _, value in rows),
+        markers=tuple(
+            Marker(at / scale, "nan" if value is None else "inf" if value > 0 else "-inf")
+            for at, value in odd[:: len(odd) // MAX_MARKERS + 1]
+        ),
+        total=int(total),
+        odd=len(odd),
+        by_time=by_time,
+    )
+
+
+def _extremes(
+    db: sqlite3.Connection, series: int, bounds: tuple[int, int, int], within: str
+) -> list[tuple[int, float]]:
+    """Return the lowest and the highest finite point of each bucket, in order. `bounds`: first, last and width."""
+    x, (low, high, width) = within.rpartition(" ")[2], bounds
+    finite = f"SELECT {x}, %s(value) FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE}"  # noqa: S608
+    rows: list[tuple[int, float]] = []
+    for begin in range(low, high + 1, width):
+        piece = (series, begin, min(begin + width - 1, high))
+        found = {db.execute(finite % pick, piece).fetchone() for pick in ("min", "max")}
+        rows += sorted(row for row in found if row[1] is not None)
+    return rows
+
+
+__all__ = ["Batch", "Cursor", "Curve", "Marker", "MetricStore", "Page", "Point", "Row", "Series", "StoredAlert"]

@@ -1,0 +1,96 @@
+"""What happened so far in this process: the stages that were reached, and the substitutes that were used."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+MOST = 40
+FEW_LAYERS = 128
+"""Above it a size of a config is a width, up to it also a number of layers, heads or experts."""
+_STAGES = ("import", "arguments", "data", "model", "trainer", "step", "save", "resume", "end")
+
+
+class Stopped(BaseException):
+    """A substitute can't go on. Not an Exception, or a library would take it for a failure of the network."""
+
+
+class Enough(BaseException):
+    """A training loop without an end has made its steps."""
+
+
+class Record:
+    """The state of one rehearsal."""
+
+    def __init__(self, order: Dict[str, Any]) -> None:
+        self.order = order
+        self.reached: List[str] = []
+        self.substitutes: Dict[str, str] = {}
+        self.made_up: List[str] = []
+        self.steps = 0
+        self.pushed: List[str] = []
+        self.resumed: Optional[bool] = None
+        self.usage = ""
+        self.caught: Optional[Exception] = None
+        self.unfit = ""
+        self.frozen = False
+        self.unsaved: Optional[str] = None
+        self.sizes: Set[Tuple[int, int]] = set()
+        self.numbers: Set[int] = set()
+        self.wants: List[Tuple[str, str]] = []
+
+    def at(self, stage: str) -> None:
+        """Note that a stage was reached."""
+        assert stage in _STAGES
+        if stage not in self.reached:
+            self.reached.append(stage)
+
+    def replaced(self, what: str, by: str, *, made_up: bool = False) -> None:
+        """Note a substitute. A made-up one is unlike the real thing, so what fails after it may be its fault."""
+        if len(self.substitutes) < MOST:
+            self.substitutes.setdefault(what, by)
+        if made_up and what not in self.made_up:
+            self.made_up.append(what)
+
+    def counts_on_sizes(self, words: str) -> bool:
+        """Return whether a number of the script fits the real model only, so that it explains an error.
+
+        That is a layer or head that is left out here, or the real width, its double, half or quarter.
+        """
+        if not any(what.startswith("model ") for what in self.substitutes):
+            return False
+        widths = {of for _, real in self.sizes for of in (real, real * 2, real // 2, real // 4) if real > FEW_LAYERS}
+        left_out = {n for small, real in self.sizes if real <= FEW_LAYERS for n in range(small, real)}
+        return bool(self.numbers & (left_out if "index" in words or "out of range" in words else widths))
+
+    def want(self, kind: str, name: str) -> Stopped:
+        """Note a repo that the parent did not bring, and return what to raise."""
+        self.wants.append((kind, name))
+        return Stopped(f"the {kind} {name} is not here")
+
+    def supply(self, kind: str, name: str) -> Optional[Dict[str, Any]]:
+        """Return what the parent brought of a repo."""
+        found: Optional[Dict[str, Any]] = self.order.get(kind, {}).get(name)
+        return found
+
+
+def model_files(work: str) -> List[str]:
+    """List the files that the script left in its working folder, the largest first: names, bounded."""
+    found: List[Tuple[int, str]] = []
+    for folder, folders, files in os.walk(work):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))[:200]
+        for name in files[:500]:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                found.append((os.path.getsize(path), os.path.relpath(path, work)))
+        if len(found) > 5_000:
+            break
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def write(path: str, outcome: Dict[str, Any]) -> None:
+    """Write the outcome where the parent reads it, whole or not at all."""
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        json.dump(outcome, file)
+    os.replace(path + ".part", path)

@@ -1,0 +1,120 @@
+"""Separate a fault of the script from what a substitute, this machine or a missing supply stopped."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import traceback
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+from gpuwarden.remote.first_step.child.record import Record, Stopped
+
+MOST = 600
+_NETWORK = re.compile(
+    r"(?i)offline|name resolution|network is unreachable|connection ?(error|refused|reset|attempts)|max retries|"
+    r"couldn't connect|getaddrinfo|LocalEntryNotFound|cannot find the requested files|urlopen error|ConnectError|"
+    r"couldn't reach|api[_ ]?key|log ?in|not been found in the cache|couldn't find any data file"
+)
+_GPU = re.compile(r"(?i)cuda|\bgpu|nvidia|nccl|flash.?att|triton|bitsandbytes|\bbnb\b|vllm|deepspeed|xformers")
+_GPU_PACKAGES = frozenset(
+    """flash_attn bitsandbytes vllm deepspeed triton xformers unsloth unsloth_zoo apex liger_kernel flashinfer cupy
+    transformer_engine""".split()  # noqa: SIM905
+)
+_SIZES = re.compile(r"(?i)size mismatch|shapes? cannot|out of range|mat1 and mat2|index out|must be divisible")
+_NAMES = (NameError, SyntaxError)
+_CALLS = re.compile(
+    r"unexpected keyword argument|required (positional|keyword-only) argument|positional arguments? but|"
+    r"multiple values for|got some positional-only|not used by the HfArgumentParser|cannot import name|"
+    r"object is not callable|is not a valid \w+|BuilderConfig|Unknown split|module '?[\w.]+'? has no attribute|"
+    r"type object '\w+' has no attribute"
+)
+
+
+def judge(record: Record, error: BaseException, script: str) -> Dict[str, Any]:
+    """Return the outcome of a script that ended with an error."""
+    line, text = place(error, script)
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SystemExit):
+        said = record.usage or f"it ends itself with exit code {error.code}"
+    found = {"line": line, "text": text[:200], "message": said[:MOST]}
+    if why := stopped(record, error):
+        return {**found, "outcome": "stopped", "why": why[:MOST]}
+    return {**found, "outcome": "fault", "certain": certain(record, error)}
+
+
+def certain(record: Record, error: BaseException) -> bool:
+    """Return whether an error has nothing to do with what a substitute is: a name, a call, an option that is wrong."""
+    wrong_call = isinstance(error, (TypeError, AttributeError, ImportError, ValueError)) and _CALLS.search(str(error))
+    return isinstance(error, _NAMES) or bool(wrong_call) or bool(record.usage)
+
+
+def judge_caught(record: Record, error: Exception, script: str) -> Dict[str, Any]:
+    """Return the outcome of a script that went on after an error; never certain, because its author foresaw one."""
+    found = judge(record, error, script)
+    return {**found, "message": f"it goes on after {found['message']}"[:MOST], "certain": False}
+
+
+def is_wrong(record: Record, error: BaseException) -> bool:
+    """Return whether an error that was caught says that the script's text is wrong, and not what it was given."""
+    thing = getattr(error, "obj", None)  # since Python 3.10
+    of_no_value = isinstance(error, AttributeError) and thing is not None and type(thing).__module__ != "builtins"
+    return not isinstance(error, ImportError) and (certain(record, error) or of_no_value)
+
+
+def stopped(record: Record, error: BaseException) -> str:
+    """Return why an error is not the script's fault; empty where it is."""
+    if isinstance(error, Stopped) or record.unfit:
+        return record.unfit or str(error)
+    if isinstance(error, ImportError):
+        return _missing(record, error)
+    if certain(record, error) or isinstance(error, SystemExit):
+        return ""
+    words = " ".join(f"{type(e).__name__}: {e}" for e in _chain(error))[:4_000]
+    name = getattr(error, "filename", None)
+    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # the job's own folder has the same files as here
+    for reason, so in (
+        ("it needs more memory than a rehearsal has", isinstance(error, MemoryError) or "allocate memory" in words),
+        ("it needs more room for files than a rehearsal has", "No space left on device" in words),
+        ("it needs a GPU here", _GPU.search(words)),
+        ("it needs the network here", isinstance(error, (ConnectionError, TimeoutError)) or _NETWORK.search(words)),
+        (f"the file {name} is not here", isinstance(error, FileNotFoundError) and elsewhere),
+        (f"a substitute is unlike the real thing: {', '.join(record.made_up[:1])}", record.made_up),
+        ("it depends on the sizes of the real model", _SIZES.search(words) and record.counts_on_sizes(words)),
+    ):
+        if so:
+            return reason
+    return ""
+
+
+def _missing(record: Record, error: ImportError) -> str:
+    """Return why an import fails for a reason that is not the script's."""
+    whole = error.name or ""
+    top = whole.split(".")[0]
+    if top in _GPU_PACKAGES or (_GPU.search(str(error)) and not _CALLS.search(str(error))):
+        return f"{top or 'a package'} needs a GPU"
+    if not isinstance(error, ModuleNotFoundError) or record.order.get("own_environment"):
+        return ""
+    there = top in sys.modules and top != whole
+    return f"the {top} that is installed here has no {whole}" if there else f"the package {top} is not installed here"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen = set()
+    current: Optional[BaseException] = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def place(error: BaseException, script: str) -> Tuple[int, str]:
+    """Return the last line of the script that an error passed through, and its text."""
+    if isinstance(error, SyntaxError) and error.filename == script:
+        return error.lineno or 0, (error.text or "").strip()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == script]
+    if not frames:
+        return 0, ""
+    number = frames[-1].lineno or 0
+    return number, linecache.getline(script, number).strip()

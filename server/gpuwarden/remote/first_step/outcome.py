@@ -1,0 +1,48 @@
+"""What came of a rehearsal, as the child reports it. The script runs in that process, so every word is a claim."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from gpuwarden.core.models import Frozen
+
+Ended = Literal["passed", "fault", "stopped"]
+"""`fault` is the script's; `stopped` is a rehearsal that a substitute, a bound or a missing part ended."""
+Text = Annotated[str, Field(max_length=2_000)]
+Name = Annotated[str, Field(max_length=500)]
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class Outcome(Frozen):
+    """One rehearsal. `certain`: the error does not depend on any substitute. `why` says what stopped it.
+
+    `line` and `text` are the script's last line before the error, 0 where there is none. `reached` are the stages in
+    order: import, arguments, data, model, trainer, step, save, resume, end.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    outcome: Ended
+    certain: bool = False
+    why: Text = ""
+    message: Text = ""
+    line: Count = 0
+    text: Name = ""
+    reached: tuple[Name, ...] = Field(default=(), max_length=20)
+    substitutes: dict[Name, Name] = Field(default={}, max_length=64)
+    steps: Count = 0
+    resumed: bool | None = None
+    pushed: tuple[Name, ...] = Field(default=(), max_length=20)
+    files: tuple[Annotated[str, Field(max_length=4_096)], ...] = Field(default=(), max_length=200)
+    wants: tuple[tuple[Name, Name], ...] = Field(default=(), max_length=8)
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    peak_mb: float = 0.0
+    log: str = ""
+
+
+def stopped(why: str, log: str = "") -> Outcome:
+    """Return the outcome of a rehearsal that ended without a report."""
+    return Outcome(outcome="stopped", why=why, log=log)

@@ -1,0 +1,57 @@
+"""Choose the interface over which ranks on different nodes meet, and read NCCL's own choice. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
+
+from gpuwarden.remote.host.node_facts import GroupFacts, Interface
+
+
+def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
+    """Return each node's interfaces that ranks can use; an address that two nodes have leads to neither.
+
+    A node without an answer about its interfaces is left out.
+    """
+    known = {name: node.interfaces for name, node in facts.nodes.items() if node.interfaces is not None}
+    distinct = {facts.nodes[name].identity or name: found for name, found in known.items()}
+    owners = Counter(a for found in distinct.values() for a in {i.address for i in found if i.address})
+    return {
+        name: [i for i in found if i.usable and i.address and owners[i.address] == 1] for name, found in known.items()
+    }
+
+
+def chosen(facts: GroupFacts) -> dict[str, Interface]:
+    """Return for each node the interface that is best for the group, without the nodes where none can be named.
+
+    A network that all nodes are in comes first, the fastest of several. Otherwise each node's way out is taken.
+    """
+    usable = candidates(facts)
+    networks = {name: {net: i for i in found if (net := i.network)} for name, found in usable.items()}
+    shared = set[IPv4Network].intersection(*(set(found) for found in networks.values())) if networks else set()
+    if shared:
+        # The slowest node decides what a network is worth: first by its speed, then by the size of its packets.
+        worth = {net: [(found[net].mbit or 0, found[net].mtu or 0) for found in networks.values()] for net in shared}
+        best = max(sorted(shared), key=lambda net: min(worth[net]))
+        return {name: found[best] for name, found in networks.items()}
+    ways_out = {name: found if len(found) == 1 else [i for i in found if i.default] for name, found in usable.items()}
+    return {name: found[0] for name, found in ways_out.items() if found}
+
+
+def variable_for(best: Mapping[str, Interface], facts: GroupFacts) -> str:
+    """Return the value of NCCL_SOCKET_IFNAME that names exactly these interfaces on every node; "" without any.
+
+    NCCL reads a name as a prefix, unless `=` comes before the list.
+    """
+    names = sorted({i.name for i in best.values()})
+    text = ",".join(names)
+    others = {i.name for node in facts.nodes.values() for i in node.interfaces or () if i.name not in names}
+    return f"={text}" if names and any(other.startswith(tuple(names)) for other in others) else text
+
+
+def left_alone(found: Sequence[Interface]) -> list[str]:
+    """Return the interfaces among which NCCL chooses by itself: `ib` first, then all but Docker's and the loopback."""
+    there = [i for i in found if i.up and i.address and i.kind != "loopback"]
+    fast = [i.name for i in there if i.name.startswith("ib")]
+    return fast or [i.name for i in there if not i.name.startswith("docker")] or [i.name for i in there]

@@ -1,0 +1,601 @@
+"""Ask and order Slurm on a host where its commands are. Shipped as source; standard library only, Python >= 3.8.
+
+    python -I -S -c LOADER    the agent's source and one JSON object on stdin, one JSON object on stdout
+
+Outputs of Slurm's commands go back as they are, or as the rows of our jobs with the fields that are read: the list of a
+large cluster is long. What they mean is decided where they arrive. The verbs:
+
+    jobs      the rows of our jobs: one `squeue`, and one `sacct` for those that it does not have
+    limits    what the cluster allows: configuration, partitions, nodes, associations, and its check of a request
+    submit    `sbatch`, once for each name: what was submitted before is found and answered
+    array     one `sbatch` for many jobs, each with its own run folder, once for each name of an array
+    stop      `scancel`, after a signal and a grace for what runs
+"""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional, Set
+
+QUESTION_S = 40.0
+MAX_LIST = 512 << 20
+MAX_TABLE = 64 << 20
+MAX_NAMES = 2_000  # of jobs in one argument
+MAX_TASKS = 4_000_001  # Slurm's own limit of an array
+KEPT = (
+    "job_id", "name", "comment", "job_state", "state_reason", "partition", "nodes", "restart_cnt", "submit_time",
+    "eligible_time", "start_time", "end_time", "time_limit", "exit_code", "tres_alloc_str", "tres_req_str",
+    "array_job_id", "array_task_id", "array_task_string", "user_name", "user_id", "current_working_directory",
+)  # fmt: skip
+SACCT = "JobID,JobName,State,ExitCode,Submit,Start,End,ElapsedRaw,Partition,AllocTRES,NodeList,WorkDir"
+QOS = (
+    "Name,MaxWall,MaxTRES,MaxTRESPerNode,MaxTRESPerUser,MaxTRESPerAccount,MaxJobsPerUser,MaxJobsPerAccount,"
+    "MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpJobs,GrpSubmit,GrpTRES,GrpTRESMins,MaxTRESMins,GrpWall"
+)
+TEXT = "%A|%F|%K|%j|%T|%r|%P|%N|%V|%S|%e|%l|%u|%Z"
+TEXT_KEYS = (
+    "job_id", "array_job_id", "array_task_id", "name", "job_state", "state_reason", "partition", "nodes", "submit_time",
+    "start_time", "end_time", "time_limit", "user_name", "current_working_directory",
+)  # fmt: skip
+# What Slurm's commands need, or what its users set for them. A token of the shell that asks never gets into a job.
+PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TERM", "SLURM_CONF", "SLURM_CLUSTERS")
+PASSED_FAMILIES = ("LC_", "SBATCH_", "MODULE", "LMOD_")
+# These would make one job many, or let `sbatch` wait for its end.
+NOT_PASSED = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
+MORE_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
+Json = Dict[str, Any]
+
+
+def environment(extra: Json) -> Dict[str, str]:
+    """Return the environment of Slurm's commands, which a job inherits."""
+    kept = {k: v for k, v in os.environ.items() if k in PASSED or k.startswith(PASSED_FAMILIES)}
+    env = {**kept, **{str(k): str(v) for k, v in extra.items()}, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+    for name in NOT_PASSED:
+        env.pop(name, None)
+    env["PATH"] = ":".join(dict.fromkeys([p for p in env.get("PATH", "").split(":") if p] + list(MORE_PATH)))
+    return env
+
+
+def run(argv: List[str], env: Json) -> Json:
+    """Run one command to its end; `rc` is None where it could not be run or gave no answer in time."""
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, env=env, timeout=QUESTION_S)
+    except subprocess.TimeoutExpired:
+        return {"rc": None, "out": "", "err": "{} gave no answer in {:.0f} s".format(argv[0], QUESTION_S)}
+    except OSError as error:
+        return {"rc": None, "out": "", "err": "{} can't be run: {}".format(argv[0], error.strerror)}
+    out = done.stdout[:MAX_LIST].decode("utf-8", "replace")
+    return {"rc": done.returncode, "out": out, "err": done.stderr[-2000:].decode("utf-8", "replace")}
+
+
+def queue(folders: Dict[str, str], env: Json) -> Json:
+    """Return the rows of our jobs in Slurm's queue by one list; `rows` is None where the list is not one.
+
+    Slurm may have been built without JSON, and then refuses the option: the same list is asked for as text.
+    """
+    done = run(["squeue", "--json", "--me", "--states=all"], env)
+    if done["rc"] not in (0, None):
+        plain = run(["squeue", "-h", "-r", "--me", "--states=all", "-o", TEXT], env)
+        lines = [line.split("|", len(TEXT_KEYS) - 1) for line in plain["out"].splitlines() if line.strip()]
+        if plain["rc"] == 0 and all(len(fields) == len(TEXT_KEYS) for fields in lines):
+            found = [dict(zip(TEXT_KEYS, fields)) for fields in lines]
+            done = {"rc": 0, "out": json.dumps({"jobs": [spelled(job) for job in found]}), "err": ""}
+    try:
+        answer = json.loads(done["out"]) if done["rc"] == 0 else None
+    except (ValueError, RecursionError):
+        answer = None
+    jobs = answer.get("jobs") if isinstance(answer, dict) else None
+    if answer is None or not isinstance(jobs, list) or answer.get("errors"):
+        said = str((answer or {}).get("errors") or "")[:500] if isinstance(answer, dict) else done["out"][:200]
+        return {"rows": None, "rc": done["rc"], "err": done["err"].strip() or said}
+    mine, tasks = getpass_user(), tasks_of(folders)
+    of_arrays = {array["stem"]: array["folder"] for array in tasks.values()}
+    rows = [{key: job.get(key) for key in KEPT} for job in jobs if isinstance(job, dict) and ours(job, folders, mine)]
+    shared = [job for job in jobs if isinstance(job, dict) and ours(job, of_arrays, mine)]
+    try:
+        rows += [row for job in shared for row in split(job, tasks)]
+    except ValueError as error:
+        return {"rows": None, "rc": 0, "err": str(error)}
+    return {"rows": rows, "rc": 0, "err": "", "meta": answer.get("meta"), "tasks": tasks}
+
+
+def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
+    """Return the array and the index of each of these jobs that is a task of one, by the name that it would have alone.
+
+    Its run folder names the array; the array's own folder has the table of its tasks.
+    """
+    found, tables = {}, {}  # type: Dict[str, Json], Dict[str, Json]
+    for stem, folder in folders.items():
+        for file in in_folder(folder):
+            name = file[: -len(".array")]
+            array = read_json(folder + "/" + file) if file.endswith(".array") and name.startswith(stem + "-a") else None
+            if array is None:
+                continue
+            table = "{}/{}.table".format(array.get("folder"), array.get("name"))
+            index = tables.setdefault(table, read_json(table, MAX_TABLE) or {}).get(name)
+            if isinstance(index, int):
+                there = str(array["name"])
+                found[name] = {"name": there, "stem": there.rpartition("-a")[0], "folder": str(array["folder"]),
+                               "index": index, "at": folder}  # fmt: skip
+    return found
+
+
+def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
+    """Return a row of an array as a row of each task that it is about: Slurm keeps one for all that wait together."""
+    number = row.get("array_task_id")
+    while isinstance(number, dict):
+        number = number.get("number") if number.get("set") is not False else None
+    waiting = row.get("array_task_string")
+    about = indices(str(waiting)) if waiting else indices(str(number)) if number is not None else set()
+    found = []
+    for name, task in tasks.items():
+        if task["name"] == row.get("name") and task["index"] in about:
+            array = row.get("array_job_id")
+            while isinstance(array, dict):
+                array = array.get("number")
+            own = {"name": name, "current_working_directory": task["at"], "task": "{}_{}".format(array, task["index"])}
+            found.append({**{key: row.get(key) for key in KEPT}, **own})
+    return found
+
+
+def indices(text: str) -> Set[int]:
+    """Return the indices that Slurm writes as `7`, `[5-9%2]` or `1,3,8-100:2`. Raises ValueError for another form."""
+    found = set()  # type: Set[int]
+    for part in text.strip("[]").partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part)
+        if match is None:
+            raise ValueError("Slurm names the tasks of an array in a form that is not known: " + text[:80])
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if step < 1 or not 0 <= last - first <= MAX_TASKS:
+            raise ValueError("Slurm names impossible tasks of an array: " + text[:80])
+        found.update(range(first, last + 1, step))
+    return found
+
+
+def ranges(numbers: List[int]) -> str:
+    """Return indices as `--array` takes them, such as `0-3,5`."""
+    parts = []  # type: List[List[int]]
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else "{}-{}".format(first, last) for first, last in parts)
+
+
+def in_folder(folder: str) -> List[str]:
+    """Return the names in a folder, none where it can't be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def spelled(job: Json) -> Json:
+    """Return a line of text in the form of the JSON list: without what is not set, and with a limit in minutes."""
+    known = {k: v for k, v in job.items() if v not in ("N/A", "NONE", "(null)")}
+    days, _, rest = ("0-" + known.pop("time_limit", "")).rpartition("-")
+    parts = [int(p) for p in rest.split(":") if p.isdigit()]
+    minutes = sum(p * f for p, f in zip(reversed(parts), (1 / 60, 1, 60))) + 1440 * int(days.rpartition("-")[2])
+    return {**known, **({"time_limit": minutes} if parts else {})}
+
+
+def ours(job: Json, folders: Dict[str, str], mine: str) -> bool:
+    """Return whether a row has one of our names, our user and that name's run folder; anybody may give such a name.
+
+    Some versions list everybody's jobs.
+    """
+    stem, _, number = str(job.get("name")).rpartition("-a")
+    at = job.get("current_working_directory") or folders.get(stem)
+    return number.isdigit() and stem in folders and at == folders[stem] and job.get("user_name") in (mine, None, "")
+
+
+def getpass_user() -> str:
+    """Return the name of the user whose jobs these are."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.getuid()).pw_name
+    except (ImportError, KeyError):
+        return getpass.getuser()
+
+
+def jobs(request: Json, env: Json) -> Json:
+    """Return the queue's rows of our jobs, and those of accounting for the jobs that the queue has no more.
+
+    `folders` has the run folder of each stem of a name: what was submitted left a file there.
+    """
+    folders = request["folders"]
+    found = queue(folders, env)
+    reply = {"ok": True, "queue": found, "accounting": None, "now": time.time()}
+    there = {str(row["name"]).rpartition("-a")[0] for row in found["rows"] or ()}
+    tasks = found.pop("tasks", {})
+    logs = {name.rpartition("-a")[0]: log_of(task) for name, task in tasks.items()}
+    reply["said"] = {stem: last_words(folder, logs.get(stem)) for stem, folder in folders.items() if stem in there}
+    lost = {stem: folder for stem, folder in folders.items() if stem not in there}
+    homes = {name.rpartition("-a")[0]: task["folder"] for name, task in tasks.items()}
+    reply["sending"] = [stem for stem, at in lost.items() if taken(at) or (stem in homes and taken(homes[stem]))]
+    lacking = {name for stem, folder in lost.items() for name in submitted(stem, folder)}
+    lacking |= {task["name"] for name, task in tasks.items() if name.rpartition("-a")[0] in lost}
+    if found["rows"] is not None and lacking:
+        since = "now-{}days".format(int(request.get("days") or 30))
+        named = ["--name=" + ",".join(sorted(lacking))] if len(lacking) <= MAX_NAMES else []
+        argv = ["sacct", "-X", "-n", "-P", "-S", since, *named, "-o", SACCT]
+        answer = reply["accounting"] = run(argv, env)
+        if answer["rc"] == 0:
+            answer["out"] = "".join(line + "\n" for line in accounted(answer["out"], tasks, lacking))
+        if answer["rc"] != 0:  # a cluster may have no accounting, which is another thing than one that is down
+            config = run(["scontrol", "show", "config"], env)
+            answer["kept"] = not (config["rc"] == 0 and "accounting_storage/none" in config["out"])
+    return reply
+
+
+def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
+    """Return the lines of `sacct` under these names, with those of arrays as lines of each of our tasks."""
+    found = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        job, of_array, index = fields[0].partition("_")
+        if fields[1:2] and fields[1] not in names:
+            continue
+        if not of_array:
+            found.append(line)
+            continue
+        for name, task in tasks.items():
+            if fields[1:2] == [task["name"]] and fields[-1] == task["folder"] and task["index"] in indices(index):
+                own = "{}_{}".format(job, task["index"])
+                found.append("|".join([own, name, *fields[2:-1], task["at"]]))
+    return found
+
+
+def log_of(task: Json) -> str:
+    """Return the file into which Slurm writes what a task's batch script says."""
+    return "{}/engine.{}.log".format(task["folder"], task["index"])
+
+
+def last_words(folder: str, log: Optional[str] = None) -> str:
+    """Return what a batch script wrote that never came to its runner: why it could not."""
+    if os.path.exists(folder + "/status.json"):
+        return ""
+    try:
+        return read_end(log or folder + "/engine.log", 300).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def submitted(stem: str, folder: str) -> List[str]:
+    """Return the names under which a job was submitted, and the first one even where no file says so."""
+    names = {
+        f[: -len(".submitted")] for f in in_folder(folder) if f.startswith(stem + "-a") and f.endswith(".submitted")
+    }
+    return sorted(names | {stem + "-a1"})
+
+
+def limits(request: Json, env: Json) -> Json:
+    """Return the texts that say what the cluster allows, and its own check of a request that starts nothing."""
+    user = getpass_user()
+    asked = {
+        "config": ["scontrol", "show", "config"],
+        "partitions": ["scontrol", "show", "partition", "-o"],
+        "nodes": ["sinfo", "-h", "-o", "%R|%G|%c|%m|%D|%t"],
+        "associations": ["sacctmgr", "-n", "-P", "show", "assoc", "user=" + user,
+                         "format=Cluster,Account,Partition,QOS,DefaultQOS"],
+        "qos": ["sacctmgr", "-n", "-P", "show", "qos", "format=" + QOS],
+        "usage": ["scontrol", "-o", "show", "assoc_mgr", "users=" + user, "flags=assoc,qos"],
+        "check": ["sbatch", "--test-only", *request["args"], "--wrap", "true"],
+    }  # fmt: skip
+    answers = {name: run(argv, env) for name, argv in asked.items()}
+    return {"ok": True, "user": user, "uid": os.getuid(), **answers}
+
+
+def submit(request: Json, env: Json) -> Json:
+    """Submit a batch script under a name that no other job of this user has, or answer with the one that has it.
+
+    A job that was given to an array is submitted under the array's lock, so that it is not sent by both.
+    """
+    folder, name = request["folder"], request["name"]
+    lock = locked(folder + "/submit.lock")
+    try:
+        array = read_json(folder + "/" + name + ".array")
+        if array is None:
+            return submitted_once(request, env)
+    finally:
+        if lock >= 0:
+            os.close(lock)
+    lock = locked(str(array.get("folder")) + "/submit.lock")
+    try:
+        return submitted_once(request, env)
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def submitted_once(request: Json, env: Json) -> Json:
+    """Submit a batch script unless its job was submitted before, by itself or as a task."""
+    folder, name = request["folder"], request["name"]
+    stem = name.rpartition("-a")[0]
+    known = read_json(folder + "/" + name + ".submitted")
+    task = tasks_of({stem: folder}).get(name)
+    if known is None and task is not None:
+        known = read_json("{}/{}.submitted".format(task["folder"], task["name"]))
+    if known is not None:
+        return {"ok": True, "id": known.get("id"), "adopted": True}
+    found = queue({stem: folder}, env)
+    if found["rows"] is None:
+        return {"ok": False, "code": "unreachable", "error": found["err"]}
+    there = [row for row in found["rows"] if row["name"] == name]
+    if there:
+        return {"ok": True, "id": there[0]["job_id"], "adopted": True}
+    return sbatch(request, env, folder, name)
+
+
+def array(request: Json, env: Json) -> Json:
+    """Submit many jobs as one array, once for its name; a job that was submitted by itself is left out.
+
+    Each run folder names the array before anything is sent. From then on a submit of that job alone looks for it there.
+    """
+    folder, name, tasks = request["folder"], request["name"], request["tasks"]
+    lock = locked(folder + "/submit.lock")
+    try:
+        if read_json(folder + "/" + name + ".submitted") is not None:
+            return {"ok": True, "adopted": True}
+        config = run(["scontrol", "show", "config"], env)
+        most = re.search(r"^MaxArraySize\s*=\s*(\d+)", config["out"], re.MULTILINE)
+        if config["rc"] != 0 or most is None:
+            said = config["err"].strip() or "its configuration names no MaxArraySize"
+            return {"ok": False, "code": "unreachable", "error": said}
+        if len(tasks) > int(most[1]):
+            said = "an array of {} tasks, where MaxArraySize is {}".format(len(tasks), most[1])
+            return {"ok": False, "code": "refused", "error": said}
+        left = [task for task in tasks if pointed(task, folder, name, request["files"])]
+        stems = {task["name"].rpartition("-a")[0]: task["folder"] for task in left}
+        found = queue({**stems, name.rpartition("-a")[0]: folder}, env)
+        if found["rows"] is None:
+            return {"ok": False, "code": "unreachable", "error": found["err"]}
+        there = {row["name"]: row for row in found["rows"]}
+        if name in there:
+            write(folder + "/" + name + ".submitted", json.dumps({"id": there[name].get("array_job_id")}))
+            return {"ok": True, "adopted": True}
+        for task in left:
+            if task["name"] in there:
+                os.unlink(task["folder"] + "/" + task["name"] + ".array")
+        left = [task for task in left if task["name"] not in there]
+        if not left:
+            return {"ok": True, "adopted": True}
+        write(folder + "/" + name + ".table", json.dumps({task["name"]: task["index"] for task in left}))
+        bound = "--array={}%{}".format(ranges([task["index"] for task in left]), int(request["at_once"]))
+        secrets = {"GPUWARDEN_ORDER_{}".format(task["index"]): json.dumps(task["secrets"]) for task in left}
+        return sbatch({**request, "args": [bound, *request["args"]]}, {**env, **secrets}, folder, name)
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def pointed(task: Json, folder: str, name: str, files: Json) -> bool:
+    """Put a task's files into its run folder, with the name of its array; False for a job that was submitted alone."""
+    os.makedirs(task["folder"], mode=0o700, exist_ok=True)
+    lock = locked(task["folder"] + "/submit.lock")
+    try:
+        if os.path.exists("{}/{}.submitted".format(task["folder"], task["name"])):
+            return False
+        for file, content in task["files"].items():
+            put(task["folder"] + "/" + file, base64.b64decode(files[content]))
+        array = json.dumps({"folder": folder, "name": name}).encode()
+        put("{}/{}.array".format(task["folder"], task["name"]), array)
+        return True
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
+    """Run `sbatch`. After a failure Slurm's list and its check of the same request tell a refusal from a lost reply."""
+    script = folder + "/" + name + ".sh"
+    write(script, request["script"])
+    given = {**env, "GPUWARDEN_ORDER": json.dumps(request.get("secrets") or {})}
+    done = run(["sbatch", "--parsable", "--export=ALL", *request["args"], script], given)
+    number = done["out"].strip().partition(";")[0]
+    if done["rc"] == 0 and number.isdigit():
+        try:
+            write(folder + "/" + name + ".submitted", json.dumps({"id": int(number)}))
+        except OSError:  # it was submitted all the same, and is found by its name
+            pass
+        return {"ok": True, "id": int(number), "adopted": False}
+    found = queue({name.rpartition("-a")[0]: folder}, env)
+    there = [row for row in found["rows"] or () if row["name"] == name]
+    if there:
+        return {"ok": True, "id": there[0]["job_id"], "adopted": True}
+    check = run(["sbatch", "--test-only", *request["args"], script], given)
+    refused = found["rows"] is not None and done["rc"] not in (None, 0) and check["rc"] not in (None, 0)
+    said = (done["err"] or done["out"]).strip()
+    return {"ok": False, "code": "refused" if refused else "unreachable", "error": said or "sbatch gave no job id"}
+
+
+def stop(request: Json, env: Json) -> Json:
+    """End a job: a pending one at once, a running one by a signal to its batch script, and after its grace for good."""
+    name, folder, grace = request["name"], request["folder"], float(request["grace_s"])
+    end = time.monotonic() + float(request["wait_s"])
+    asked_at = None  # type: Optional[float]
+    while True:
+        found = queue({name: folder}, env)
+        if found["rows"] is None:
+            return {"ok": False, "code": "unreachable", "error": found["err"]}
+        live = [row for row in found["rows"] if not has_ended(row, request["ended"])]
+        if not live:
+            record_unstarted(request, found)
+            return {"ok": True, "result": "gone" if asked_at is None else "stopped"}
+        if asked_at is None:
+            asked_at = asked_since(folder, grace)
+            for row in live:
+                soft = hears(row, folder) and time.time() - asked_at <= grace
+                number = number_of(row)
+                run(["scancel", "--batch", "--signal=TERM", number] if soft else ["scancel", number], env)
+        elif time.time() - asked_at > grace:
+            for row in live:
+                run(["scancel", number_of(row)], env)
+        if time.monotonic() >= end:
+            return {"ok": True, "result": "pending"}
+        time.sleep(0.3)
+
+
+def asked_since(folder: str, grace: float) -> float:
+    """Return when the end of a job was first asked for, which is written down now unless it was.
+
+    The job may have written that file, or the clock was set back since: a time that can't be is none, and where the
+    file can't be written the grace is over.
+    """
+    now = time.time()
+    earlier = (read_json(folder + "/stop.json") or {}).get("asked_at")
+    if isinstance(earlier, (int, float)) and 0 < earlier <= now:
+        return float(earlier)
+    if os.path.isdir(folder):
+        try:
+            write(folder + "/stop.json", json.dumps({"grace_s": grace, "asked_at": now}))
+        except OSError:
+            return 0.0
+    return now
+
+
+def number_of(row: Json) -> str:
+    """Return the id that means this job alone: the number of an array's last task is also that of the whole array."""
+    return str(row.get("task") or row["job_id"])
+
+
+def record_unstarted(request: Json, found: Json) -> None:
+    """Leave a last word of a job that was ended before it ran: Slurm keeps none of a task that waited."""
+    name, folder = request["name"], request["folder"]
+    attempt = max(int(n.rpartition("-a")[2]) for n in [*submitted(name, folder), *found["tasks"]])
+    if read_json(folder + "/stop.json") is None or read_json(folder + "/status.json") is not None:
+        return
+    word = {"state": "canceled", "reason": "stopped", "token": request["token"], "attempt": attempt,
+            "requeues": 0, "ended_at": time.time()}  # fmt: skip
+    try:
+        write(folder + "/status.json", json.dumps(word))
+    except OSError:  # it has ended all the same
+        pass
+
+
+def hears(row: Json, folder: str) -> bool:
+    """Return whether a job's runner is there to take a signal: it has written a status in this very run of the job."""
+    status = read_json(folder + "/status.json") or {}
+    count = row.get("restart_cnt")
+    here = status.get("engine_id") == number_of(row) and count in (status.get("requeues"), None)
+    return here and status.get("state") == "running" and state_of(row) == "RUNNING"
+
+
+def state_of(row: Json) -> str:
+    """Return a row's state, which later versions write as a list."""
+    state = row.get("job_state")
+    while isinstance(state, dict):
+        state = state.get("current")
+    return str(state[0] if isinstance(state, list) and state else state)
+
+
+def has_ended(row: Json, ended: List[str]) -> bool:
+    """Return whether a row is of a job that will not run again by itself."""
+    return state_of(row) in ended
+
+
+def locked(path: str) -> int:
+    """Return a lock's descriptor once it is free; -1 where the file system has none."""
+    import fcntl
+
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    for _ in range(200):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            time.sleep(0.1)
+        except OSError:
+            break
+    else:
+        os.close(fd)
+        raise OSError(11, "another submit of this job has the lock", path)
+    os.close(fd)
+    return -1
+
+
+def taken(folder: str) -> bool:
+    """Return whether a submit of a run folder's job is on its way: its caller may be dead, and it goes on."""
+    import fcntl
+
+    try:
+        fd = os.open(folder + "/submit.lock", os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def write(path: str, text: str) -> None:
+    """Write a private file, whole or not at all."""
+    put(path, text.encode())
+
+
+def put(path: str, content: bytes) -> None:
+    """Write a private file, whole or not at all, unless it has this content already."""
+    try:
+        if read_end(path, len(content) + 1) == content:
+            return
+    except OSError:
+        pass
+    part = "{}.{}.tmp".format(path, os.getpid())
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(part, path)
+
+
+def read_json(path: str, most: int = 65_536) -> Optional[Json]:
+    """Return the object in a small file; None without one."""
+    try:
+        found = json.loads(read_end(path, most))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_end(path: str, most: int) -> bytes:
+    """Return the last bytes of a plain file. A job can put anything under any name here, such as a pipe that blocks."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        there = os.fstat(fd)
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(22, "not a plain file", path)
+        file.seek(max(0, there.st_size - most))
+        return file.read(most)
+
+
+VERBS = {"jobs": jobs, "limits": limits, "submit": submit, "array": array, "stop": stop}
+
+
+def main() -> None:
+    """Carry out the request on stdin."""
+    request = json.loads(sys.stdin.buffer.read() or b"{}")
+    try:
+        reply = VERBS[request["verb"]](request, environment(request.get("env") or {}))
+    except OSError as error:
+        reply = {"ok": False, "code": "io_error", "error": "{}: {}".format(error.strerror, error.filename)}
+    sys.stdout.write(json.dumps(reply) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Look at all nodes of an allocation before the command runs on them: one bad node hangs the group, and all bill.
+
+The engine starts `node_agent.py` of the run folder once on each node. What they answer and what is wrong goes into
+`nodes.json`. Only what was seen counts as wrong; an engine that could not start the look, or a look that was cut off
+before all had answered, lets the command run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Sequence
+
+from gpuwarden.remote.runner.files import write_atomic
+from gpuwarden.remote.runner.protocol import Json
+
+NODES_LOOK_S = 90.0
+CLOCK_S = 2.0
+"""Clocks further apart order logs and checkpoints wrongly, and let short-lived tokens fail."""
+NOWHERE = ("loopback", "bridge")
+MAX_OUT = 16 << 20
+Problems = List[Dict[str, Any]]  # noqa: UP006
+
+
+def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[str, str]) -> Problems:
+    """Ask `count` nodes what they are and have, and return what is wrong; `start` is the engine's own command."""
+    import subprocess
+
+    command = [*start, sys.executable, "-I", "-S", folder + "/node_agent.py"]
+    asked_at, cut_off = time.time(), False
+    try:
+        done = subprocess.run(
+            command, input=b'{"verb": "facts"}\n', capture_output=True, timeout=NODES_LOOK_S, check=False
+        )
+        out, said = done.stdout[:MAX_OUT], done.stderr[-2000:]
+    except subprocess.TimeoutExpired as error:
+        out, said, cut_off = (error.stdout or b"")[:MAX_OUT], b"the look took too long", True
+    except OSError as error:
+        out, said = b"", str(error).encode()
+    nodes = []
+    for row in out.splitlines():
+        try:
+            answer = json.loads(row)
+        except (ValueError, RecursionError):
+            continue
+        if _of_a_node(answer):
+            nodes.append(answer)
+    # A node that is slow to answer is not yet a silent one.
+    found = problems(nodes, 0 if cut_off else count, env, asked_at, time.time())
+    seen = {"asked": count, "problems": found, "nodes": nodes, "said": said.decode("utf-8", "replace")}
+    try:
+        write_atomic(folder + "/nodes.json", json.dumps(seen).encode())
+    except OSError:  # what was found counts all the same
+        pass
+    return found
+
+
+def _of_a_node(answer: object) -> bool:
+    """Return whether a row has the shape of `node_agent.py`'s answer; a login script may print anything."""
+    if not isinstance(answer, dict) or answer.get("ok") is not True:
+        return False
+    interfaces = answer.get("interfaces") or []
+    return all(isinstance(answer.get(key) or {}, dict) for key in ("fabric", "torch", "env")) and (
+        isinstance(interfaces, list) and all(isinstance(one, dict) for one in interfaces)
+    )
+
+
+def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: float, until: float) -> Problems:
+    """Return what of these nodes can't work together, as codes with their sentences. Their clocks were read between the
+    two times of the first node.
+    """
+    found: Problems = []
+
+    def add(code: str, node: str, text: str) -> None:
+        found.append({"code": code, "node": node, "text": (f"{node}: " if node else "") + text})
+
+    named = {str(node.get("node") or node.get("hostname")): node for node in nodes}
+    if named and len(named) < count:
+        add("silent", "", f"only {len(named)} of {count} nodes answered: {', '.join(named)}")
+    for name, node in named.items():
+        now = node.get("now")
+        if isinstance(now, (int, float)) and not since - CLOCK_S <= now <= until + CLOCK_S:
+            add("clock_off", name, f"its clock is at least {min(abs(now - since), abs(now - until)):.0f} s off")
+        fabric = node.get("fabric") or {}
+        if fabric.get("switches") and fabric.get("service") in ("inactive", "failed"):
+            add("fabric_down", name, f"it has NVSwitches, and its fabric manager is {fabric['service']}")
+        own = {**(node.get("env") or {}), **env}
+        there = {str(i.get("name")): str(i.get("kind") or "") for i in node.get("interfaces") or () if i.get("up")}
+        for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            value = str(own.get(variable) or "")
+            words = value.split(",") if variable[0] == "G" else selected(value, list(there))
+            taken = [word for word in words if word in there]
+            if value and node.get("interfaces") is not None and not any(there[word] not in NOWHERE for word in taken):
+                leads = f"selects {', '.join(taken)}, which leads to no other node" if taken else "is not there"
+                add("interface_wrong", name, f"{variable} is {value}, and that {leads}")
+    for what, key in (("PyTorch", "torch"), ("NCCL", "nccl")):
+        versions = {name: (node.get("torch") or {}).get(key) for name, node in named.items()}
+        have = {name: version for name, version in versions.items() if version}
+        first = next(iter(have), "")
+        for name, version in have.items():
+            if version != have[first]:
+                add(f"{key}_differs", name, f"it has {what} {version}, and {first} has {have[first]}")
+    return found
+
+
+def selected(value: str, names: Sequence[str]) -> list[str]:
+    """Return the interfaces that a value of NCCL_SOCKET_IFNAME selects."""
+    without, exact = value.startswith("^"), value.lstrip("^").startswith("=")
+    words = [word for word in value.lstrip("^").lstrip("=").split(",") if word]
+    hit = [n for n in names if any(n == word.partition(":")[0] if exact else n.startswith(word) for word in words)]
+    return [n for n in names if n not in hit] if without else hit

@@ -1,0 +1,124 @@
+"""The spool: what a job and its runner report, kept on this machine's disk until somebody has taken it.
+
+Two files of JSON lines, each with one writer: `spool.job.jsonl` has what the job posted to the relay, and
+`spool.runner.jsonl` what the supervisor read or noticed. A line is `{"kind": "metrics" | "alerts", "body": ...}`, with
+the body that the server's API takes. Readers keep byte offsets: nothing is deleted, so a line that was sent twice or
+pulled again is known by its job, step and time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from typing import Any
+
+from gpuwarden.remote.runner.files import write_all
+from gpuwarden.remote.runner.protocol import Json, Problem
+
+SPOOLS = ("job", "runner")
+MAX_SPOOL = 256 << 20  # bytes of one file: weeks of metrics
+MAX_SPOOL_PIECE = 4 << 20
+
+
+def spool_path(folder: str, source: str) -> str:
+    """Return the path of one of the two files."""
+    return f"{folder}/spool.{source}.jsonl"
+
+
+def utc(at: float) -> str:
+    """Return a time as the API takes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1e6):06d}Z"
+
+
+class Spool:
+    """Appends to one file. What can't be written is counted in `dropped`."""
+
+    def __init__(self, folder: str, source: str) -> None:
+        self.path, self.fd, self.size, self.dropped = spool_path(folder, source), -1, 0, 0
+
+    def put(self, kind: str, body: Json) -> bool:
+        """Append a line; return whether it is in the file, whole."""
+        line = json.dumps({"kind": kind, "body": body}).encode("ascii") + b"\n"
+        if not self._open() or self.size + len(line) > MAX_SPOOL:
+            self.dropped += 1
+            return False
+        done = write_all(self.fd, line)
+        self.size += done
+        if done < len(line):
+            self.size += write_all(self.fd, b"\n")  # or the next line would be lost with this one
+            self.dropped += 1
+        return done == len(line)
+
+    def _open(self) -> bool:
+        if self.fd >= 0:
+            return True
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(self.path, flags, 0o600)
+        except OSError:
+            return False
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):  # the job may write to this folder
+            os.close(fd)
+            return False
+        self.fd, self.size = fd, info.st_size
+        if info.st_size and not ends_with_line(self.path):  # a power cut may have left half a line
+            self.size += write_all(fd, b"\n")
+        return True
+
+
+def ends_with_line(path: str) -> bool:
+    """Return whether a file's last byte ends a line."""
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def read_lines(folder: str, source: str, offset: int, limit: int = MAX_SPOOL_PIECE) -> tuple[bytes, int]:
+    """Return whole lines from a byte offset, and the offset after them. A file that shrank is read from its start."""
+    try:
+        fd = os.open(spool_path(folder, source), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b"", offset
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            return b"", offset
+        start = offset if 0 <= offset <= info.st_size else 0
+        data = os.pread(fd, limit, start)
+    finally:
+        os.close(fd)
+    end = data.rfind(b"\n") + 1
+    if not end and len(data) == limit:  # the runner writes no line that long: pass over it
+        return b"", start + len(data)
+    return data[:end], start + end
+
+
+def parse_lines(text: bytes) -> list[Json]:
+    """Return the entries of some lines; what is not one is passed over."""
+    return [entry for entry in map(_entry, text.splitlines()) if entry is not None]
+
+
+def _entry(line: bytes) -> Json | None:
+    try:
+        found: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("kind") not in ("metrics", "alerts"):
+        return None
+    return found if isinstance(found.get("body"), dict) else None
+
+
+def spool(folder: str, request: Json) -> Json:
+    """Return what is new in both files since `cursors`, as texts of whole lines with the offsets to go on from."""
+    if not os.path.isdir(folder):
+        raise Problem("not_found", f"the run folder does not exist: {folder}")
+    cursors = request.get("cursors") or {}
+    limit = min(int(request.get("limit") or MAX_SPOOL_PIECE), MAX_SPOOL_PIECE)
+    found = {}
+    for source in SPOOLS:
+        text, end = read_lines(folder, source, int(cursors.get(source) or 0), limit)
+        found[source] = {"text": text.decode("utf-8", "replace"), "next": end}
+    return {"ok": True, "files": found}

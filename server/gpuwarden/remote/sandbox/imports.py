@@ -1,0 +1,76 @@
+"""Ask a command's own Python which modules it finds, as confined as the job would be.
+
+Who names the program and its variables may not run anything on this machine outside of the sandbox, not even for a
+check, and a job of before may have made both. It may write nowhere and has no network.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Final
+
+from gpuwarden.private import private_folder
+from gpuwarden.remote.host.start_agent import CALL_S, FIND, missing_modules, missing_of
+from gpuwarden.remote.sandbox import boxes
+from gpuwarden.remote.sandbox.start import start
+from gpuwarden.remote.sandbox.words import Kind, Sandbox, words
+
+_ANSWER: Final = 1 << 20
+
+
+def modules_not_found(
+    found: Sandbox,
+    allowed: boxes.Allowed,
+    run_root: Path,
+    python: str,
+    names: Sequence[str],
+    env: Mapping[str, str],
+    given: Mapping[str, str],
+) -> list[str]:
+    """Return the modules that a Python would not find in the sandbox. Raises OSError where it does not say.
+
+    `env` is the environment of every job here, `given` what this job adds to it.
+    """
+    if found.kind is Kind.NONE:  # jobs run unconfined here, as a person allowed
+        return missing_modules(python, list(names), {**env, **given})
+    private_folder(run_root)
+    with tempfile.TemporaryDirectory(prefix="look-", dir=run_root) as made:
+        box = boxes.box_for(os.path.realpath(made), env, allowed, [python])
+        box = replace(box, read=(*box.read, *box.write), write=(), devices=(), network=False)
+        boxes.prepare(box)
+        init, content = boxes.init_source()
+        Path(box.run_dir, init).write_bytes(content)
+        prefix = words(found, box, boxes.system(), f"{box.run_dir}/{init}", 1.0)
+        inside = {**env, **boxes.environment(found, box), **given}
+        with start(
+            prefix, [python, "-c", FIND, *names], inside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            try:
+                said = _read(process.stdout, time.monotonic() + CALL_S)
+            finally:
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    process.wait(1.0)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            return missing_of(python, process.wait(), said)
+
+
+def _read(pipe: IO[bytes], until: float) -> str:
+    """Return what comes through a pipe, at most so much and so long."""
+    said = bytearray()
+    while len(said) < _ANSWER and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+        piece = os.read(pipe.fileno(), 1 << 16)
+        if not piece:
+            break
+        said += piece
+    return said.decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""SkyPilot, reached through its own SDK in another interpreter."""

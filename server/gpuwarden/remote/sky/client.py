@@ -1,0 +1,169 @@
+"""Ask SkyPilot's SDK, which runs in another process with the interpreter that SkyPilot is installed in.
+
+The process is started at the first question and kept, since importing the SDK takes seconds. Its errors come as the
+names of their classes. A question that was not answered may have been carried out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar
+
+from anyio import to_thread
+from pydantic import TypeAdapter, ValidationError
+
+from gpuwarden.core.errors import (
+    AuthFailed,
+    BadReply,
+    BadRequest,
+    Conflict,
+    NoCapacity,
+    NotFound,
+    NotSupported,
+    Unreachable,
+    WardenError,
+)
+from gpuwarden.core.sanitize import line
+
+T = TypeVar("T")
+PYTHON: Final = "GPUWARDEN_SKY_PYTHON"
+ANSWER_S: Final = 150.0
+VERSION: Final = "0.14.1"
+INSTALL: Final = f"uv tool install skypilot=={VERSION}, or name its interpreter in {PYTHON}."
+_MEANINGS: Final[dict[str, tuple[type[WardenError], str]]] = {
+    "ClusterDoesNotExist": (NotFound, ""),
+    "ControllerStopped": (Unreachable, "`sky jobs queue --refresh` starts it again; it bills from then on."),
+    "ClusterNotUpError": (Conflict, "Its machine has to be up for that."),
+    "ApiServerAuthenticationError": (AuthFailed, "Log in: sky api login."),
+    "PermissionDeniedError": (AuthFailed, "Ask whoever runs the API server."),
+    "NoCloudAccessError": (AuthFailed, "Run `sky check` where the API server runs."),
+    "ResourcesUnavailableError": (NoCapacity, "Ask for another GPU, or name another infrastructure."),
+    "NotSupportedError": (NotSupported, ""),
+    "APINotSupportedError": (NotSupported, f"The API server needs SkyPilot {VERSION} or newer."),
+    "APIVersionMismatchError": (NotSupported, f"Bring both sides to SkyPilot {VERSION}."),
+    "ResourcesMismatchError": (BadRequest, ""),
+    "InvalidClusterNameError": (BadRequest, ""),
+    "InvalidSkyPilotConfigError": (BadRequest, "Correct ~/.sky/config.yaml."),
+    "CloudError": (Unreachable, "SkyPilot's catalog or a cloud does not answer; try again."),
+    "ApiServerConnectionError": (Unreachable, "Is it up? `sky api start` starts one on this machine."),
+    "RequestException": (Unreachable, "Is SkyPilot's API server up? `sky api info` asks it."),
+    "ValidationError": (BadReply, f"Is it SkyPilot {VERSION}?"),
+    "BadTask": (BadRequest, "`sky gpus list` has the names of GPUs, `sky check` those of clouds."),
+}
+
+
+def sky_python(env: Mapping[str, str]) -> str:
+    """Return the interpreter that SkyPilot is installed in. Raises NotSupported where there is none."""
+    if named := env.get(PYTHON, "").strip():
+        return str(Path(named).expanduser())
+    program = shutil.which("sky", path=env.get("PATH"))
+    beside = Path(program).resolve().with_name("python") if program else None
+    if beside is None or not beside.exists():
+        raise NotSupported("SkyPilot is not installed on this machine", INSTALL)
+    return str(beside)
+
+
+class _Helper:
+    """The process that has the SDK. One question at a time."""
+
+    def __init__(self, python: str, env: Mapping[str, str]) -> None:
+        self.lock = threading.Lock()
+        self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        source = files("gpuwarden.remote.sky").joinpath("sdk_helper.py").read_text("utf-8")
+        try:
+            self.process = subprocess.Popen(
+                [python, "-c", source], env=dict(env), text=True, encoding="utf-8", start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
+            )  # fmt: skip
+        except OSError as error:
+            self.said.close()
+            raise NotSupported(f"SkyPilot's interpreter can't be started: {error}", INSTALL) from error
+        self.answers: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for text in lines:
+                self.answers.put(text)
+        self.answers.put("")
+
+    def end(self) -> str:
+        """End the process, and return the last line that it wrote."""
+        assert self.process.stdin is not None
+        self.process.kill()
+        self.process.wait()
+        with suppress(OSError):
+            self.process.stdin.close()
+        with self.said as said:
+            said.seek(0)
+            return said.read()[-2_000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+
+    def ask(self, request: str, timeout_s: float) -> str:
+        """Return the answer to one request. Ends the process where none came: a later one would be mistaken for it."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(request + "\n")
+            self.process.stdin.flush()
+            answer = self.answers.get(timeout=timeout_s)
+        except (OSError, ValueError):
+            answer = ""
+        except queue.Empty:
+            self.end()
+            raise Unreachable(
+                f"SkyPilot did not answer within {timeout_s:g} s", "It may have been carried out; look again."
+            ) from None
+        if not answer:
+            last = self.end()
+            missing = "No module named 'sky'" in last
+            raise (NotSupported if missing else Unreachable)(f"SkyPilot's SDK can't be used: {line(last)}", INSTALL)
+        return answer
+
+
+_HELPERS: dict[tuple[str, ...], _Helper] = {}
+_STARTING = threading.Lock()
+
+
+class SkyClient:
+    """Questions to SkyPilot's API server, as whoever is logged in to it here."""
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self.env = os.environ if env is None else env
+
+    async def ask(self, shape: type[T], ask: str, *, timeout_s: float | None = None, **request: Any) -> T:
+        """Return the answer to one question. Raises the error that SkyPilot's own means."""
+        body = json.dumps({"ask": ask, **request})
+        raw = await to_thread.run_sync(self._talk, body, timeout_s or ANSWER_S, abandon_on_cancel=True)
+        try:
+            reply = json.loads(raw)
+            if reply["ok"] is True:
+                return TypeAdapter(shape).validate_python(reply["value"])
+        except (ValueError, KeyError, TypeError, ValidationError) as error:
+            raise BadReply("SkyPilot's answer is not understood", f"Is it SkyPilot {VERSION}?") from error
+        names, said = reply.get("error"), line(reply.get("message") or "no reason given", 600)
+        for name in names if isinstance(names, list) else ():
+            if name in _MEANINGS:
+                kind, hint = _MEANINGS[name]
+                raise kind(f"SkyPilot: {said}", hint)
+        # A refusal that is not known says nothing about what there is.
+        raise BadReply(f"SkyPilot answered something unexpected: {said}", "`sky api status` shows what it works on.")
+
+    def _talk(self, body: str, timeout_s: float) -> str:
+        python = sky_python(self.env)
+        known = (python, *(f"{k}={v}" for k, v in sorted(self.env.items()) if k == "HOME" or k.startswith("SKYPILOT_")))
+        with _STARTING:
+            helper = _HELPERS.get(known)
+            if helper is None or helper.process.returncode is not None:
+                helper = _HELPERS[known] = _Helper(python, self.env)
+        with helper.lock:
+            return helper.ask(body, timeout_s)

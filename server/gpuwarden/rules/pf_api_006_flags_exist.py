@@ -1,0 +1,33 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-API-006",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Correct the flag.",
+)
+def flags_exist(facts: SubmitFacts) -> Iterator[Found]:
+    """The flags that a script is given are flags that it declares.
+
+    Why: the parser refuses an unknown flag and the job ends in its first seconds, on a machine that was rented by
+    then. Read are argparse and the parsers that make flags of dataclasses, whose fields come from the script and from
+    the released libraries. A parser that ignores unknown flags starts the training without what was meant: a misspelt
+    flag is refused there too, any other is a warning. One that other code may extend is not judged.
+
+    Example:
+        # dependencies = ["trl>=1.16"]
+        submit_job(script=sft, args=["--learning_rat", "2e-5"])
+
+    Instead:
+        # dependencies = ["trl>=1.16"]
+        submit_job(script=sft, args=["--learning_rate", "2e-5"])
+
+    """
+    line = facts.uses.command_line
+    if line is not None and facts.uses.typed is None:
+        for misfit in facts.libraries.flags(line, facts.uses.flags):
+            yield Found(misfit.message, fix=misfit.fix, severity=None if misfit.sure else Severity.WARNING)

@@ -1,0 +1,42 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import line
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-ENG-002",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix=do(Action.SET_ARGUMENT, "to a queue that is open to you", name="options"),
+)
+def queue_open(facts: SubmitFacts) -> Iterator[Found]:
+    """The engine has the queue that the job goes to, and it is open to this account.
+
+    Why: a job for a queue that does not exist is refused; one for a queue that is down waits until somebody opens it,
+    which may be never; and one for a queue that does not admit the account or the QOS waits for ever.
+
+    Example:
+        submit_job(platform="slurm/cluster", options={"partition": "gpus"}, script=train)  # it is called gpu
+
+    Instead:
+        submit_job(platform="slurm/cluster", options={"partition": "gpu"}, script=train)
+
+    """
+    limits = facts.limits
+    if limits is None:
+        return
+    queue, asked = limits.queue, limits.asked
+    if queue is None:
+        there = line(", ".join(q.name for q in limits.queues), 300) or "none"
+        what = f"no queue called {asked.queue}" if asked.queue else "no default queue, and none was named"
+        yield Found(f"{facts.spec.platform} has {what}; it has {there}")
+        return
+    if queue.open is False:
+        yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}: it starts no jobs now")
+    if asked.account and queue.accounts is not None and asked.account not in queue.accounts:
+        yield Found(f"the queue {queue.name} does not admit the account {asked.account}")
+    if asked.qos and queue.qos is not None and asked.qos not in queue.qos:
+        yield Found(f"the queue {queue.name} does not admit the QOS {asked.qos}")

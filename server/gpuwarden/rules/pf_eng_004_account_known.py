@@ -1,0 +1,37 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import line
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-ENG-004",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix=do(Action.SET_ARGUMENT, "to one of yours, or leave it out", name="options"),
+)
+def account_known(facts: SubmitFacts) -> Iterator[Found]:
+    """The account and the QOS that the job runs under are this user's.
+
+    Why: an engine that keeps accounts refuses others' or lets the job wait for ever, and what a job uses is taken from
+    somebody's share.
+
+    Example:
+        submit_job(platform="slurm/cluster", options={"account": "vision"}, script=train)  # you are in nlp
+
+    Instead:
+        submit_job(platform="slurm/cluster", options={"account": "nlp"}, script=train)
+
+    """
+    limits = facts.limits
+    if limits is None:
+        return
+    asked = limits.asked
+    if limits.accounts == ():
+        yield Found(f"{facts.spec.platform} has no account for you", "Ask the site to add you to an account.")
+    elif asked.account and limits.accounts is not None and asked.account not in limits.accounts:
+        yield Found(f"the account {asked.account} is not yours; yours: {line(', '.join(limits.accounts), 300)}")
+    if asked.qos and limits.qos and asked.qos not in limits.qos:
+        yield Found(f"the QOS {asked.qos} is not yours; yours: {line(', '.join(limits.qos), 300)}")

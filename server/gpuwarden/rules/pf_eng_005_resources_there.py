@@ -1,0 +1,58 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.engine import Asked, Queue
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import line
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-ENG-005",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix=do(Action.SET_ARGUMENT, "to what the queue has, or choose another queue", name="options"),
+)
+def resources_there(facts: SubmitFacts) -> Iterator[Found]:
+    """The machines of the queue have what the job asks for.
+
+    Why: a job that asks for more than any machine of its queue has is refused, or waits for ever with a reason that
+    reads as if the machines were only busy.
+
+    Example:
+        submit_job(platform="slurm/cluster", gpu="h100", gpu_count=8, script=train)  # its machines have four
+
+    Instead:
+        submit_job(platform="slurm/cluster", gpu="h100", gpu_count=4, options={"nodes": 2}, script=train)
+
+    """
+    if facts.limits is not None and facts.limits.queue is not None:
+        yield from _gpus(facts.limits.queue, facts.limits.asked)
+        yield from _sizes(facts.limits.queue, facts.limits.asked)
+
+
+def _gpus(queue: Queue, asked: Asked) -> Iterator[Found]:
+    """Compare the GPUs. Types are compared without their case, which sites write as they like."""
+    if not asked.gpus or queue.gpus is None:
+        return
+    there = queue.gpus
+    most = max(there.values(), default=0) if not asked.gpu else there.get(asked.gpu.lower(), 0)
+    wanted = f"{asked.gpus} x {asked.gpu or 'GPU'}"
+    has = line(", ".join(f"{count} x {kind or 'GPU'}" for kind, count in sorted(there.items())), 200) or "none"
+    if asked.gpus > most:
+        yield Found(f"a machine of the queue {queue.name} has {has}, and the job asks for {wanted}")
+
+
+def _sizes(queue: Queue, asked: Asked) -> Iterator[Found]:
+    """Compare processors, memory and the number of machines."""
+    for what, wanted, most in (
+        ("processors", asked.cpus, queue.cpus),
+        ("MB of memory", asked.memory_mb, queue.memory_mb),
+    ):
+        if wanted is not None and most is not None and wanted > most:
+            yield Found(f"a machine of the queue {queue.name} has {most} {what}, and the job asks for {wanted}")
+    fewest = min((n for n in (queue.nodes, queue.max_nodes) if n is not None), default=None)
+    if fewest is not None and asked.nodes > fewest:
+        yield Found(
+            f"a job of the queue {queue.name} gets at most {fewest} machines, and this one asks for {asked.nodes}"
+        )

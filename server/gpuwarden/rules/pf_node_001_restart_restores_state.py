@@ -1,0 +1,35 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-NODE-001",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Load the last whole checkpoint at every start, and rehearse it by killing one worker.",
+)
+def restart_restores_state(facts: SubmitFacts) -> Iterator[Found]:
+    """A launcher that restarts workers starts a script that loads its last checkpoint.
+
+    Why: torchrun forms the group again and runs the script from its beginning. Without a load there, each restart
+    begins at step 0, and the run looks healthy.
+
+    Example:
+        submit_job(command=["torchrun", "--nnodes=2", "--max-restarts=3", "train.py"], inputs=["train.py"])
+
+    Instead:
+        submit_job(command=["torchrun", "--nnodes=2", "--max-restarts=3", "train.py", "--resume"], inputs=["train.py"])
+
+    """
+    launch = facts.launch
+    if launch.restarts and launch.restores is False:
+        yield Found(f"workers are restarted up to {launch.restarts} times, and the script loads no saved state")
+    elif launch.restarts and launch.restores is None:
+        yield Found(
+            f"workers are restarted up to {launch.restarts} times; whether they load their saved state is not known",
+            severity=Severity.INFO,
+        )
+    if launch.fewest is not None and launch.workers is not None and launch.fewest >= launch.workers:
+        yield Found(f"all {launch.workers} workers have to be there: the loss of one pauses the job, then fails it")

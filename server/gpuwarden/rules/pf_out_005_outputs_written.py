@@ -1,0 +1,86 @@
+import posixpath
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+_REPOS = ("/hub/models/", "/hub/datasets/")
+
+
+@rule(
+    "PF-OUT-005",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Save the model there, or declare the place where the script saves it.",
+)
+def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
+    """The script writes every output that the job declares.
+
+    Why: a declared output is a promise of the spec, not of the script. A script that never pushes loses its model
+    where the spec names a repo, and nothing fails. The saves of trainers and the calls that save or push are
+    compared with the outputs. Where code that can't be read here may write too, it is a question instead of a refusal.
+    A script without a single call, such as one that only says where it has moved, writes nothing either.
+
+    Example:
+        submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])
+
+    Instead:
+        submit_job(script='torch.save(model.state_dict(), "out/model.pt")', outputs=["out"])
+
+    """
+    uses = facts.uses
+    if facts.script is None or facts.script.error or not (uses.trains or uses.empty):
+        return
+    for output in facts.spec.outputs:
+        if output.startswith(_REPOS):
+            yield from _pushed(facts, output)
+        elif uses.typed is None:  # PF-OUT-003 compares the folder of a shipped trainer
+            yield from _written(facts, output)
+
+
+def _pushed(facts: SubmitFacts, output: str) -> Iterator[Found]:
+    """Report a repo that nothing is pushed to."""
+    pushes = facts.uses.pushes
+    wanted = "/".join(output.split("/")[3:5])
+    if any(p.target == wanted and not p.maybe for p in pushes):
+        return
+    possible = [p for p in pushes if p.maybe or p.target in {None, "?", wanted} or "/" not in (p.target or "")]
+    others = ", ".join(sorted({p.target for p in pushes if p.target and p.target != "?"}))
+    message = f"nothing in the script pushes to {wanted}" + (f"; it pushes to {others}" if others else "")
+    fix = f'Push to it: push_to_hub=True and hub_model_id="{wanted}", or model.push_to_hub("{wanted}").'
+    if possible:
+        yield Found(f"whether the script pushes to {wanted} is not known", fix=fix, severity=Severity.WARNING)
+    else:
+        yield _judged(facts, message, fix)
+
+
+def _written(facts: SubmitFacts, output: str) -> Iterator[Found]:
+    """Report a file or folder that nothing is saved to."""
+    writes = facts.uses.writes
+    if any(w.path is not None and not w.maybe and _overlap(facts, w.path, output) for w in writes):
+        return
+    unclear = next((w for w in writes if w.path is None or _overlap(facts, w.path, output)), None)
+    if unclear is not None:
+        message = f"whether the script saves to {output} is not known: line {unclear.line} saves with {unclear.via}"
+        yield Found(message, severity=Severity.INFO if unclear.path is None else Severity.WARNING)
+        return
+    elsewhere = ", ".join(sorted({w.path for w in writes if w.path}))
+    yield _judged(
+        facts, f"nothing in the script saves to {output}" + (f"; it saves to {elsewhere}" if elsewhere else "")
+    )
+
+
+def _judged(facts: SubmitFacts, message: str, fix: str = "") -> Found:
+    """Return a refusal; a question where code that can't be read may write, or where nothing is lost."""
+    unseen = facts.uses.savers
+    if unseen:
+        return Found(f"{message}; {unseen[0]} may, which is not read here", fix=fix, severity=Severity.WARNING)
+    return Found(message, fix=fix, severity=None if facts.metered else Severity.WARNING)
+
+
+def _overlap(facts: SubmitFacts, path: str, output: str) -> bool:
+    """Return true if one of two paths contains the other, from the job's working folder."""
+    place = facts.profile.place_of if facts.profile is not None else str
+    one, other = (PurePosixPath(posixpath.normpath(place(p))) for p in (path, output))
+    return one.is_relative_to(other) or other.is_relative_to(one)

@@ -1,0 +1,56 @@
+import re
+from collections.abc import Iterator
+
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.hardware import gpu_of
+from gpuwarden.core.models import Known
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+_CURE = (
+    "Choose a platform that has it.",
+    do(Action.LEAVE_OUT_ARGUMENT, "to take what is there", alternative=True, name="gpu"),
+)
+
+
+@rule("PF-PLACE-004", gate="submit", severity=Severity.ERROR, fix=_CURE)
+def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
+    """A place that exists already has the GPUs that are asked for.
+
+    Why: on a machine without the GPU a trainer stops at its first CUDA call, or trains on the CPU for days. GPUs that
+    can't be seen, and names that are not known, are a warning.
+
+    Example:
+        submit_job(platform="ssh/box", script=train, gpu="H100")  # the machine has one L4
+
+    Instead:
+        submit_job(platform="ssh/box", script=train, gpu="L4")
+
+    """
+    asked = facts.spec.gpu or ""
+    if not isinstance(facts.readiness, Known) or not asked or asked.lower().startswith("cpu"):
+        return
+    if facts.readiness.value.where:
+        return  # PF-ENG-005 counts those of an engine
+    names, wanted = facts.readiness.value.gpus, gpu_of(asked)
+    if names is None:
+        why = facts.readiness.value.gpus_why
+        yield Found(f"whether the place has {asked} is not known: {why}", severity=facts.could_not)
+        return
+    fit = [name for name in names if _is(name, asked)]
+    count = wanted[1] * facts.spec.gpu_count if wanted else facts.spec.gpu_count
+    if not names:
+        yield Found(f"{asked} is asked for, and the place has no GPU")
+    elif len(fit) < count:
+        known = wanted is not None and all(gpu_of(name) for name in names)
+        have = f"{len(fit)} of {count} {asked}" if fit else f"no {asked}"
+        yield Found(f"the place has {have}: {', '.join(names)}", severity=None if known else Severity.WARNING)
+
+
+def _is(name: str, asked: str) -> bool:
+    """Return whether the driver's name of a GPU means the one that is asked for, of either size of memory."""
+    found, wanted = gpu_of(name), gpu_of(asked)
+    if found and wanted:
+        return found[0].name.partition("-")[0] == wanted[0].name.partition("-")[0]
+    plain = [re.sub(r"[^a-z0-9]", "", text.lower()) for text in (asked, name)]
+    return plain[0] in plain[1]

@@ -1,0 +1,32 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import quoted
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-REL-005",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Fix the script at that line, and rehearse it again.",
+)
+def rehearsal_passed(facts: SubmitFacts) -> Iterator[Found]:
+    """The rehearsal of the script found no fault.
+
+    Why: what fails in the first minute here fails in the first minute on a rented machine. An error that no substitute
+    can have caused is refused; any other one is a warning, because a small model or a few rows may be the reason.
+
+    Example:
+        Trainer(model=model, args=args, tokenizer=tokenizer)
+
+    Instead:
+        Trainer(model=model, args=args, processing_class=tokenizer)
+
+    """
+    found = facts.rehearsed
+    if found is None or found.outcome != "fault":
+        return
+    where = f" at line {found.line}" if found.line else ""
+    severity = Severity.ERROR if found.certain else Severity.WARNING
+    yield Found(f"its rehearsal failed{where}: {quoted(found.message, 400)}", severity=severity)

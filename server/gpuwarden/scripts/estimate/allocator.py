@@ -1,0 +1,110 @@
+"""Simulate PyTorch's caching allocator for CUDA: what it takes from a card for a sequence of tensors.
+
+It takes segments from the card, splits them into blocks, and keeps freed blocks for later tensors. Holes that no tensor
+fits into are why a run needs more than its tensors. The rules are those of c10/cuda/CUDACachingAllocator.cpp with its
+default settings, on one stream.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Final
+
+MIB: Final = 1 << 20
+_SMALLEST: Final = 512
+_SMALL: Final = MIB
+"""Tensors up to this size come from segments of 2 MiB, larger ones from segments that are never less than 20 MiB."""
+_SMALL_SEGMENT: Final = 2 * MIB
+_LARGE_SEGMENT: Final = 20 * MIB
+_ALONE: Final = 10 * MIB
+"""From this size on a tensor gets a segment of its size, rounded up to 2 MiB."""
+
+
+class CardFull(Exception):
+    """The card has no room for another segment, even after all unused ones were given back."""
+
+
+class Block:
+    """A part of a segment: one tensor's, or free."""
+
+    __slots__ = ("address", "after", "before", "free", "size", "small")
+
+    def __init__(self, address: int, size: int, small: bool, before: Block | None = None) -> None:
+        self.address, self.size, self.small, self.free = address, size, small, True
+        self.before: Block | None = before
+        self.after: Block | None = None
+
+
+class CachingAllocator:
+    """The bytes that tensors take (`allocated`) and that the card shows for them (`reserved`), now and at most."""
+
+    def __init__(self, limit: float = float("inf")) -> None:
+        self.limit = limit
+        self.allocated = self.most_allocated = 0
+        self.reserved = self.most_reserved = 0
+        self.emptied = 0
+        """Times that unused segments were given back because the card was full."""
+        self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
+        self._segments = 0
+
+    def take(self, size: int) -> Block:
+        """Return a block for so many bytes: the smallest free one, or one of a new segment. Raises CardFull."""
+        size = max(1, -(-size // _SMALLEST)) * _SMALLEST
+        small = size <= _SMALL
+        free = self._free[small]
+        at = bisect.bisect_left(free, (size,))
+        block = free.pop(at)[2] if at < len(free) else self._segment(size, small)
+        rest = block.size - size
+        if rest >= _SMALLEST if small else rest > _SMALL:
+            block.size = size
+            other = Block(block.address + size, rest, small, block)
+            other.after, block.after = block.after, other
+            if other.after:
+                other.after.before = other
+            self._keep(other)
+        block.free = False
+        self.allocated += block.size
+        self.most_allocated = max(self.most_allocated, self.allocated)
+        return block
+
+    def give(self, block: Block) -> None:
+        """Free a block, and merge it with free neighbours."""
+        self.allocated -= block.size
+        if block.after and block.after.free:
+            self._join(block, block.after, gone=block.after)
+        if block.before and block.before.free:
+            block = self._join(block.before, block, gone=block.before)
+        self._keep(block)
+
+    def _join(self, first: Block, second: Block, gone: Block) -> Block:
+        """Return both blocks as one; `gone` is the free one of them."""
+        free = self._free[gone.small]
+        free.pop(bisect.bisect_left(free, (gone.size, gone.address)))
+        first.size += second.size
+        first.after = second.after
+        if first.after:
+            first.after.before = first
+        return first
+
+    def _segment(self, size: int, small: bool) -> Block:
+        """Take a segment from a card; a full card first gets those back that no tensor uses."""
+        if small:
+            wanted = _SMALL_SEGMENT
+        else:
+            wanted = _LARGE_SEGMENT if size < _ALONE else -(-size // _SMALL_SEGMENT) * _SMALL_SEGMENT
+        if self.reserved + wanted > self.limit:
+            self.emptied += 1
+            for kind, entries in self._free.items():
+                unused = [entry for entry in entries if not (entry[2].before or entry[2].after)]
+                self.reserved -= sum(entry[0] for entry in unused)
+                self._free[kind] = [entry for entry in entries if entry[2].before or entry[2].after]
+        if self.reserved + wanted > self.limit:
+            raise CardFull
+        self.reserved += wanted
+        self.most_reserved = max(self.most_reserved, self.reserved)
+        self._segments += 1
+        return Block(self._segments << 48, wanted, small)
+
+    def _keep(self, block: Block) -> None:
+        block.free = True
+        bisect.insort(self._free[block.small], (block.size, block.address, block))

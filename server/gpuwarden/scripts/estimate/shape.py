@@ -1,0 +1,204 @@
+"""Read a model's shape from its config.json: what memory and operations are counted from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gpuwarden.core.models import Frozen
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"),
+    "width": ("hidden_size", "n_embd", "d_model", "dim"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
+    "vocabulary": ("vocab_size",),
+    "feed_forward": ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "head_width": ("head_dim", "d_kv"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "active_experts": ("num_experts_per_tok", "moe_top_k"),
+    "expert_width": ("moe_intermediate_size",),
+    "shared_experts": ("n_shared_experts",),
+    "dense_layers": ("first_k_dense_replace",),
+}
+_PLAIN = frozenset({
+    "bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "camembert", "xlm-roberta", "mpnet",
+    "gpt2", "gpt_neo", "gptj", "gpt_neox", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2",
+    "codegen", "t5", "bart", "vit", "wav2vec2", "whisper", "apertus", "arcee", "nemotron",
+})  # fmt: skip
+"""Families whose feed-forward part has two matrices; the others have a gate as a third."""
+_ENCODERS = frozenset({
+    "bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "camembert", "xlm-roberta", "mpnet",
+    "modernbert", "vit",
+})  # fmt: skip
+_SINGLE_NORM = frozenset({"falcon", "phi", "gpt_neox", "gptj"})
+"""Families that run attention and the feed-forward part side by side, on the same normalised input."""
+
+_CLOSE = 0.01
+"""How far the parameters that a shape counts are from those that the files have, at most: biases and small norms."""
+
+
+class Shape(Frozen):
+    """Layers, widths and vocabulary of a model. `kind` says what its last layer makes: a token or a class."""
+
+    family: str
+    kind: Literal["decoder", "encoder", "pair"]
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    feed_forward: int
+    vocabulary: int
+    gated: bool = True
+    tied: bool = False
+    parallel: bool = False
+    experts: int = 0
+    active_experts: int = 0
+    expert_width: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    bits: int | None = None
+    """Bits of a weight that is stored quantized."""
+
+    @property
+    def attention_weights(self) -> int:
+        """Return the weights of one layer's attention."""
+        queries = self.heads * self.head_width
+        return self.width * (2 * queries + 2 * self.kv_heads * self.head_width)
+
+    def _matrices(self, inner: int) -> int:
+        return (3 if self.gated else 2) * self.width * inner
+
+    @property
+    def layer_weights(self) -> float:
+        """Return the weights of one layer, all experts counted."""
+        return self.attention_weights + self._feed_forward_weights(self.experts) + 2 * self.width
+
+    @property
+    def active_layer_weights(self) -> float:
+        """Return the weights of one layer that one token passes through."""
+        return self.attention_weights + self._feed_forward_weights(self.active_experts)
+
+    def _feed_forward_weights(self, experts: int) -> float:
+        if not self.experts:
+            return self._matrices(self.feed_forward)
+        sparse = self._matrices(self.expert_width) * (experts + self.shared_experts) + self.width * self.experts
+        dense = self.dense_layers / self.layers
+        return dense * self._matrices(self.feed_forward) + (1 - dense) * sparse
+
+    @property
+    def blocks(self) -> int:
+        """Return the layers of the whole model; a pair's decoder has a second attention in each."""
+        return self.layers * (2 if self.kind == "pair" else 1)
+
+    @property
+    def embeddings(self) -> int:
+        """Return the weights of the token tables."""
+        head = 0 if self.tied or self.kind == "encoder" else 1
+        return self.vocabulary * self.width * (1 + head)
+
+    @property
+    def linear_weights(self) -> float:
+        """Return the weights of all layers, without the token tables."""
+        crossed = self.layers * self.attention_weights if self.kind == "pair" else 0
+        return self.blocks * self.layer_weights + crossed
+
+    @property
+    def parameters(self) -> float:
+        """Return the parameters of the model."""
+        return self.linear_weights + self.embeddings + self.width
+
+    def held(self, counted: int) -> int:
+        """Return the parameters that a training run holds of files with `counted` of them.
+
+        Some files store the output layer although it is the token table, as those of Qwen3 0.6B: it is held once.
+        """
+        head = self.vocabulary * self.width
+        twice = self.tied and abs(counted - head - self.parameters) < _CLOSE * self.parameters
+        return counted - head if twice else counted
+
+    @property
+    def active(self) -> float:
+        """Return the weights that one token is multiplied with, the output layer among them."""
+        crossed = self.layers * self.attention_weights if self.kind == "pair" else 0
+        head = 0 if self.kind == "encoder" else self.vocabulary * self.width
+        return self.blocks * self.active_layer_weights + crossed + head
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape | None:
+    """Return the shape that a config.json describes; None where it names no layers, width or vocabulary."""
+    inner = config.get("text_config") or config.get("llm_config")
+    text = {**config, **inner} if isinstance(inner, Mapping) else config
+    found = {name: _whole(text, *names) for name, names in _NAMES.items()}
+    layers, width, heads, vocabulary = (found[n] for n in ("layers", "width", "heads", "vocabulary"))
+    if not (layers and width and vocabulary):
+        return None
+    family = str(text.get("model_type") or "")
+    heads = heads or max(1, width // 64)
+    expert_width = found["expert_width"] or found["feed_forward"] or 4 * width
+    gate = text.get("feed_forward_proj")
+    gated = family not in _PLAIN if gate is None else str(gate).startswith("gated")
+    pair = bool(text.get("is_encoder_decoder")) or family in {"t5", "mt5", "bart", "umt5", "mbart", "whisper"}
+    encoder = family in _ENCODERS and not any("CausalLM" in str(a) for a in config.get("architectures") or ())
+    return Shape(
+        family=family,
+        kind="pair" if pair else "encoder" if encoder else "decoder",
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=found["kv_heads"] or (1 if text.get("multi_query") else heads),
+        head_width=found["head_width"] or max(1, width // heads),
+        feed_forward=found["feed_forward"] or 4 * width,
+        vocabulary=vocabulary,
+        gated=gated,
+        tied=text.get("tie_word_embeddings", config.get("tie_word_embeddings", family in {"gpt2", "gemma", "mpt"}))
+        is True,
+        parallel=family in _SINGLE_NORM,
+        experts=found["experts"] or 0,
+        active_experts=found["active_experts"] or (2 if found["experts"] else 0),
+        expert_width=expert_width,
+        shared_experts=found["shared_experts"] or 0,
+        dense_layers=found["dense_layers"] or 0,
+        bits=_bits(config.get("quantization_config")),
+    )
+
+
+def _bits(quantized: Any) -> int | None:
+    if not isinstance(quantized, Mapping):
+        return None
+    if quantized.get("load_in_4bit") or quantized.get("quant_method") == "mxfp4":
+        return 4
+    bits = quantized.get("bits")
+    return bits if isinstance(bits, int) and not isinstance(bits, bool) and bits in (2, 3, 4, 8) else 8
+
+
+def shape_like(parameters: int) -> Shape:
+    """Return the usual shape of a language model of this size, where its config.json is unknown.
+
+    Layers x width is 35,000 x (billions)^0.7, fitted to Qwen 2.5 and Llama 3; about 128 of width for each layer.
+    """
+    product = 35_000 * (parameters / 1e9) ** 0.7
+    width = max(64, round((product * 128) ** 0.5 / 64) * 64)
+    layers = max(1, round(product / width))
+    vocabulary = max(1_000, min(152_000, round(0.3 * parameters / width)))
+    inner = max(width, round(((parameters - 2 * vocabulary * width) / layers - 2.5 * width * width) / (3 * width)))
+    return Shape(
+        family="",
+        kind="decoder",
+        layers=layers,
+        width=width,
+        heads=max(1, width // 128),
+        kv_heads=max(1, width // 512),
+        head_width=128,
+        feed_forward=inner,
+        vocabulary=vocabulary,
+    )
+
+
+def _whole(config: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None

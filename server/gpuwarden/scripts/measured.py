@@ -1,0 +1,79 @@
+"""Read the runs that were measured on GPUs, and correct the estimates by them.
+
+`references/measured-gpus.jsonl` has one run a line: a shipped trainer on one card. `tools/measure_gpu.py` writes it. A
+run outside an estimate widens that estimate; a run inside it changes nothing. Cards and trainers without a run keep
+the estimate as it is.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.hardware import GPUS
+from gpuwarden.core.models import Frozen
+from gpuwarden.core.sanitize import line
+from gpuwarden.data import data_dir
+
+FILE: Final = "measured-gpus.jsonl"
+CPU: Final = "cpu"
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Measured(Frozen):
+    """One run of a shipped trainer. `gpu` is a name of our table of cards; `peak_gb` what PyTorch had allocated."""
+
+    date: date
+    card: str = Field(min_length=1)
+    gpu: str
+    card_gb: Annotated[float, Field(ge=0)]
+    trainer: str = Field(min_length=1)
+    model: str = Field(min_length=1)
+    parameters: Annotated[int, Field(gt=0)]
+    method: Literal["full", "lora", "qlora"]
+    task: str
+    micro_batch: Annotated[int, Field(gt=0)]
+    max_length: Annotated[int, Field(gt=0)] | None = None
+    recomputes: bool
+    precision: Literal["bf16", "fp16", "fp32"]
+    fast: bool = False
+    steps: Annotated[int, Field(gt=0)]
+    peak_gb: Positive
+    tokens_per_second: Positive | None = None
+    rows_per_second: Positive
+    versions: dict[str, str]
+
+    @field_validator("gpu")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in GPUS and name != CPU:
+            raise ValueError(f"{name} is not in the table of cards")
+        return name
+
+
+def measured_file() -> Path:
+    """Return the path of the file of measured runs."""
+    return data_dir("references") / FILE
+
+
+def read_measured(file: Path) -> tuple[Measured, ...]:
+    """Return the runs of a file, in its order. Raises BadRequest that names the line at fault."""
+    found = []
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
+        try:
+            found.append(Measured.model_validate_json(text))
+        except ValidationError as error:
+            message = f"{file.name}, line {number}, is not a measured run: {line(error.errors()[0]['msg'], 120)}"
+            raise BadRequest(message, "Correct or remove the line.") from error
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def measured_runs() -> tuple[Measured, ...]:
+    """Return the runs that come with gpuwarden, those of a CPU left out: they say nothing of a GPU."""
+    return tuple(run for run in read_measured(measured_file()) if run.gpu != CPU)

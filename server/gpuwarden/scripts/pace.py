@@ -1,0 +1,69 @@
+"""Narrow the time of a run by its own first steps, and by earlier runs of the same script on the same card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpuwarden.core.models import Frozen
+
+SETTLED_S: Final = 150.0
+SETTLED_STEPS: Final = 20
+_SPREAD: Final = (0.75, 1.45)
+"""Share of a settled pace that the rest of a run takes: longer rows, evaluations and saves come later."""
+_EARLY: Final = (0.4, 2.5)
+_EARLIER: Final = (0.6, 1.7)
+"""Share of an earlier run's pace: another machine, other neighbours."""
+_LAST_S: Final = 120.0
+"""The last save and upload."""
+
+
+class Pace(Frozen):
+    """Seconds of one step, and how they were seen."""
+
+    seconds: float
+    steps: int
+    elapsed_s: float
+
+    @property
+    def settled(self) -> bool:
+        """Return whether the first minutes are over: the start and its compilations no longer decide the pace."""
+        return self.steps >= SETTLED_STEPS and self.elapsed_s >= SETTLED_S
+
+
+class Remaining(Frozen):
+    """Least and most seconds until the last step, and what they rest on."""
+
+    low: float
+    high: float
+    basis: str
+
+
+def remaining(
+    left: int, own: Pace | None, earlier: Sequence[Pace] = (), prior: tuple[float, float] | None = None
+) -> Remaining | None:
+    """Return the time of the steps that are left; None where neither this run nor an earlier one gives a pace.
+
+    `prior` are the least and the most seconds of one step by the estimate. It only bounds an early pace.
+    """
+    if left < 0 or (own is None and not earlier and prior is None):
+        return None
+    if own is not None and own.steps > 0 and own.settled:
+        return _of(left, own.seconds * _SPREAD[0], own.seconds * _SPREAD[1], "this run's pace")
+    bounds: list[tuple[float, float, str]] = []
+    if own is not None and own.steps > 0:
+        bounds.append((own.seconds * _EARLY[0], own.seconds * _EARLY[1], "this run's first steps"))
+    if earlier:
+        paces = [pace.seconds for pace in earlier]
+        bounds.append((min(paces) * _EARLIER[0], max(paces) * _EARLIER[1], "earlier runs"))
+    if prior is not None:
+        bounds.append((*prior, "the estimate"))
+    low, high, basis = bounds[0]
+    for least, most, name in bounds[1:]:
+        if max(low, least) < min(high, most):  # what contradicts a nearer observation is left out
+            low, high, basis = max(low, least), min(high, most), f"{basis} and {name}"
+    return _of(left, low, high, basis)
+
+
+def _of(left: int, low: float, high: float, basis: str) -> Remaining:
+    return Remaining(low=left * low, high=left * high + _LAST_S, basis=basis)

@@ -1,0 +1,45 @@
+"""What to write instead of names and arguments that are gone, where the tables of released code can't say it."""
+
+ARGUMENTS: dict[str, str] = {
+    "max_seq_length": "max_length",
+    "max_prompt_length": "nothing: prompts are no longer cut; filter long ones before",
+    "dataset_batch_size": "nothing",
+    "overwrite_output_dir": "nothing",
+    "warmup_ratio": "warmup_steps with a fraction below 1",
+    "group_by_length": 'train_sampling_strategy="group_by_length"',
+    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
+    "save_safetensors": "nothing: safetensors is the only format",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_organization": "hub_model_id with the owner in it",
+    "push_to_hub_token": "hub_token",
+    "no_cuda": "use_cpu",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "use_mps_device": "nothing",
+    "fp16_backend": "nothing",
+    "tokenizer": "processing_class",
+    "evaluation_strategy": "eval_strategy",
+    "dataset_text_field": "dataset_text_field in the config",
+    "packing": "packing in the config",
+    "gpus": "devices",
+}
+NAMES: dict[str, str] = {
+    "trl.PPOTrainer": "GRPOTrainer or RLOOTrainer",
+    "trl.PPOConfig": "GRPOConfig or RLOOConfig",
+    "trl.PPOv2Trainer": "GRPOTrainer or RLOOTrainer",
+    "trl.DataCollatorForCompletionOnlyLM": "completion_only_loss or assistant_only_loss",
+    "trl.setup_chat_format": "clone_chat_template or chat_template_path",
+    "trl.AutoModelForCausalLMWithValueHead": "GRPOTrainer, which needs no value head",
+    "transformers.AdamW": "torch.optim.AdamW",
+    "transformers.AutoModelWithLMHead": "AutoModelForCausalLM",
+    "transformers.AutoModelForVision2Seq": "AutoModelForImageTextToText",
+    "datasets.load_metric": "evaluate.load",
+    "transformers.TFTrainer": "Trainer",
+    "transformers.deepspeed": "transformers.integrations.deepspeed",
+}
+# Arguments of from_pretrained, which accepts any: they leave it for the model's constructor, which refuses them.
+LOADING: dict[str, tuple[str, str]] = {
+    "load_in_4bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
+    "load_in_8bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
+    "use_auth_token": ("5.0", "token"),
+    "use_flash_attention_2": ("5.0", 'attn_implementation="flash_attention_2"'),
+}

@@ -1,0 +1,175 @@
+"""Read the tables of released signatures that `tools/build_signatures.py` writes, one a package.
+
+A table is JSON, compressed with xz, and is loaded when it is first asked. A fact is a list of runs, `[first release,
+last release, value]`, where a release is its place in `releases`, oldest first:
+
+- `modules`: module -> 1 where names may exist that its text does not show, else 0
+- `names`: module -> name -> the qualified name behind it, 0 where that is the module's own
+- `definitions`: qualified name -> the number of a variant `[kind, bases, parameters, open, renames]`
+- `parameters`: `[name, default, accepted values or their enum, whether others are refused]`
+- `requires`: package -> the versions of it that a release asks for
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.data import data_dir
+
+if TYPE_CHECKING:
+    from packaging.version import Version  # imported late: 3 ms of every look at the machines
+
+_MODULES = {"sentence_transformers": "sentence-transformers"}
+_ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: `default` is Python text, None where a value is required, and `...` for an expression.
+
+    `values` are the texts that it accepts, empty where they are unknown; `enum` is the class of them. `strict`: the
+    class that has it refuses others.
+    """
+
+    name: str
+    default: str | None = None
+    values: tuple[str, ...] = ()
+    enum: str = ""
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class or function as its own text gives it, before inheritance.
+
+    `kind`: `f`unction, `i`nit (a class with its own), `d`ataclass, `e`num or `p`lain class. `open`: it accepts
+    arguments that its text does not name. `renames`: deprecated arguments with the name to use.
+    """
+
+    kind: str
+    bases: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    open: bool = False
+    renames: tuple[tuple[str, str], ...] = ()
+
+
+class Table:
+    """The releases of one package."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._content = content
+        self.releases: tuple[str, ...] = tuple(content["releases"])
+
+    @cached_property
+    def versions(self) -> tuple[Version, ...]:
+        """Return the releases in a form that can be compared."""
+        from packaging.version import Version
+
+        return tuple(map(Version, self.releases))
+
+    def requires(self, release: int) -> dict[str, str]:
+        """Return the versions of other packages that a release asks for."""
+        found = {name: _at(runs, release) for name, runs in self._content["requires"].items()}
+        return {name: text for name, text in found.items() if text}
+
+    def module(self, name: str, release: int) -> bool | None:
+        """Return whether a module may bind more names than are known; None where the release has no such module."""
+        value = _at(self._content["modules"].get(name, ()), release)
+        return None if value is None else bool(value)
+
+    def target(self, module: str, name: str, release: int) -> str | None:
+        """Return the qualified name behind a name of a module; None where it is not bound there."""
+        value = _at(self._content["names"].get(module, {}).get(name, ()), release)
+        return f"{module}.{name}" if value == 0 else value
+
+    def names(self, module: str, release: int) -> list[str]:
+        """Return the names that a module binds."""
+        return [n for n, runs in self._content["names"].get(module, {}).items() if _at(runs, release) is not None]
+
+    def lists(self, module: str) -> bool:
+        """Return true if the names of a module were read in any release."""
+        return module in self._content["names"]
+
+    def homes(self, name: str, release: int) -> list[str]:
+        """Return the modules that bind a name, the shortest path first."""
+        found = [m for m, bound in self._content["names"].items() if _at(bound.get(name, ()), release) is not None]
+        return sorted(found, key=lambda m: (m.count("."), m))
+
+    def presence(self, module: str, name: str) -> list[tuple[int, int]]:
+        """Return the runs of releases in which a module binds a name, oldest first."""
+        merged: list[tuple[int, int]] = []
+        for start, end, _ in self._content["names"].get(module, {}).get(name, ()):
+            if merged and start <= merged[-1][1] + 1:
+                start, _ = merged.pop()
+            merged.append((start, end))
+        return merged
+
+    def defined_as(self, name: str) -> list[str]:
+        """Return the qualified names of the classes and functions of a name, the shortest path first."""
+        found = [key for key in self._content["definitions"] if key.endswith(f".{name}")]
+        return sorted(found, key=lambda key: (key.count("."), key))
+
+    def definition(self, qualified: str, release: int) -> Definition | None:
+        """Return a definition in one release."""
+        number = _at(self._content["definitions"].get(qualified, ()), release)
+        return None if number is None else self._variant(number)
+
+    def definitions(self, qualified: str) -> Iterator[tuple[int, int, Definition]]:
+        """Yield every form that a definition had, with its first and last release."""
+        for start, end, number in self._content["definitions"].get(qualified, ()):
+            yield start, end, self._variant(number)
+
+    def _variant(self, number: int) -> Definition:
+        kind, bases, numbers, is_open, renames = self._content["variants"][number]
+        parameters = []
+        for name, default, values, strict in (self._content["parameters"][n] for n in numbers):
+            listed = tuple(values) if isinstance(values, list) else ()
+            enum = values if isinstance(values, str) else ""
+            parameters.append(Parameter(name, default, listed, enum, bool(strict)))
+        return Definition(kind, tuple(bases), tuple(parameters), bool(is_open), tuple((o, n) for o, n in renames))
+
+
+def _at(runs: Any, release: int) -> Any:
+    return next((value for start, end, value in runs if start <= release <= end), None)
+
+
+@cache
+def table(package: str) -> Table | None:
+    """Return the table of a package, None where there is none."""
+    path = data_dir("references") / "signatures" / f"{package}.json.xz"
+    return Table(json.loads(lzma.decompress(path.read_bytes()))) if package in packages() else None
+
+
+@cache
+def packages() -> frozenset[str]:
+    """Return the packages that have a table."""
+    folder = data_dir("references") / "signatures"
+    return frozenset(path.name.removesuffix(".json.xz") for path in folder.glob("*.json.xz"))
+
+
+def canonical(qualified: str) -> str:
+    """Return a dotted name as the tables write it: pytorch_lightning became lightning.pytorch."""
+    root, dot, rest = qualified.partition(".")
+    return _ALIASES.get(root, root) + dot + rest
+
+
+def package_of(qualified: str) -> str:
+    """Return the package whose table has a dotted name, an empty text where none has it."""
+    root = canonical(qualified).partition(".")[0]
+    package = _MODULES.get(root, root)
+    return package if package in packages() else ""
+
+
+def version(text: str) -> Version | None:
+    """Return a version, None for a text that is not one."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None

@@ -1,0 +1,149 @@
+"""What the tests of real clients share: a checkout, uv as it is installed, and one question to each client."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import need
+from gpuwarden.interfaces.manifests import ROOT
+from model_server import SHELL, Asked, Model, Say, Step, Use
+from real_agents import PATH, need_agent, said
+
+SKILLS = ["checkpoint-and-teardown", "dataset-preflight", "gpu-training", "training-debug"]
+DONE = Say("Nothing is billing.")
+CODEX = pytest.mark.parametrize("of", ["", "a-model-without-scripts"])
+GEMINI = "gemini-2.5-flash"
+
+
+@pytest.fixture(name="checkout", scope="session")
+def checkout_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git has of this repository, and nothing else."""
+    root = tmp_path_factory.mktemp("checkout") / "gpuwarden"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no checkout of git")
+    for name in filter(None, listed.stdout.split("\0")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    return root
+
+
+@pytest.fixture(name="uv_cache", scope="session")
+def uv_cache_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all clients, each of which has an empty home."""
+    return tmp_path_factory.mktemp("uv")
+
+
+def with_uv(folder: Path, cache: Path, env: dict[str, str]) -> dict[str, str]:
+    """Put the real uv first on the PATH, behind a script that writes down the environment that reaches it.
+
+    The clients hand on no more than they want to; what uv needs in a closed network is set by the script.
+    """
+    real = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), PATH]))
+    need("uv", real is not None)
+    kept = {n: os.environ[n] for n in ("SSL_CERT_FILE", "UV_INDEX_URL", "UV_DEFAULT_INDEX") if n in os.environ}
+    given = {"UV_CACHE_DIR": str(cache), "UV_PYTHON": sys.executable, "UV_PYTHON_DOWNLOADS": "never", **kept}
+    folder.mkdir()
+    lines = ["#!/bin/sh", f'{{ pwd; env; }} > "{folder}/arrived.$$.txt"']
+    lines += [f"export {name}='{value}'" for name, value in given.items()]
+    (folder / "uv").write_text("\n".join([*lines, f'exec {real} "$@"']) + "\n")
+    (folder / "uv").chmod(0o755)
+    return env | {"PATH": f"{folder}:{env['PATH']}"}
+
+
+def arrived(folder: Path) -> list[tuple[Path, dict[str, str]]]:
+    """Each working directory and environment that reached uv, in no order."""
+    found = []
+    for file in folder.glob("arrived.*.txt"):
+        place, *rows = file.read_text().splitlines()
+        found.append((Path(place), dict(row.split("=", 1) for row in rows if "=" in row)))
+    return found
+
+
+def patient(asked: Asked) -> Step:
+    """Ask for the machines as soon as the tool is there: Codex begins before a plugin's server has answered."""
+    if (asked.results and '"ok":true' in asked.results[-1]) or len(asked.results) > 40:
+        return DONE
+    there = {"list_instances", "exec"} & {name.rpartition("__")[2] for name in asked.offered}
+    return Use("list_instances", {}) if there and len(asked.results) % 2 else Use(SHELL, {"command": "sleep 0.5"})
+
+
+def codex_model(home: Path, server: Model) -> None:
+    """Tell Codex where its model is."""
+    given = ['model_provider = "given"', "[analytics]", "enabled = false", "[model_providers.given]", 'name = "given"']
+    given += [f'base_url = "{server.url}/v1"', 'wire_api = "responses"', 'env_key = "OPENAI_API_KEY"']
+    file = home / ".codex" / "config.toml"
+    before = file.read_text() if file.exists() else ""
+    file.write_text("\n".join([*given[:1], before, *given[1:]]) + "\n")
+
+
+def ask_claude(env: dict[str, str], work: Path, *words: str) -> list[dict[str, Any]]:
+    options = ["-p", "--output-format", "stream-json", "--verbose", *words]
+    out = said(["claude", *options], env, work, stdin="Which machines bill?")
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def ask_codex(env: dict[str, str], work: Path, of: str) -> None:
+    model_of = ["--model", of] if of else []
+    said(["codex", "exec", "--json", "--skip-git-repo-check", "--sandbox", "danger-full-access", *model_of, "-"],
+         env, work, stdin="Which machines bill?")  # fmt: skip
+
+
+def gemini_model(home: Path) -> None:
+    """Tell Gemini how it logs in; where its model is, a variable says."""
+    settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+    (home / ".gemini" / "settings.json").write_text(json.dumps(settings))
+
+
+def ask_gemini(env: dict[str, str], work: Path) -> None:
+    words = ["-p", "Which machines bill?", "--approval-mode", "yolo", "--model", GEMINI]
+    said(["gemini", *words], env | {"GEMINI_CLI_TRUST_WORKSPACE": "true"}, work)
+
+
+@contextmanager
+def codex_server(env: dict[str, str], work: Path) -> Iterator[Any]:
+    """Codex as its own front ends run it, asked by JSON-RPC."""
+    app = subprocess.Popen(
+        [need_agent("codex"), "app-server"], env=env, cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert app.stdin is not None and app.stdout is not None
+    numbers = iter(range(1, 100))
+
+    def ask(method: str, params: dict[str, Any]) -> dict[str, Any]:
+        number = next(numbers)
+        app.stdin.write(json.dumps({"id": number, "method": method, "params": params}) + "\n")  # type: ignore[union-attr]
+        app.stdin.flush()  # type: ignore[union-attr]
+        return next(r["result"] for r in map(json.loads, app.stdout) if r.get("id") == number)  # type: ignore[arg-type]
+
+    try:
+        ask("initialize", {"clientInfo": {"name": "tests", "version": "1"}})
+        yield ask
+    finally:
+        app.kill()
+        app.wait()
+        app.stdin.close()
+        app.stdout.close()
+
+
+def trust(env: dict[str, str], work: Path) -> list[str]:
+    """Trust every hook that Codex lists, as its own `/hooks` page does; what it then says of them."""
+
+    def listed() -> list[dict[str, Any]]:
+        return list(ask("hooks/list", {"cwds": [str(work)]})["data"][0]["hooks"])
+
+    with codex_server(env, work) as ask:
+        assert {hook["trustStatus"] for hook in listed()} == {"untrusted"}
+        value = {hook["key"]: {"trusted_hash": hook["currentHash"]} for hook in listed()}
+        ask("config/batchWrite", {"edits": [{"keyPath": "hooks.state", "value": value, "mergeStrategy": "upsert"}]})
+        return [str(hook["trustStatus"]) for hook in listed()]

@@ -1,0 +1,159 @@
+"""The whole life of a job on a cluster, through the use cases: for the cluster in memory, and for a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import pytest
+
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import NotSupported, Refused
+from gpuwarden.core.guidance import Action
+from gpuwarden.core.models import JobSpec, Verdict
+from gpuwarden.core.states import TERMINAL_JOBS, Job
+from gpuwarden.data import data_dir
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check, pause, resume
+from gpuwarden.lifecycle.submission.submit import submit
+from lifecycle_kit import open_house
+
+# Saves a step when it is told to end, and goes on from the saved one. It ends once a file `go` is there.
+TRAIN = """# /// script
+# requires-python = ">=3.8"
+# dependencies = []
+# ///
+import json, os, signal, struct, sys, time
+os.makedirs("out", exist_ok=True)
+
+def save(step):
+    head = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    head += b" " * (-len(head) % 8)
+    with open("out/model.tmp", "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + struct.pack("<4f", step, 2, 3, 4))
+    os.rename("out/model.tmp", "out/model.safetensors")
+
+step = 0
+if os.path.exists("out/model.safetensors"):
+    with open("out/model.safetensors", "rb") as file:
+        step = int(struct.unpack("<f", file.read()[-16:-12])[0])
+print("from step", step, flush=True)
+
+def told(*_):
+    save(step + 1)
+    print("saved step", step + 1, flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, told)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+save(step + 1)
+print("step", step + 1, "loss 0.5", flush=True)
+"""
+
+# Counts its starts in a file, as a job that loads its checkpoint would, and saves when it is told to end.
+RESUMES = """
+n=$(cat count 2>/dev/null || echo 0); echo "from $n $KEY"
+trap 'echo $((n + 1)) > count; echo saved; exit 0' TERM
+while [ ! -e go ]; do sleep 0.1; done
+"""
+
+
+class Disturbed(Protocol):
+    """A cluster whose scheduler a test plays."""
+
+    def preempt(self, job: str) -> None:
+        """Take the pod of a job away for the sake of another."""
+
+    def names(self, plural: str) -> list[str]:
+        """Return the names of the objects of a kind that the jobs made; the pod for files is not among them."""
+
+    def claim(self, name: str = "runs", **spec: object) -> None:
+        """Put a claim there that carries our label."""
+
+
+def warden(tmp_path: Path, runs: Path | None = None) -> Context:
+    """A warden whose profile has run folders where the test's pods mount the claim."""
+    profiles = tmp_path / "profiles"
+    profiles.mkdir()
+    text = (data_dir("profiles") / "kubernetes.md").read_text("utf-8")
+    assert text.count(": /gpuwarden\n") == 2
+    (profiles / "kubernetes.md").write_text(text.replace(": /gpuwarden\n", f": {runs or tmp_path / 'runs'}\n"), "utf-8")
+    ctx = open_house(tmp_path / "home", SystemClock())
+    ctx.own_profiles = profiles
+    return ctx
+
+
+def train(**changes: object) -> JobSpec:
+    """The job above."""
+    given = {"platform": "kubernetes/test", "script": TRAIN, "outputs": ("out",), "timeout_s": 600, "name": "tiny"}
+    return JobSpec.model_validate({**given, "options": {"image": "python:3.12-slim"}, **changes})
+
+
+async def until(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> Checked:
+    """Check the job until the answer is good; fail with the last one after a bounded time."""
+    seen = None
+    with anyio.move_on_after(120):
+        while True:
+            seen = await check(ctx, job_id)
+            if good(seen):
+                return seen
+            await anyio.sleep(0.1)
+    pytest.fail(f"last seen: {seen}")
+
+
+async def refused(ctx: Context, spec: JobSpec) -> list[str]:
+    """The rules for which the gate refuses a job, with what each says."""
+    with pytest.raises(Refused) as error:
+        await submit(ctx, spec)
+    return [f"{f.rule}: {f.message}" for f in error.value.findings if f.blocks]
+
+
+def said(seen: Checked, words: str) -> bool:
+    """Whether the log has these words."""
+    return seen.log is not None and words in seen.log.text
+
+
+async def whole_life(ctx: Context, cluster: Disturbed) -> None:
+    """Refused, submitted, preempted, resumed, pulled, proven; then another one paused, canceled, and seen gone."""
+    (why,) = await refused(ctx, train(outputs=("/data/out",)))
+    assert why.startswith("PF-OUT-002: /data/out is deleted when the job ends")
+    assert cluster.names("jobs") == []
+
+    done = await submit(ctx, train())
+    assert done.job is not None and done.receipt and done.quote is None and not done.ask, "nothing is metered"
+    seen = await until(ctx, done.job.id, lambda s: said(s, "from step 0"))
+    assert seen.job.state is Job.RUNNING and seen.lease is None
+    (name,) = cluster.names("jobs")
+    cluster.preempt(name)
+    seen = await until(ctx, done.job.id, lambda s: said(s, "from step 1"))
+    assert said(seen, "saved step 1") and seen.job.state not in TERMINAL_JOBS
+    assert cluster.names("jobs") == [name], "it is the same job, in another pod"
+    assert seen.job.handle is not None
+    (Path(seen.job.handle.run_dir) / "work/go").touch()
+    seen = await until(ctx, done.job.id, lambda s: s.job.state in TERMINAL_JOBS)
+    assert seen.job.state is Job.SUCCEEDED and said(seen, "step 2 loss 0.5")
+    assert [s.action for s in seen.next_steps][-2:] == [Action.PULL, Action.VERIFY]
+    await pull(ctx, done.job.id)
+    assert (await verify_job(ctx, done.job.id)).verdict is Verdict.PROVEN
+    with pytest.raises(NotSupported):
+        await request(ctx, done.job.id, "terminate")
+
+    other = await submit(ctx, train(name="other"))
+    assert other.job is not None
+    await until(ctx, other.job.id, lambda s: said(s, "from step 0"))
+    assert len(cluster.names("jobs")) == 2
+    await pause(ctx, other.job.id)
+    await until(ctx, other.job.id, lambda s: s.job.state is Job.PAUSED)
+    assert cluster.names("jobs") == [name], "a paused job takes nothing from the cluster"
+    await resume(ctx, other.job.id)
+    await until(ctx, other.job.id, lambda s: s.job.state is Job.RUNNING and said(s, "from step 1"))
+    await cancel(ctx, other.job.id)
+    seen = await until(ctx, other.job.id, lambda s: s.job.state in TERMINAL_JOBS)
+    assert seen.job.state is Job.CANCELED
+    assert cluster.names("jobs") == [name] and not any("other" in pod for pod in cluster.names("pods"))

@@ -1,0 +1,323 @@
+"""A throw-away Ray head, alone in a network of its own, and the way to its dashboard, which a test may disturb.
+
+`ray start` listens on every address of the machine. In a network namespace with loopback only, there is no other.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from gpuwarden.backends import _ray_api
+from gpuwarden.core.models import JobSpec, Place
+
+PORT = 28265
+PATIENCE_S = 900.0
+"""Bounds a wait. A machine that is busy with other tests needs minutes for what takes Ray seconds."""
+ODD = json.dumps({"welcome": "to the cluster"}).encode()
+
+# Runs in Ray's network: what comes to a socket of the file system goes on to the dashboard.
+INSIDE = """
+import socket, sys, threading
+def pump(a, b):
+    try:
+        while data := a.recv(65536): b.sendall(data)
+    except OSError: pass
+    finally:
+        for s in (a, b):
+            try: s.shutdown(socket.SHUT_RDWR)
+            except OSError: pass
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(sys.argv[1]); server.listen(64)
+    while True:
+        near = server.accept()[0]
+        try: far = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+        except OSError: near.close(); continue
+        for pair in ((near, far), (far, near)): threading.Thread(target=pump, args=pair, daemon=True).start()
+"""
+# `ray start`, which would give its processes 30 s and keep one port from their raylet, and has no setting for that.
+PATIENT = """
+import sys, time
+from ray._private import services
+from ray.scripts.scripts import main
+ask, end = services.get_node, time.monotonic() + float(sys.argv.pop(1))
+def get_node(*words):
+    while True:
+        try: return ask(*words)
+        except RuntimeError:
+            if time.monotonic() > end: raise
+            time.sleep(0.2)
+services.get_node = get_node
+begin = services.start_ray_process
+def start_ray_process(command, kind, *words, **more):
+    told = ["--dashboard_agent_listen_port=20003"] if kind == "raylet" else []
+    return begin([*command, *told], kind, *words, **more)
+services.start_ray_process = start_ray_process
+main()
+"""
+START = """
+python="$1" socket="$2" port="$3" rays_python="$4" folder="$5" inside="$6" patient="$7" patience="$8"
+"$python" -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh", b"lo", 0x41))'
+"$python" -c "$inside" "$socket" "$port" &
+exec "$rays_python" -c "$patient" "$patience" start --head --block --node-ip-address=127.0.0.1 --port=26379 \
+  --dashboard-host=127.0.0.1 --dashboard-port="$port" --ray-client-server-port=20001 --num-cpus=2 \
+  --dashboard-agent-grpc-port=20002 --dashboard-agent-listen-port=20003 --runtime-env-agent-port=20004 \
+  --metrics-export-port=20005 \
+  --object-store-memory=100000000 --include-log-monitor=false --disable-usage-stats --temp-dir="$folder"
+"""
+# The raylet's last words where its agents were slow: for the ports that they choose it waits as long as no setting says
+# (ray-project/ray#65983). The ports above are given to them; nobody else is in their network.
+LATE_AGENT = re.compile(r"Timed out waiting for file \S*_port|[Aa]gent\b.*\btimed out", re.DOTALL)
+# How long Ray's processes wait for one another, in the unit of each.
+SETTINGS = {
+    "RAY_gcs_server_port_wait_time_s": 1,
+    "RAY_gcs_server_request_timeout_seconds": 1,
+    "RAY_gcs_rpc_server_reconnect_timeout_s": 1,
+    "RAY_raylet_start_wait_time_s": 1,
+    "RAY_agent_register_timeout_ms": 1000,
+    "RAY_worker_register_timeout_seconds": 1,
+    "RAY_health_check_initial_delay_ms": 1000,
+    "RAY_health_check_timeout_ms": 1000,
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": 1,
+    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": 1,
+    "RAY_DASHBOARD_GCS_RPC_TIMEOUT_SECONDS": 1,
+    "RAY_JOB_START_TIMEOUT_SECONDS": 1,
+}
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """A connection over a socket of the file system."""
+
+    def __init__(self, path: Path, wait_s: float) -> None:
+        super().__init__("127.0.0.1")
+        self.path, self.wait_s = path, wait_s
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.wait_s)
+        self.sock.connect(str(self.path))
+
+
+class Head:
+    """One Ray head, and a relay on loopback before it. `mode` is what the relay does to replies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.socket = folder, folder / "dash"
+        self.mode, self.lists = "", 0
+        self.network = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.server_address[1]}"
+
+    def start(self) -> Head:
+        """Start the head, once more where its raylet did not wait for an agent, until it has run a first job."""
+        why = self._start_once()
+        if LATE_AGENT.search(why):
+            print(f"Ray's head is started once more, because its raylet gave up:\n{why}", file=sys.stderr)
+            self._end()
+            shutil.rmtree(self.folder / "ray")
+            self.socket.unlink(missing_ok=True)
+            why = self._start_once()
+        if why:
+            pytest.fail(f"Ray's head did not start:\n{why}", pytrace=False)
+        return self
+
+    def _start_once(self) -> str:
+        """Start the head. Return an empty string once a first job has run, else why it did not come to that."""
+        self._launch()
+        end = time.monotonic() + PATIENCE_S
+        while not self._ready():
+            if died := self._last_words():  # `ray start` itself waits on for a raylet that is dead
+                return died
+            assert self.process is not None
+            with suppress(OSError):
+                seen, own = (os.readlink(f"/proc/{pid}/ns/net") for pid in (self.process.pid, "self"))
+                self.network = seen if seen != own else self.network
+            if self.process.poll() is not None or time.monotonic() > end:
+                return (self.folder / "log").read_text(errors="replace") or "no job ended in time"
+            time.sleep(0.2)
+        return ""
+
+    def _last_words(self) -> str:
+        """Return what the raylet wrote when a check of its own failed; an empty string while none has."""
+        with suppress(OSError):
+            said = (self.folder / "ray" / "session_latest" / "logs" / "raylet.err").read_text(errors="replace")
+            return said[-4_000:] if "Check failed" in said else ""
+        return ""
+
+    def _launch(self) -> None:
+        ray = os.environ.get("GPUWARDEN_RAY") or shutil.which("ray")
+        need("Ray (`pip install 'ray[default]'`, its `ray` on the PATH or in GPUWARDEN_RAY)", ray is not None)
+        need("root, for a network of Ray's own", os.geteuid() == 0 and shutil.which("unshare") is not None)
+        assert ray is not None
+        python = Path(ray).resolve().with_name("python")
+        words = [sys.executable, str(self.socket), str(PORT), str(python), str(self.folder / "ray"), INSIDE, PATIENT]
+        # Ray gives its environment to every job: none of the server's own variables, and no proxy, which has no way in.
+        env = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(self.folder), "LANG": "C.UTF-8"}
+        env |= {name: f"{PATIENCE_S * unit:.0f}" for name, unit in SETTINGS.items()}
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                ["unshare", "--net", "sh", "-c", START, "sh", *words, f"{PATIENCE_S}"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
+            )  # fmt: skip
+
+    def _ready(self) -> bool:
+        """Return whether a first job, submitted as soon as the dashboard takes it, has ended well."""
+        with suppress(OSError, ValueError, http.client.HTTPException, KeyError):
+            found = self.jobs("first")
+            if not found:
+                self.ask("POST", "/api/jobs/", b'{"entrypoint": "true", "submission_id": "first"}')
+                return False
+            assert found[0]["status"] in {"PENDING", "RUNNING", "SUCCEEDED"}, found
+            return found[0]["status"] == "SUCCEEDED"
+        return False
+
+    def ask(self, method: str, path: str, body: bytes = b"", wait_s: float = PATIENCE_S) -> tuple[int, bytes]:
+        """Ask the dashboard itself."""
+        way = UnixConnection(self.socket, wait_s)
+        try:
+            way.request(method, path, body or None, {"Content-Type": "application/json"} if body else {})
+            reply = way.getresponse()
+            return reply.status, reply.read()
+        finally:
+            way.close()
+
+    def jobs(self, stem: str) -> list[dict[str, object]]:
+        """Ray's own rows of the jobs whose ids begin so."""
+        return [row for row in json.loads(self.ask("GET", "/api/jobs/")[1]) if row["submission_id"].startswith(stem)]
+
+    def kill_supervisor(self, folder: str) -> None:
+        """Kill Ray's own process beside a job, and with it the job's entrypoint: as when memory runs out."""
+        pid = self._runner_of(folder)
+        while pid > 1 and not _words(pid).startswith("ray::JobSupervisor"):
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert pid > 1
+        os.kill(pid, signal.SIGKILL)
+
+    def _runner_of(self, folder: str) -> int:
+        pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+        return next(p for p in pids if f"allot {folder}" in (words := _words(p)) and words.startswith("python3"))
+
+    def stop(self) -> None:
+        """End the head, and everything that has its network."""
+        self.server.shutdown()
+        self.server.server_close()
+        self._end()
+
+    def _end(self) -> None:
+        for path in Path("/proc").iterdir() if self.network else ():  # it has nothing to save
+            with suppress(OSError):
+                if path.name.isdecimal() and os.readlink(path / "ns/net") == self.network:
+                    os.kill(int(path.name), signal.SIGKILL)
+        self.network = ""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(PATIENCE_S)
+
+    def _handler(head) -> type[BaseHTTPRequestHandler]:  # noqa: N805
+        class Relay(BaseHTTPRequestHandler):
+            def _pass(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                head.lists += (self.command, self.path) == ("GET", "/api/jobs/")
+                if head.mode == "down":
+                    self.close_connection = True
+                    return
+                status, raw = (200, ODD) if head.mode == "odd" else head.ask(self.command, self.path, body)
+                if head.mode == "cut" and self.command == "POST":
+                    self.close_connection = True
+                    return
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            do_GET = do_POST = _pass  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Relay
+
+
+def _words(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    return ""
+
+
+class RayEngine:
+    """The head, as the contract test of backends disturbs it."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+
+    def job(self, text: str, **fields: object) -> JobSpec:
+        given = {"platform": "ray/local", "command": ["sh", "-c", text], "timeout_s": 7200}
+        return JobSpec.model_validate({**given, **fields})
+
+    @contextmanager
+    def _mode(self, mode: str) -> Iterator[None]:
+        self.head.mode = mode
+        try:
+            yield
+        finally:
+            self.head.mode = ""
+
+    def cut(self) -> object:
+        """As when a reply is lost after Ray took the job."""
+        return self._mode("cut")
+
+    def down(self) -> object:
+        return self._mode("down")
+
+    def odd(self) -> object:
+        return self._mode("odd")
+
+    def questions(self) -> int:
+        return self.head.lists
+
+
+@pytest.fixture(autouse=True, name="patient")
+def patient_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the backend wait for a reply as long as a busy machine needs."""
+    monkeypatch.setattr(_ray_api, "REPLY_S", PATIENCE_S)
+    monkeypatch.setattr(_ray_api, "CONNECT_S", PATIENCE_S)
+
+
+@pytest.fixture(scope="session", name="head")
+def head_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    """One Ray head for the whole session."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="gwray") as folder:  # its sockets need a short path
+        head = Head(Path(folder))
+        try:
+            yield head.start()
+        finally:
+            head.stop()
+
+
+def place_of(head: Head, folder: Path) -> Place:
+    """A place on the cluster whose run folders are in a folder of the test."""
+    return Place(platform="ray/local", host=head.address, run_root=str(folder / "runs"))

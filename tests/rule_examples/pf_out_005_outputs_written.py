@@ -1,0 +1,51 @@
+from dataclasses import replace
+
+from gpuwarden.profiles import load_profile
+from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.script import read_script
+from rule_kit import submit
+
+LOOP = "import torch\nloss.backward()\n"
+TRAINER = (
+    "from transformers import Trainer, TrainingArguments\nargs = TrainingArguments({})\nTrainer(args=args).train()\n"
+)
+JOBS = load_profile("hf-jobs")
+
+
+def job(text: str, *outputs: str, args: tuple[str, ...] = ()) -> SubmitFacts:
+    """Facts of a job with that script and these outputs."""
+    hub = outputs[0].startswith("/hub/")
+    facts = submit(JOBS if hub else submit().profile, outputs=outputs)
+    return replace(facts, script=read_script(text, {}, args))
+
+
+FIRES = [
+    job(LOOP, "out"),
+    job(LOOP + "torch.save({}, 'results/model.pt')", "out"),
+    job(LOOP + "if False:\n    torch.save({}, 'out/model.pt')", "out"),
+    job(TRAINER.format("output_dir='results'"), "out"),
+    job(TRAINER.format("output_dir='out', save_strategy='no'"), "out"),
+    job("import lightning as L\ntrainer = L.Trainer(default_root_dir='runs')\ntrainer.fit(model)", "out"),
+    job("from ultralytics import YOLO\nm = YOLO('y.pt')\nm.train(data='c.yaml')", "out"),
+    job(LOOP, "/hub/models/me/model"),
+    job(LOOP + "model.push_to_hub('me/other')", "/hub/models/me/model"),
+    job(LOOP + "if False:\n    model.push_to_hub('me/model')", "/hub/models/me/model"),
+    # A question
+    job("from my_saver import keep\n" + LOOP, "out"),
+    job(LOOP + "if found():\n    torch.save({}, 'out/model.pt')", "out"),
+]
+SILENT = [
+    submit(),
+    job("print('nothing is trained')", "out"),
+    job(LOOP + "torch.save({}, 'out/model.pt')", "out"),
+    job(LOOP + "import os\ntorch.save({}, os.path.join('out', 'model.pt'))", "out/model.pt"),
+    job(LOOP + "from pathlib import Path\nout = Path('out')\n(out / 'a.txt').write_text('x')", "out"),
+    job(TRAINER.format("output_dir='out'"), "out"),
+    job(TRAINER.format("output_dir='out/run'"), "out"),
+    job("import lightning as L\nL.Trainer().fit(model)", "lightning_logs"),
+    job("from ultralytics import YOLO\nm = YOLO('y.pt')\nm.train(data='c.yaml', project='out')", "out"),
+    job(LOOP + "accelerator.save_state('out/step')", "out"),
+    job(LOOP + "pipe.save_pretrained('out')", "out"),
+    job(LOOP + "model.push_to_hub('me/model')", "/hub/models/me/model"),
+    job(TRAINER.format("push_to_hub=True, hub_model_id='me/model'"), "/hub/models/me/model"),
+]

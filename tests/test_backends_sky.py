@@ -1,0 +1,104 @@
+"""The sky backend and provider: SkyPilot's real SDK against a double of its API server."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contract_backend import EngineContract, ended
+from gpuwarden.backends.sky import STATES, SkyBackend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import BadReply, BadRequest
+from gpuwarden.core.models import Place
+from gpuwarden.core.states import Job
+from gpuwarden.remote.sky.client import SkyClient
+from sky_kit import PATIENCE_S, SkyEngine, SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
+from sshd import Sshd, sshd_fixture  # noqa: F401
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real]
+
+
+@pytest.fixture
+def sky(server: SkyServer) -> SkyClient:
+    return SkyClient(sky_env(server.folder, server.url))
+
+
+@pytest.fixture
+async def backend(sky: SkyClient, sshd: Sshd) -> AsyncIterator[SkyBackend]:
+    backend = SkyBackend(SystemClock(), sshd.config, sky)
+    yield backend
+    await backend.aclose()
+
+
+@pytest.fixture
+def place(server: SkyServer, tmp_path: Path) -> Place:
+    """A cluster of the test's own, which `box` of the SSH configuration leads to."""
+    name = f"gw-{tmp_path.name}".replace("_", "-")[:40].rstrip("-")
+    server.up(name)
+    return Place(platform="sky/aws", instance_id=name, host="box", run_root=str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def engine(server: SkyServer) -> SkyEngine:
+    return SkyEngine(server)
+
+
+@pytest.mark.prove
+class TestSky(EngineContract):
+    pass
+
+
+@pytest.mark.prove
+async def test_a_job_that_never_came_to_its_runner_shows_skypilots_own_log(
+    backend: SkyBackend, place: Place, engine: SkyEngine, server: SkyServer
+) -> None:
+    handle = await backend.submit(engine.job("true"), place, "s-none", secrets={})
+    await ended(backend, handle)
+    shutil.rmtree(handle.run_dir)
+    queue = server.jobs[str(place.instance_id)]
+    queue[-1].process.wait(PATIENCE_S)
+    queue[-1] = replace(queue[-1], process=subprocess.Popen(["false"]))
+    queue[-1].process.wait(PATIENCE_S)
+    queue[-1].log.write_text("\x1b[31msetup failed: no disk\x1b[0m\n")
+    seen = (await backend.poll([handle]))["s-none"]
+    assert (seen.state, seen.meter) == (Job.FAILED, True) and "no disk" in seen.why
+    chunk = await backend.logs(handle, 6)
+    assert (chunk.text, chunk.size) == ("failed: no disk\n", 22)
+    assert (await backend.logs(handle, chunk.next)).text == ""
+
+
+@pytest.mark.prove
+async def test_secrets_go_as_skypilots_own_and_the_job_gets_only_its_own(
+    backend: SkyBackend, place: Place, engine: SkyEngine, server: SkyServer
+) -> None:
+    spec = engine.job('echo "$TOKEN" | wc -c; echo "${GPUWARDEN_ORDER-none}"', secrets=["TOKEN"])
+    handle = await backend.submit(spec, place, "s-secret", secrets={"TOKEN": "hunter22-hunter22"})
+    assert (await ended(backend, handle)).state is Job.SUCCEEDED
+    assert (await backend.logs(handle)).text.split() == ["18", "none"]
+    task = next(body["task"] for path, body in reversed(server.asked) if path == "/exec")
+    assert "GPUWARDEN_ORDER" in task.partition("\nsecrets:")[2], "in no other part of the task"
+    assert "hunter22" not in task.partition("\nsecrets:")[0]
+    written = b"".join(f.read_bytes() for f in Path(handle.run_dir).rglob("*") if f.is_file())
+    assert b"hunter22" not in written
+
+
+@pytest.mark.prove
+async def test_a_state_that_nobody_knows_is_no_end(
+    backend: SkyBackend, place: Place, engine: SkyEngine, server: SkyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await backend.submit(engine.job("true"), place, "s-odd", secrets={})
+    await ended(backend, handle)
+    monkeypatch.setitem(STATES, "SUCCEEDED", "WAITING_FOR_GODOT")
+    monkeypatch.delitem(STATES, "SUCCEEDED")
+    with pytest.raises(BadReply, match="SUCCEEDED"):
+        await backend.poll([handle])
+
+
+def test_an_option_that_skypilot_lacks_is_refused(engine: SkyEngine) -> None:
+    with pytest.raises(BadRequest, match="options of sky"):
+        SkyBackend(SystemClock()).settle(engine.job("true", options={"partition": "low"}))

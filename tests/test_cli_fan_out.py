@@ -1,0 +1,92 @@
+"""`gpuwarden fan-out` at a terminal: a receipt, a launch, the spread as a table and as a picture, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from doors import PLATFORM, answer, in_process, quick_warden
+from gpuwarden.remote.sandbox.words import Kind, Sandbox
+
+SCRIPT = """
+import json, os, sys
+os.makedirs("out")
+values = dict(word[2:].split("=") for word in sys.argv[1:])
+with open("out/result.json", "w") as file:
+    json.dump({"objective": {"name": "loss", "value": float(values["lr"]) + int(values["seed"])}}, file)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
+    Path("train.py").write_text(SCRIPT)
+    return "train.py"
+
+
+@pytest.mark.slow
+def test_a_grid_is_checked_launched_followed_and_drawn(script: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    quick_warden(home)
+    call = ["fan-out", "--on", PLATFORM, "--grid", "lr=1,2", "--seeds", "2", "--output", "out"]
+    call += ["--timeout", "60", "--max-cost", "20", "--max-machines", "2"]
+    checked = in_process(home, *call, script)
+    assert checked.returncode == 0 and "Checked 4 cells, at most $" in checked.stdout
+    asked = answer(in_process(home, *call, "--json", script))
+    seen = answer(in_process(home, *call, "--receipt", asked["receipt"], "--json", script))
+    assert seen["fan_out"]["states"] == {"running": 4}
+    name = seen["job_id"]
+    while seen["state"] == "running":
+        seen = answer(in_process(home, "fan-out", name, "--json"))
+    assert seen["code"] == "complete"
+    shown = in_process(home, "fan-out", name, "--plot", "spread.svg")
+    assert shown.returncode == 0 and "4 of 4 cells verified" in shown.stdout
+    assert shown.stdout.startswith("lr  proven") and shown.stdout.count("2/2") == 2
+    assert Path("spread.svg").read_text().count("<circle") == 4
+    again = answer(in_process(home, "fan-out", name, "--resume", "--cells", "0", "--json"))
+    assert again["code"] == "bad_request" and "cell 0 is verified" in again["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--grid", "lr=1,1"), "twice, so cells would collide"),
+        (("--grid", "lr=1", "--grid", "lr=2"), "once"),
+        (("--grid", "lr=1", "--random", "lr=1..2"), "give one of --grid, --random and --tune"),
+        (("--random", "lr=5..2",), "is not a range"),
+        (("--random", "opt=a,b", "--trials", "3"), "fewer than 3 different settings"),
+        (("--tune", "opt=a,b", "--trials", "3"), "3 cells would collide"),
+        (("--grid", "lr=1", "--weigh", "lr2"), "can't be weighed"),
+        (("--grid", "lr=1", "--resume"), "are about a fan-out that exists"),
+        (("--grid", "lr=1", "--cells", "3"), "--cells belongs to --resume"),
+        ((), "or --seeds alone"),
+    ],
+)  # fmt: skip
+def test_what_is_no_roster_is_refused_before_anything_is_asked(
+    script: str, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = in_process(tmp_path / "home", "fan-out", "--on", PLATFORM, "--output", "out", *words, "--json", script)
+    assert done.returncode != 0 and answer(done)["code"] == "bad_request", done.stdout
+    assert said in answer(done)["message"], answer(done)["message"]
+
+
+def test_limits_of_a_fan_out_are_raised_at_a_terminal_with_a_receipt(script: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    quick_warden(home)
+    call = ["fan-out", "--on", PLATFORM, "--grid", "lr=1,2", "--output", "out", "--timeout", "60"]
+    call += ["--max-cost", "0.0001", "--json"]
+    receipt = answer(in_process(home, *call, script))["receipt"]
+    seen = answer(in_process(home, *call, "--receipt", receipt, script))
+    name = seen["job_id"]
+    assert "The budget has no room" in seen["fan_out"]["held"] and "fan-out --resume --max-cost" in seen["hint"]
+    for words in (["--max-cost", "20"], ["--receipt", receipt], ["--max-machines", "2"], ["--dry-run"]):
+        assert answer(in_process(home, "fan-out", name, *words, "--json"))["code"] == "bad_request"
+    more = ["fan-out", name, "--resume", "--max-cost", "0.9", "--json"]
+    rise = answer(in_process(home, *more))
+    assert rise["code"] == "checked" and "nothing was changed" in rise["message"] and not rise["fan_out"]["jobs"]
+    wrong = answer(in_process(home, *more, "--receipt", receipt))
+    assert wrong["code"] == "conflict"
+    done = answer(in_process(home, *more, "--receipt", rise["receipt"]))
+    assert len(done["fan_out"]["jobs"]) == 1 and not done["fan_out"]["held"]

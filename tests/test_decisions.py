@@ -1,0 +1,286 @@
+"""Decision lists: their schema, their links, how outcomes are judged, and the checks that run on a job's machine."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import HANG_S
+from doors import JOB, quick_warden
+from gpuwarden.core.errors import BadRequest, Unreachable
+from gpuwarden.core.inputs import build
+from gpuwarden.core.models import Handle, JobSpec, Observation, Printed
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces.results.decisions import decision_reply, outcome_line, outcome_reply, steps_of
+from gpuwarden.interfaces.results.diagnosing import diagnose_log
+from gpuwarden.interfaces.results.references import look_up
+from gpuwarden.knowledge import Sign, shipped
+from gpuwarden.knowledge.decisions import (
+    PAGE,
+    READERS,
+    Check,
+    Where,
+    decision_lists,
+    for_entries,
+    for_signs,
+    for_words,
+    read_lists,
+)
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.decision_checks import UNKNOWN, outcomes
+from gpuwarden.lifecycle.monitoring.diagnose import diagnosed
+from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.submission.submit import submit
+from runner_kit import call
+
+CHECKS = {f"{one.id}/{check.id}": check for one in decision_lists() for check in one.checks}
+READING = {name: check for name, check in CHECKS.items() if check.reads}
+OUTCOMES = [{"id": "a", "when": "one", "means": "this"}, {"id": "b", "when": "two", "means": "that"}]
+
+
+def test_every_symptom_of_several_causes_has_a_list_and_every_link_resolves() -> None:
+    names = [one.id for one in decision_lists()]
+    assert names == ["hang", "loss", "throughput", "memory", "pending", "disk", "download"]
+    assert [key for one in decision_lists() for key in one.links if key not in shipped().gotchas] == []
+    assert PAGE in shipped().pages
+
+
+def test_every_sign_of_trouble_while_a_job_runs_leads_to_a_list() -> None:
+    for sign in (Sign.STALL, Sign.SLOWED, Sign.LOSS_SPIKE, Sign.NONFINITE_LOSS, Sign.OOM_KILL, Sign.DISK_FULL):
+        assert len(for_signs([sign])) == 1, sign
+    assert for_signs([Sign.TIME_LIMIT]) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"command": ["rm", "-r", "x"]}, "may do more than read"),
+        ({"command": ["cat", "/etc/passwd"]}, "may do more than read"),
+        ({"command": ["cat", "/proc/../etc/passwd"]}, "may do more than read"),
+        ({"command": ["nvidia-smi", "--gpu-reset"]}, "may do more than read"),
+        ({"command": ["nvidia-smi", "--query-gpu=x", "--loop=1"]}, "may do more than read"),
+        ({"command": ["dmesg", "--clear"]}, "may do more than read"),
+        ({"command": ["df", "{pid}"]}, "may do more than read"),
+        ({"on": "here"}, "may do more than read"),
+        ({"command": ["df", "{home}"]}, "unknown placeholder home"),
+        ({"outcomes": [OUTCOMES[0], OUTCOMES[0]]}, "two outcomes have one id"),
+        ({"value": "(\\d+)"}, "value belongs to outcomes with least or most"),
+        ({"outcomes": OUTCOMES[:1]}, "at least 2"),
+    ],
+)
+def test_a_check_that_may_do_more_than_read_or_contradicts_itself_is_refused(change: dict[str, Any], what: str) -> None:
+    good = {"id": "x", "question": "Is it?", "command": ["df", "/tmp"], "reads": True, "outcomes": OUTCOMES}
+    assert Check.model_validate(good).on is Where.MACHINE
+    with pytest.raises(ValueError, match=what):
+        Check.model_validate(good | change)
+
+
+def test_a_mistake_in_the_page_is_reported_with_its_line() -> None:
+    with pytest.raises(BadRequest, match=r"^x\.md:4: "):
+        read_lists("# x\n\n## A\n```yaml decision\nid: a\n", "x.md")
+    with pytest.raises(BadRequest, match=r"^x\.md:\d+: "):
+        read_lists("## A\n```yaml decision\nid: a\nunknown: 1\n```\n", "x.md")
+
+
+SMI = "nvidia-smi: command failed\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "exit_code", "outcome", "value"),
+    [
+        ("hang/cards", "100\n3\n", 0, "spinning", 100),
+        ("hang/cards", "0\n0\n", 0, "idle", 0),
+        ("hang/cards", "40\n", 0, "working", 40),
+        ("hang/cards", "[N/A]\n", 0, None, None),
+        ("hang/cards", SMI, 9, None, None),
+        ("hang/processes", "Ss   systemd\nDl   python3\n", 0, "waits-for-disk", None),
+        ("hang/processes", "Sl   python\nZ    pt_main_thread\n", 0, "died", None),
+        ("hang/processes", "Sl   python\n", 0, "alive", None),
+        ("hang/kernel", "[1.0] NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus\n", 0, "xid", None),
+        ("hang/kernel", "dmesg: read kernel buffer failed: Operation not permitted\n", 1, "not-allowed", None),
+        ("hang/kernel", "dmesg: broken\n", 1, None, None),
+        ("hang/kernel", "", 0, "quiet", None),
+        ("loss/card", "0\n2\n", 0, "memory-errors", 2),
+        ("loss/precision", "7.5\n", 0, "no-bf16", 7.5),
+        ("loss/precision", "9.0\n", 0, "bf16", 9.0),
+        ("throughput/clocks", "        HW Thermal Slowdown            : Active\n", 0, "hot", None),
+        ("throughput/clocks", "        HW Thermal Slowdown            : Not Active\n", 0, "free", None),
+        ("throughput/clocks", SMI, 9, None, None),
+        ("throughput/cards", "35\n60\n", 0, "starved", 60),
+        ("throughput/cpu", "usage_usec 1\nnr_periods 200\nnr_throttled 50\nthrottled_usec 9\n", 0, "throttled", 25),
+        ("throughput/cpu", "usage_usec 1\nnr_periods 0\nnr_throttled 0\n", 0, None, None),
+        ("throughput/disk", "some avg10=1.00 avg60=40.00 total=1\nfull avg10=9.0 avg60=31.5 a\n", 0, "waits", 31.5),
+        ("throughput/swap", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", 0, "enough", 0),
+        ("memory/host-kills", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", 0, "killed", 2),
+        ("memory/host-memory", "        total  used\nMem:  1000  950  1 1 1 1\nSwap: 0 0 0\n", 0, "full", 95),
+        ("memory/card-memory", "79000, 81559\n10, 81559\n", 0, "full", 100 * 79000 / 81559),
+        ("disk/bytes", "Use%\n 98%\n", 0, "full", 98),
+        ("disk/inodes", "IUse%\n    -\n", 0, None, None),
+        ("download/names", "", 2, "does-not-resolve", None),
+        ("download/names", "13.33.1.2 huggingface.co\n", 0, "resolves", None),
+    ],
+)  # fmt: skip
+def test_what_a_command_printed_decides_the_outcome(
+    name: str, text: str, exit_code: int, outcome: str | None, value: float | None
+) -> None:
+    found, number = CHECKS[name].judge(text, exit_code)
+    assert (found.id if found else None, number) == (outcome, value)
+
+
+@pytest.mark.parametrize("text", ["\n" * 100_000, " " * 100_000, "1" * 100_000, "1\n\n" * 50_000, "9" * 350 + "%\n"])
+def test_what_a_machine_makes_up_costs_little_and_no_endless_number_decides(text: str) -> None:
+    for name, one in READING.items():
+        began = time.process_time()
+        _, number = one.judge(text)
+        assert time.process_time() - began < 1 and (number is None or math.isfinite(number)), name
+
+
+@given(st.sampled_from(sorted(READING)), st.text(max_size=200), st.integers(-9, 255))
+def test_any_output_is_judged_without_failing(name: str, text: str, exit_code: int) -> None:
+    found, _ = READING[name].judge(text, exit_code)
+    assert found is None or found in READING[name].outcomes
+
+
+@pytest.mark.parametrize("name", [n for n, c in READING.items() if c.command[0] in {"df", "cat", "free", "ps"}])
+def test_the_commands_that_every_linux_has_run_and_are_judged_here(name: str, tmp_path: Path) -> None:
+    one = READING[name]
+    if one.command[0] == "cat" and not Path(one.command[1]).exists():
+        pytest.skip(f"{one.command[1]} doesn't exist here")
+    found = call("look", tmp_path, {"commands": {"x": list(one.command)}})["answers"]["x"]
+    assert found["why"] == "" and found["text"], found
+    if found["exit"] == 0 and "-" not in found["text"].split():
+        assert one.judge(found["text"])[0] is not None or "nr_periods 0" in found["text"] or not one.value
+
+
+def test_the_runner_bounds_what_it_runs(tmp_path: Path) -> None:
+    commands = {
+        "missing": ["no-such-program-here"],
+        "folder": ["df", "{folder}"],
+        "no-shell": ["echo", "$HOME; ls"],
+        "long": ["seq", "1", "100000"],
+        "fails": ["ls", "/no/such/folder"],
+    }
+    answers = call("look", tmp_path, {"commands": commands})["answers"]
+    assert answers["missing"] == {"exit": None, "text": "", "why": "missing"}
+    assert answers["folder"]["exit"] == 0
+    assert answers["no-shell"]["text"] == "$HOME; ls\n"
+    assert len(answers["long"]["text"]) == 16 << 10 and answers["long"]["text"].endswith("100000\n")
+    assert answers["fails"]["exit"] and "No such file" in answers["fails"]["text"]
+    for wrong in ({"x": "df /tmp"}, {"x": []}, {"x": [1]}, ["df"], {str(n): ["df"] for n in range(17)}):
+        assert call("look", tmp_path, {"commands": wrong})["code"] == "bad_request"
+
+
+def test_a_command_that_runs_on_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gpuwarden.remote.runner import look as module
+
+    monkeypatch.setattr(module, "EACH_S", 0.2)
+    found = module.look(str(tmp_path), {"commands": {"x": ["sleep", "60"]}})
+    assert found["answers"]["x"] == {"exit": None, "text": "", "why": "timeout"}
+    monkeypatch.setattr(module, "ALL_S", 0.0)
+    assert module.look(str(tmp_path), {"commands": {"x": ["df"]}})["answers"]["x"]["why"] == "timeout"
+
+
+# -------------------------------------------------------------------------------------------- on a job's machine
+
+
+class Machine:
+    """A backend whose machine prints what the test says."""
+
+    def __init__(self, printed: dict[str, Printed] | Exception) -> None:
+        self.printed = printed
+        self.asked: list[tuple[str, ...]] = []
+
+    async def look(self, handle: Handle, commands: Any) -> dict[str, Printed]:
+        self.asked += commands.values()
+        if isinstance(self.printed, Exception):
+            raise self.printed
+        return {name: self.printed.get(argv[0], Printed(why="missing")) for name, argv in commands.items()}
+
+
+@pytest.fixture
+def ctx(tmp_path: Path) -> Context:
+    return quick_warden(tmp_path / "home")
+
+
+async def running(ctx: Context) -> JobRecord:
+    spec = build(JobSpec, {**JOB})
+    job = (await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)).job
+    assert job is not None
+    with anyio.fail_after(HANG_S):
+        while (await check(ctx, job.id)).job.handle is None:
+            await anyio.sleep(0.05)
+    return read_job(ctx.ledger, job.id)
+
+
+@pytest.mark.anyio
+async def test_the_reading_checks_of_a_stalled_job_are_made_in_one_call(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await running(ctx)
+    machine = Machine({"nvidia-smi": Printed(exit=0, text="100\n"), "ps": Printed(exit=0, text="Rl python\n")})
+    monkeypatch.setattr(Context, "backend", lambda self, name: machine)
+    found = await outcomes(ctx, job, for_signs([Sign.STALL]))
+    assert [(one.check, one.outcome) for one in found] == [
+        ("cards", "spinning"), ("processes", "alive"), ("kernel", UNKNOWN),
+    ]  # fmt: skip
+    assert (found[0].value, found[0].see) == (100.0, ("DIST-025", "DIST-028"))
+    assert found[2].why == "missing"
+    assert all(argv[0] in READERS for argv in machine.asked)
+    assert outcome_line(outcome_reply(found[0])).startswith("hang/cards: spinning at 100. ")
+    machine.printed = Unreachable("gone", "")
+    assert {one.outcome for one in await outcomes(ctx, job, for_signs([Sign.STALL]))} == {UNKNOWN}
+    assert await outcomes(ctx, job, ()) == ()
+
+
+@pytest.mark.anyio
+async def test_check_job_asks_a_real_machine_only_while_the_job_is_in_trouble(ctx: Context) -> None:
+    job = await running(ctx)
+    healthy = await diagnosed(ctx, job, Observation(state=Job.RUNNING))
+    assert healthy.checks == ()
+    stalled = await diagnosed(
+        ctx, job.__class__(**{**vars(job), "state": Job.RUNNING}), Observation(state=Job.RUNNING, stale=True)
+    )
+    made = {one.check: one.outcome for one in stalled.checks}
+    assert made.keys() == {"cards", "processes", "kernel"}
+    assert made["processes"] != UNKNOWN or shutil.which("ps") is None
+
+
+def test_other_places_are_not_asked() -> None:
+    from gpuwarden.backends.base import Looker
+    from gpuwarden.backends.kubernetes import KubernetesBackend
+    from gpuwarden.backends.slurm import SlurmBackend
+    from gpuwarden.backends.ssh import SshBackend
+
+    assert issubclass(SshBackend, Looker)
+    assert not issubclass(SlurmBackend, Looker) and not issubclass(KubernetesBackend, Looker)
+
+
+# ------------------------------------------------------------------------------------------------- what is shown
+
+
+def test_search_and_diagnose_answer_with_the_list_of_a_symptom() -> None:
+    assert for_words("my training is stuck at 100 % GPU") is for_words("程序卡死了") is decision_lists()[0]
+    assert for_words("the loss becomes smaller") is None and for_words("unhangs") is None
+    found = look_up("training hangs at 100 % GPU utilisation").decision
+    assert found is not None and found.id == "hang" and len(found.checks) == 4
+    assert look_up("evaluation_strategy").decision is None
+    timeout = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000)"
+    reply = diagnose_log(f"step 3/9 loss 1.0\n[rank0]: {timeout}", 1)
+    assert reply.diagnoses[0].id == "DIST-025" and reply.decision is not None and reply.decision.id == "hang"
+
+
+def test_a_list_is_rendered_with_commands_that_can_be_pasted() -> None:
+    reply = decision_reply(for_entries(["CKPT-004"]))
+    assert reply is not None
+    text = "\n".join(steps_of(reply))
+    assert text.startswith("1. How full is the disk of the run folder?\n     df --output=pcent '{folder}'\n")
+    assert for_entries(["HUB-011"]) is None and decision_reply(None) is None

@@ -1,0 +1,315 @@
+"""Limits of a fan-out: who may raise them, what holds it, and what the watch says of it, each thing once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mcp.client.client import Client
+
+from gpuwarden.core.errors import BadRequest, Conflict, Refused
+from gpuwarden.core.fan_out import Roster, cells_of, grid
+from gpuwarden.core.guidance import Action
+from gpuwarden.core.models import JobSpec, Verdict
+from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces.cli.approval import grant_spending, open_spending, spending_facts
+from gpuwarden.interfaces.cli.wording import command
+from gpuwarden.interfaces.mcp.server import make_server
+from gpuwarden.interfaces.mcp.wording import in_call
+from gpuwarden.interfaces.results import fanned_out
+from gpuwarden.ledger.events import AlertRaised, CellProven, FanOutLimited
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.fan_out import collecting
+from gpuwarden.lifecycle.fan_out.accepting import fan_out
+from gpuwarden.lifecycle.fan_out.deciding import end_fan_out, resume_fan_out
+from gpuwarden.lifecycle.fan_out.holds import Hold
+from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
+from gpuwarden.lifecycle.fan_out.limits import Rise, change_limits
+from gpuwarden.lifecycle.fan_out.records import fan_out_ids, read_fan_out, standing
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import job_ids, read_job
+from gpuwarden.lifecycle.submission.submit import NeedsApproval
+from gpuwarden.rehearsal.model import Fault
+from gpuwarden.remote.sandbox.detect import Kind, Sandbox
+from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, open_house, records, rent_cloud
+
+pytestmark = pytest.mark.anyio
+TINY = 0.0001
+"""A budget that no machine fits into."""
+
+
+@pytest.fixture(autouse=True)
+def _without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
+
+
+def _roster(**limits: object) -> Roster:
+    base = JobSpec(name="sweep", platform=PLATFORM, script="print(1)", outputs=("out",), timeout_s=3600)
+    values = {"base": base, "cells": cells_of(base, grid({"lr": ["1", "2"]})), "max_machines": 1, "max_tries": 1}
+    return Roster.model_validate(values | limits)
+
+
+async def _accepted(ctx: Context, **limits: object) -> FanOutResult:
+    roster = _roster(**limits)
+    asked = await fan_out(ctx, roster)
+    assert asked.receipt is not None
+    if asked.ask:
+        grant_spending(ctx, open_spending(ctx, asked.receipt), "terminal", "user x")
+    return await fan_out(ctx, roster, receipt=asked.receipt)
+
+
+def _id(found: FanOutResult) -> str:
+    assert found.now is not None
+    return found.now.fan.id
+
+
+async def _rise(ctx: Context, fan_id: str, **limits: Any) -> Rise:
+    found = await change_limits(ctx, fan_id, "test", **limits)
+    assert isinstance(found, Rise)
+    return found
+
+
+async def test_a_budget_is_raised_with_a_receipt_of_its_own_and_once(tmp_path: Path) -> None:
+    ctx = open_house(tmp_path / "home", JumpingClock())
+    cloud = rent_cloud(ctx)
+    held = await _accepted(ctx, max_cost_usd=TINY)
+    fan_id = _id(held)
+    assert held.held is not None and held.held.by is Hold.BUDGET and records(cloud) == []
+    (step,) = held.next_steps
+    least = math.ceil((held.held.needs or 0) * 100) / 100
+    assert step.action is Action.RESUME and step.parameters["max_cost_usd"] == least
+    assert command(step).startswith("gpuwarden fan-out --resume --max-cost ")
+    assert "sk the user to run gpuwarden fan-out --resume --max-cost" in in_call(step)
+    rise = await _rise(ctx, fan_id, max_cost_usd=300.0)
+    assert not rise.issued.ask and (await advance_fan_out(ctx, fan_id)).held is not None  # checked, not in force
+    with pytest.raises(Conflict, match="other limits"):
+        await change_limits(ctx, fan_id, "test", max_cost_usd=301.0, receipt=rise.receipt)
+    for _ in range(2):  # the second call is a repeated one
+        assert await change_limits(ctx, fan_id, "test", max_cost_usd=300.0, receipt=rise.receipt) is None
+    (event,) = ctx.ledger.events(f"fanout/{fan_id}", kind=FanOutLimited)
+    assert (event.data.max_cost_usd, event.data.receipt, event.data.by) == (300.0, rise.receipt, "test")
+    moved = await advance_fan_out(ctx, fan_id)
+    assert moved.held is None and len(records(cloud)) == 1
+    assert (await fan_out(ctx, _roster(max_cost_usd=TINY), receipt=held.now.fan.receipt)).adopted  # type: ignore[union-attr]
+
+
+async def test_lower_limits_need_nobody_and_a_receipt_is_stale_after_them(tmp_path: Path) -> None:
+    ctx = open_house(tmp_path / "home", JumpingClock())
+    rent_cloud(ctx)
+    fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
+    rise = await _rise(ctx, fan_id, max_cost_usd=300.0, max_machines=2)
+    assert await change_limits(ctx, fan_id, "test", max_cost_usd=TINY / 2) is None
+    with pytest.raises(Conflict, match="changed since"):
+        await change_limits(ctx, fan_id, "test", max_cost_usd=300.0, max_machines=2, receipt=rise.receipt)
+    with pytest.raises(BadRequest, match="need no receipt"):
+        await change_limits(ctx, fan_id, "test", max_cost_usd=TINY / 3, receipt=rise.receipt)
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(BadRequest):
+            await change_limits(ctx, fan_id, "test", max_cost_usd=bad)
+    with pytest.raises(BadRequest):
+        await change_limits(ctx, fan_id, "test", max_machines=257)
+    assert (await _rise(ctx, fan_id, max_machines=2)).issued.machines == 2  # more at a time is a rise as well
+
+
+async def test_the_caps_hold_for_a_rise_as_for_a_launch_and_not_in_small_steps(tmp_path: Path) -> None:
+    policy = Policy(rehearsal_caps=Caps(per_job_usd=20.0, per_day_usd=1e6, per_instance_usd=1e6))
+    ctx = open_house(tmp_path / "home", JumpingClock(), policy=policy)
+    rent_cloud(ctx)
+    fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
+    for most in (10.0, 19.0):
+        rise = await _rise(ctx, fan_id, max_cost_usd=most)
+        assert not rise.issued.ask
+        await change_limits(ctx, fan_id, "test", max_cost_usd=most, receipt=rise.receipt)
+    rise = await _rise(ctx, fan_id, max_cost_usd=21.0)
+    assert "above per_job_usd of $20.00" in rise.issued.ask
+    with pytest.raises(NeedsApproval):
+        await change_limits(ctx, fan_id, "test", max_cost_usd=21.0, receipt=rise.receipt)
+    shown = "\n".join(spending_facts(rise.issued, None))
+    assert fan_id in shown and "2 cells on at most 1 machine at a time" in shown and "at most $21.00 in all" in shown
+    grant_spending(ctx, open_spending(ctx, rise.receipt), "terminal", "user x")
+    assert await change_limits(ctx, fan_id, "test", max_cost_usd=21.0, receipt=rise.receipt) is None
+
+
+async def test_what_a_person_approved_only_a_person_raises_and_it_does_not_expire_half_way(tmp_path: Path) -> None:
+    policy = Policy(rehearsal_caps=Caps(per_job_usd=0.001, per_day_usd=1e6, per_instance_usd=1e6))
+    ctx = open_house(tmp_path / "home", JumpingClock(), policy=policy)
+    cloud = rent_cloud(ctx)
+    fan_id = _id(await _accepted(ctx, max_cost_usd=0.002))
+    ctx.policy = WEALTHY  # the caps would allow it now
+    rise = await _rise(ctx, fan_id, max_cost_usd=300.0)
+    assert "a person approved at most $0.002 on 1 at a time" in rise.issued.ask
+    with pytest.raises(NeedsApproval):
+        await change_limits(ctx, fan_id, "test", max_cost_usd=300.0, receipt=rise.receipt)
+    grant_spending(ctx, open_spending(ctx, rise.receipt), "terminal", "user x")
+    await change_limits(ctx, fan_id, "test", max_cost_usd=300.0, receipt=rise.receipt)
+    ctx.policy = policy
+    await ctx.clock.sleep(2 * policy.receipt_ttl_s)
+    assert (await advance_fan_out(ctx, fan_id)).held is None and len(records(cloud)) == 1
+
+
+async def test_a_fan_out_without_a_budget_spends_what_its_receipt_showed_at_most(tmp_path: Path) -> None:
+    ctx = open_house(tmp_path / "home", JumpingClock())
+    rent_cloud(ctx)
+    asked = await fan_out(ctx, _roster(), dry_run=True)
+    found = await _accepted(ctx)
+    assert found.now is not None and asked.worst_cost is not None
+    assert found.now.fan.budget == asked.worst_cost
+
+
+async def test_the_same_cells_are_not_paid_for_twice_unasked(tmp_path: Path) -> None:
+    ctx = open_house(tmp_path / "home", JumpingClock())
+    rent_cloud(ctx)
+    fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
+    again = await fan_out(ctx, _roster(max_cost_usd=300.0))
+    assert f"fan-out {fan_id} has 2 cells of 2 cells" in again.ask
+    with pytest.raises(NeedsApproval):
+        await fan_out(ctx, _roster(max_cost_usd=300.0), receipt=again.receipt)
+    end_fan_out(ctx, fan_id, "test")
+    assert standing(ctx, read_fan_out(ctx.ledger, fan_id)).over
+    assert not (await fan_out(ctx, _roster(max_cost_usd=300.0))).ask
+
+
+async def test_an_agent_resumes_what_it_ended_and_not_what_a_person_ended(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ctx = open_house(home, JumpingClock(), actor="mcp")
+    rent_cloud(ctx)
+    fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
+    person = open_house(home, ctx.clock, actor="cli")
+    async with Client(make_server(ctx)) as client:
+        for end, code in ((ctx, "running"), (person, "refused")):
+            end_fan_out(end, fan_id, "test")
+            body = (await client.call_tool("cancel_job", {"job_id": fan_id, "action": "resume"})).structured_content
+            assert body is not None and (body["code"] == code), body
+        more = {"job_id": fan_id, "action": "resume", "max_cost_usd": 300.0}
+        body = (await client.call_tool("cancel_job", more)).structured_content
+        assert body is not None and body["code"] == "bad_request"
+    with pytest.raises(Refused, match="ended fan-out"):
+        resume_fan_out(ctx, fan_id, "test")
+    assert not resume_fan_out(person, fan_id, "test").fan.ended
+    assert not ctx.ledger.events(kind=FanOutLimited)
+
+
+@pytest.mark.parametrize("left", ["unsent", "lost_request", "lost_reply"])
+async def test_an_end_after_a_death_rents_nothing_more_and_keeps_what_was_rented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """The process dies before its order, or the order or its reply gets lost; a person ends the fan-out meanwhile."""
+    home = tmp_path / "home"
+    ctx = open_house(home, JumpingClock())
+    lost = () if left == "unsent" else (Fault.model_validate({"kind": left, "call": "create"}),)
+    cloud = rent_cloud(ctx, *lost)
+
+    async def die(ctx: Context, job_id: str) -> None:
+        raise KeyboardInterrupt
+
+    if left == "unsent":
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("gpuwarden.lifecycle.fan_out.launching.advance", die)
+            await _accepted(ctx)
+    else:
+        await _accepted(ctx)
+    (fan_id,), (job,) = fan_out_ids(ctx.ledger), job_ids(ctx.ledger)
+    end_fan_out(ctx, fan_id, "test")
+    restarted = open_house(home, ctx.clock)
+    restarted._providers[PLATFORM] = ctx._providers[PLATFORM]
+    watcher = Watcher(restarted)
+    for _ in range(8):
+        await watcher.round()
+        await ctx.clock.sleep(60)
+    rented = [record.token for record in records(cloud)]
+    assert rented == ([f"{job}-i1"] if left == "lost_reply" else [])
+    assert (read_job(ctx.ledger, job).state is Job.CANCELED) is (left != "lost_reply")
+    now = (await advance_fan_out(restarted, fan_id)).now
+    assert now is not None and (now.over or left == "lost_reply")
+
+
+async def test_the_watch_says_each_thing_once_and_takes_back_what_is_over(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ctx = open_house(home, JumpingClock())
+    cloud = rent_cloud(ctx)
+    fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
+    subject, watcher = f"fanout/{fan_id}", Watcher(ctx)
+    said = Counter[tuple[str, str]]()
+
+    async def rounds(watch: Watcher, count: int = 3) -> None:
+        for _ in range(count):
+            found = await watch.once()
+            assert not {k: v for k, v in found.trouble.items() if "fan" in v}, found.trouble
+            said.update((a.kind, "raised" if a.raised else "cleared") for a in found.news if a.subject == subject)
+            await ctx.clock.sleep(60)
+
+    await rounds(watcher)
+    assert said == {("fan_out_budget", "raised"): 1}
+    (alert,) = [e.data for e in ctx.ledger.standing_alerts() if e.subject == subject]
+    assert "launches nothing more, with 0 of 2 cells verified. The budget has no room" in alert.text
+    first = Watcher(open_house(home, ctx.clock))
+    first.fan_outs.ctx._providers[PLATFORM] = ctx._providers[PLATFORM]
+    assert not (await first.round()).news  # a fresh process that did not look at it yet takes nothing back
+    end_fan_out(ctx, fan_id, "test")
+    await ctx.clock.sleep(1000)
+    await rounds(watcher)
+    assert said == {("fan_out_budget", "raised"): 1, ("fan_out_budget", "cleared"): 1, ("fan_out_over", "raised"): 1}
+    (over,) = [e.data for e in ctx.ledger.events(subject, kind=AlertRaised) if e.data.condition == "fan_out_over"]
+    assert "is over: 0 of 2 cells verified" in over.text
+    resume_fan_out(ctx, fan_id, "test")
+    await rounds(watcher)
+    assert said["fan_out_budget", "raised"] == 2 and records(cloud) == []
+
+
+def test_the_reply_to_a_checked_rise_changes_nothing_and_names_the_call(tmp_path: Path) -> None:
+    import anyio
+
+    async def go() -> None:
+        ctx = open_house(tmp_path / "home", JumpingClock())
+        rent_cloud(ctx)
+        held = await _accepted(ctx, max_cost_usd=TINY)
+        rise = await _rise(ctx, _id(held), max_cost_usd=300.0)
+        reply = fanned_out(FanOutResult(held.roster, now=held.now, rise=rise))
+        assert reply.code == "checked" and reply.receipt == rise.receipt and "nothing was changed" in reply.message
+        assert command(reply.next[-1]).split()[1:4] == ["fan-out", "--resume", "--max-cost"]
+        assert f"--receipt {rise.receipt}" in command(reply.next[-1])
+
+    anyio.run(go)
+
+
+async def test_a_folder_under_another_spelling_is_not_the_cell_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that makes `cells/1` and folders of cells that its queue was not given stops nobody from collecting."""
+    ctx = open_house(tmp_path / "home", JumpingClock())
+    rent_cloud(ctx)
+    fan_id = _id(
+        await _accepted(ctx, max_cost_usd=300.0, cells=cells_of(_roster().base, grid({"lr": ["1", "2", "3"]})))
+    )
+    fan = read_fan_out(ctx.ledger, fan_id)
+    queue = fan.queues[0].model_copy(update={"cells": (0, 1)})
+    places = {}
+    for folder, index in (("00001", 1), ("1", 1), ("\u0661", 1), ("000001", 1), ("00002", 2), ("99999", 1)):
+        (tmp_path / folder).mkdir()
+        cell = fan.cells[index]
+        (tmp_path / folder / "cell.json").write_text(
+            json.dumps({"index": index, "config": cell.config, "state": "done", "exit_code": 0})
+        )
+        (tmp_path / folder / "out").write_text("x")
+        places |= {f"cells/{folder}/{name}": str(tmp_path / folder / name) for name in ("cell.json", "out")}
+    job = SimpleNamespace(id=queue.job, handle="h", state=Job.SUCCEEDED, lease=None)
+    report = SimpleNamespace(verdict=Verdict.PROVEN)
+
+    async def done(*_: object) -> object:
+        return report
+
+    for name, value in (("pull", done), ("verify_job", done), ("read_job", lambda *_: job)):
+        monkeypatch.setattr(collecting, name, value)
+    monkeypatch.setattr(collecting, "last_pull", lambda *_: SimpleNamespace(places=places))
+    monkeypatch.setattr(
+        collecting, "read_fan_out", lambda ledger, name: replace(read_fan_out(ledger, name), queues=(queue,))
+    )
+    assert await collecting.collect(ctx, fan_id) == {}
+    assert [e.data.index for e in ctx.ledger.events(f"fanout/{fan_id}", kind=CellProven)] == [1]

@@ -1,0 +1,106 @@
+"""A fan-out as an agent and a terminal see it: the same tools and commands, its states, and what to do next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client.client import Client
+
+from conftest import HANG_S
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.interfaces.cli.wording import command
+from gpuwarden.interfaces.mcp.server import make_server
+from gpuwarden.remote.sandbox.words import Kind, Sandbox
+from lifecycle_kit import PLATFORM, JumpingClock, open_house, promises, records, rent_cloud
+
+pytestmark = pytest.mark.anyio
+
+SCRIPT = """
+import json, os, sys
+os.makedirs("out")
+values = dict(word[2:].split("=") for word in sys.argv[1:])
+with open("out/result.json", "w") as file:
+    json.dump({"objective": {"name": "loss", "value": float(values["lr"]) + int(values["seed"])}}, file)
+sys.exit(3 if values["lr"] == "9" else 0)
+"""
+CALL: dict[str, Any] = {
+    "platform": PLATFORM,
+    "script": SCRIPT,
+    "outputs": ["out"],
+    "timeout_s": 60,
+    "max_cost_usd": 20.0,
+    "grid": {"lr": ["1", "2"]},
+    "seeds": 2,
+    "max_machines": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
+
+
+async def _call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+    body = (await client.call_tool(tool, arguments)).structured_content
+    assert body is not None
+    return body
+
+
+@pytest.mark.slow
+async def test_an_agent_fans_out_with_the_tools_of_a_single_job(tmp_path: Path) -> None:
+    ctx = open_house(tmp_path / "home", JumpingClock(), actor="mcp")
+    cloud = rent_cloud(ctx)
+    async with Client(make_server(ctx)) as client:
+        asked = await _call(client, "submit_job", **CALL)
+        assert asked["code"] == "checked" and asked["fan_out"]["cells"] == 4 and records(cloud) == []
+        assert asked["next"][0]["parameters"] == {"receipt": asked["receipt"]} and asked["receipt"] in asked["hint"]
+        other = await _call(client, "submit_job", **{**CALL, "seeds": 3}, receipt=asked["receipt"])
+        assert other["code"] == "conflict" and records(cloud) == []
+        seen = await _call(client, "submit_job", **CALL, receipt=asked["receipt"])
+        assert seen["fan_out"]["states"] == {"running": 4} and len(seen["fan_out"]["jobs"]) == 2
+        assert seen["next"][0] == {
+            "action": "check",
+            "parameters": {"job_id": seen["job_id"]},
+            "purpose": "; it does not wait",
+        }
+        paused = await _call(client, "cancel_job", job_id=seen["job_id"], action="pause")
+        assert paused["code"] == "not_supported"
+        with anyio.fail_after(HANG_S):
+            while seen["state"] == "running":
+                seen = await _call(client, "check_job", job_id=seen["job_id"])
+                await anyio.sleep(0.05)
+        assert seen["code"] == "complete" and seen["fan_out"]["states"] == {"verified": 4}
+        assert [row["mean"] for row in seen["fan_out"]["table"]] == [1.5, 2.5]
+        assert "teardown" in [step["action"] for step in seen["next"]], seen["hint"]  # its machines bill
+    assert promises(ctx.ledger, cloud) == []
+
+
+async def test_a_grid_that_collides_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    ctx = open_house(tmp_path / "home", JumpingClock(), actor="mcp")
+    cloud = rent_cloud(ctx)
+    async with Client(make_server(ctx)) as client:
+        for change, words in (
+            ({"grid": {"lr": ["1", "1"]}}, "collide"),
+            ({"grid": {"seed": ["1"]}}, "the seed is on the grid"),
+            ({"grid": {"lr": []}}, "has no value"),
+            ({"grid": {"l r": ["1"]}}, "pattern"),
+            ({"grid": {"lr": [str(n) for n in range(600)]}}, "1,200 cells; the limit is 1,000"),
+            ({"script": None, "command": ["true"]}, "one script"),
+        ):
+            body = await _call(client, "submit_job", **{**CALL, **change})
+            assert body["code"] == "bad_request" and words in json.dumps(body), body
+        serverless = await _call(client, "submit_job", **{**CALL, "platform": "hf-jobs"})
+        assert serverless["code"] == "not_supported" and "one program in one container" in serverless["message"]
+        gone = await _call(client, "check_job", job_id="f0123456789")
+        assert gone["code"] == "not_found"
+    assert ctx.ledger.events(kind="receipt.issued") == [] and records(cloud) == []
+
+
+def test_the_terminal_names_the_command_of_a_fan_out() -> None:
+    assert command(do(Action.CHECK, job_id="f0123456789")) == "gpuwarden fan-out f0123456789"
+    assert command(do(Action.RESUME, job_id="f0123456789")) == "gpuwarden fan-out --resume f0123456789"
+    assert command(do(Action.CHECK, job_id="j0123456789")) == "gpuwarden check j0123456789"

@@ -1,0 +1,499 @@
+"""Approving on the page: only a person's passkey or a terminal's code does, for the facts that were shown, once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from cli_kit import Life
+from conftest import need
+from doors import at_terminal, gpuwarden, quick_warden
+from gpuwarden.core.errors import Conflict, NotFound, Refused
+from gpuwarden.core.policy import Approval, hash_pin
+from gpuwarden.interfaces.cli.approval import Terminal, grant_spending, open_spending
+from gpuwarden.interfaces.cli.page_code import show_code
+from gpuwarden.interfaces.http.serving import Serving
+from gpuwarden.interfaces.http.tokens import TokenStore
+from gpuwarden.ledger.events import (
+    ApprovalCodeMade,
+    ApprovalCodeWrong,
+    ApprovalGranted,
+    PasskeyRegistered,
+    PasskeyUsed,
+    ReceiptIssued,
+)
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.approval_codes import TRIES
+from gpuwarden.lifecycle.ending.passkeys import allow, allowed, passkeys, register, remove
+from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.records import read_teardown
+from http_kit import BASE, bearer, client, serving
+from page_kit import EVIL, World, busy_world
+from test_cli_approve import Typed
+from test_http_pages_browser import CHROMIUM, Window, opened
+
+pytestmark = pytest.mark.anyio
+FROM_PAGE = {"origin": BASE, "sec-fetch-site": "same-origin"}
+REGISTERED = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localhost")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    return busy_world(tmp_path / "home")
+
+
+@asynccontextmanager
+async def entered(ctx: Context) -> AsyncIterator[tuple[Serving, httpx2.AsyncClient]]:
+    """A browser session, with the headers of a request from the page itself."""
+    async with serving(ctx) as parts, client(parts, FROM_PAGE) as http:
+        assert (await http.get(f"/enter?link={parts.tokens.create_link()}")).status_code == 200
+        yield parts, http
+
+
+async def asked(http: httpx2.AsyncClient, ticket: str, digest: str) -> httpx2.Response:
+    return await http.post(f"/approve/{ticket}/challenge.json", json={"digest": digest})
+
+
+async def shown_digest(http: httpx2.AsyncClient, ticket: str) -> str:
+    """Return the digest that the page of a question has; empty where nothing can be approved there."""
+    return "".join(re.findall(r'data-digest="([^"]*)"', (await http.get(f"/approve/{ticket}")).text))
+
+
+# -------------------------------------------------------------------------------------------------- who may ask
+
+
+async def test_the_page_shows_the_facts_of_the_terminal_and_its_command(world: World) -> None:
+    async with entered(world.ctx) as (_, http):
+        page = (await http.get("/approve/r7mixt")).text
+    for text in ("job mixtral-sft on runpod: price $23.92/h", "at most $287.00", "gpuwarden approve r7mixt"):
+        assert text in page
+    assert "No passkey is registered" in page and "data-sign" not in page
+
+
+@pytest.mark.attack("page", "A job's name, platform and store carry markup into the question and the terminal")
+async def test_names_in_a_question_are_text(world: World) -> None:
+    world.add("receipt/revil", ReceiptIssued(
+        spec_digest="", facts_digest="", expires_at=world.clock.now() + 600, name=EVIL, platform="runpod",
+        ask="above the cap\x1b[2J", keep=f"s3://{EVIL}", price=9.0,
+    ))  # fmt: skip
+    async with entered(world.ctx) as (_, http):
+        page = (await http.get("/approve/revil")).text
+        assert "<script>document" not in page and "<img" not in page and "&lt;script&gt;document" in page
+        shown = io.StringIO()
+        with contextlib.suppress(Refused):
+            terminal = Terminal(io.StringIO("no\n"), shown)
+            await show_code(world.ctx, "revil", await mark_of(http, "revil"), terminal)
+    assert "\x1b" not in shown.getvalue() and "above the cap" in shown.getvalue()
+
+
+@pytest.mark.attack("page", "An agent presents its bearer token to the routes that approve")
+async def test_no_token_reaches_what_approves(world: World) -> None:
+    register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
+    async with serving(world.ctx) as parts, client(parts, bearer(parts, "read", "submit") | FROM_PAGE) as http:
+        for method, path in (
+            ("GET", "/approve/r7mixt"), ("POST", "/approve/r7mixt/challenge.json"), ("GET", "/passkeys"),
+            ("POST", "/approve/r7mixt/answer.json"), ("POST", "/approve/r7mixt/code.json"),
+            ("POST", "/passkeys/challenge.json"), ("POST", "/passkeys/answer.json"),
+        ):  # fmt: skip
+            assert (await http.request(method, path, json={})).status_code == 403, path
+
+
+@pytest.mark.attack("page", "A page of another origin lets the browser post an approval")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example", "sec-fetch-site": "cross-site"},
+        {"origin": "http://localhost:9999", "sec-fetch-site": "same-site"},
+        {"origin": "null", "sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-origin"},
+        FROM_PAGE | {"content-type": "text/plain"},
+        FROM_PAGE | {"content-type": "application/x-www-form-urlencoded"},
+    ],
+)
+async def test_no_other_page_can_post(world: World, headers: dict[str, str]) -> None:
+    register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
+    async with entered(world.ctx) as (parts, http):
+        digest = await shown_digest(http, "r7mixt")
+        code = await coded(world.ctx, "r7mixt", await mark_of(http, "r7mixt"))
+        body = json.dumps({"digest": digest, "code": code})
+        async with client(parts, {"content-type": "application/json"} | headers) as other:
+            other.cookies.update(http.cookies)
+            for what in ("challenge", "code"):
+                answer = await other.post(f"/approve/r7mixt/{what}.json", content=body)
+                assert answer.status_code in {403, 422}, answer.text
+        assert (await asked(http, "r7mixt", digest)).status_code == 200, "the page itself may"
+
+
+# ------------------------------------------------------------------------------------------------ what is signed
+
+
+async def test_only_the_facts_that_are_true_now_are_signed(world: World) -> None:
+    register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
+    async with entered(world.ctx) as (_, http):
+        shown = await shown_digest(http, "r7mixt")
+        for digest in ("", "d" * 71, "e" * 71, None):
+            assert (await asked(http, "r7mixt", digest)).status_code == 403  # type: ignore[arg-type]
+        first, second = [(await asked(http, "r7mixt", shown)).json()["options"] for _ in range(2)]
+    assert first["challenge"] != second["challenge"] and first["userVerification"] == "required"
+    assert [one["id"] for one in first["allowCredentials"]] == ["Y3JlZA"] and first["rpId"] == "localhost"
+
+
+@pytest.mark.attack("page", "An answer without a signature, of another passkey, or for a question that nobody asked")
+async def test_an_answer_that_no_passkey_signed_approves_nothing(world: World) -> None:
+    register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
+    forged: dict[str, Any] = {
+        "id": "Y3JlZA", "rawId": "Y3JlZA", "type": "public-key",
+        "response": {"clientDataJSON": "e30", "authenticatorData": "AA", "signature": "AA"},
+    }  # fmt: skip
+    async with entered(world.ctx) as (_, http):
+        for credential in (forged, forged | {"id": "b3RoZXI"}, {}, [], "x", None):
+            assert (await asked(http, "r7mixt", await shown_digest(http, "r7mixt"))).status_code == 200
+            answer = await http.post("/approve/r7mixt/answer.json", json={"credential": credential})
+            assert answer.status_code in {403, 422}, answer.text
+            again = await http.post("/approve/r7mixt/answer.json", json={"credential": credential})
+            assert "before" in again.json()["message"], "a challenge works once, whatever came of it"
+    assert world.ctx.ledger.last("receipt/r7mixt", ApprovalGranted) is None
+    assert world.ctx.ledger.last("passkey/laptop", PasskeyUsed) is None
+
+
+async def test_a_policy_without_the_page_takes_no_approval_there(world: World) -> None:
+    register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
+    world.ctx.policy = world.ctx.policy.model_copy(update={"approval": Approval(channels=("terminal",))})
+    async with entered(world.ctx) as (_, http):
+        assert (await asked(http, "r7mixt", "e" * 71)).json()["code"] == "refused"
+
+
+async def test_an_address_without_a_name_is_sent_to_localhost(world: World) -> None:
+    register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
+    async with entered(world.ctx) as (_, http):
+        moved = {"host": "127.0.0.1:8741", "origin": "http://127.0.0.1:8741"}
+        assert "http://localhost:8741/approve/r7mixt" in (await http.get("/approve/r7mixt", headers=moved)).text
+        answer = await http.post("/approve/r7mixt/challenge.json", json={"digest": "e" * 71}, headers=moved)
+    assert answer.status_code == 403 and "http://localhost:8741" in answer.json()["hint"]
+
+
+async def test_a_price_that_rose_is_signed_with_its_facts_too(world: World) -> None:
+    register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
+    rose = ReceiptIssued(
+        spec_digest="", facts_digest="", expires_at=world.clock.now() + 60, name="late", platform="vastai",
+        job="jlive", price=9.0, ask="the price rose from $2.49/h to $9.00/h",
+    )  # fmt: skip
+    world.add("receipt/rprice", rose)
+    async with entered(world.ctx) as (_, http):
+        first = await shown_digest(http, "rprice")
+        assert first and (await asked(http, "rprice", first)).status_code == 200
+        world.add("receipt/rprice", rose.model_copy(update={"price": 19.0}))
+        assert (await asked(http, "rprice", first)).status_code == 403
+        assert await shown_digest(http, "rprice") not in {"", first}
+
+
+@pytest.mark.attack("page", "An approval on the page replaces what a person ordered with the first one")
+async def test_a_spending_that_is_approved_is_not_asked_about_again(world: World) -> None:
+    ctx = world.ctx
+    register(ctx, allowed(ctx, allow(ctx, "laptop", "user x")), REGISTERED)
+    async with entered(ctx) as (_, http):
+        digest = await shown_digest(http, "r7mixt")
+        grant_spending(ctx, open_spending(ctx, "r7mixt"), "terminal", "user x", "terminate", 500.0)
+        assert await shown_digest(http, "r7mixt") == ""
+        assert "Nothing is left to approve" in (await http.get("/approve/r7mixt")).text
+        assert (await asked(http, "r7mixt", digest)).json()["code"] == "conflict"
+
+
+# ------------------------------------------------------------------------------------------------- registering
+
+
+async def test_a_code_registers_one_passkey_once_within_minutes(world: World) -> None:
+    ctx = world.ctx
+    code = allow(ctx, "laptop", "user x")
+    for wrong in ("", "AAAA-AAAA-AAAA-AAAA", code[:-1]):
+        with pytest.raises(Refused):
+            allowed(ctx, wrong)
+    permit = allowed(ctx, code.lower().replace("-", " "))
+    register(ctx, permit, REGISTERED)
+    with pytest.raises(Refused):
+        allowed(ctx, code)
+    with pytest.raises(Conflict):
+        register(ctx, permit, REGISTERED)
+    with pytest.raises(Conflict):
+        allow(ctx, "laptop", "user x")
+    late = allow(ctx, "phone", "user x")
+    world.clock.ahead += 301
+    with pytest.raises(Refused):
+        allowed(ctx, late)
+    assert [one.name for one in passkeys(ctx)] == ["laptop"]
+    remove(ctx, "laptop", "user x")
+    assert passkeys(ctx) == [] and code.replace("-", "") not in "".join(e.text for e in ctx.ledger.events())
+
+
+# ------------------------------------------------------------------------------------- a code of the terminal
+
+
+async def mark_of(http: httpx2.AsyncClient, ticket: str) -> str:
+    """Return the mark in the command that a page shows."""
+    return "".join(re.findall(r"--code ([0-9a-f]{8})", (await http.get(f"/approve/{ticket}")).text))
+
+
+async def coded(ctx: Context, ticket: str, mark: str, *answers: str) -> str:
+    """Return the code that a terminal showed to whoever typed these answers there."""
+    person = Typed(*answers or ("yes",))
+    reply = await show_code(ctx, ticket, mark, person)
+    code = re.findall(r"Type on the page: (\w{4}-\w{4})", person.shown)[0]
+    assert code not in reply.model_dump_json(), "a reply is read by programs"
+    return str(code)
+
+
+async def send(http: httpx2.AsyncClient, ticket: str, code: object, digest: str | None = None) -> dict[str, Any]:
+    """Send a code with the digest that the page has."""
+    body = {"digest": await shown_digest(http, ticket) if digest is None else digest, "code": code}
+    return dict((await http.post(f"/approve/{ticket}/code.json", json=body)).json())
+
+
+async def test_a_code_of_the_terminal_approves_the_shown_facts_once(world: World) -> None:
+    ctx = world.ctx
+    async with entered(ctx) as (_, http):
+        mark, digest = await mark_of(http, "r7mixt"), await shown_digest(http, "r7mixt")
+        person = Typed("yes")
+        await show_code(ctx, "r7mixt", mark, person)
+        assert "job mixtral-sft on runpod: price $23.92/h" in person.shown, "the facts are shown there too"
+        code = re.findall(r"Type on the page: (\S+)", person.shown)[0]
+        assert (await send(http, "r7mixt", f" {code.lower().replace('-', ' ')} "))["ok"]
+        granted = ctx.ledger.last("receipt/r7mixt", ApprovalGranted)
+        assert granted is not None and granted.data.channel == "page" and "one-time code of user" in granted.data.by
+        again = await send(http, "r7mixt", code, digest)
+    assert again["code"] == "conflict", "a replay"
+    assert len(list(ctx.ledger.events("receipt/r7mixt", kind=ApprovalGranted))) == 1
+    stored = "".join(e.text for e in ctx.ledger.events())
+    files = b"".join(file.read_bytes() for file in ctx.home.rglob("*") if file.is_file())
+    for form in (code, code.replace("-", "")):
+        assert form not in stored and form.encode() not in files
+
+
+@pytest.mark.attack("page", "An agent sees a person's code and sends it from a browser session of its own")
+async def test_a_code_is_worthless_in_another_session_and_for_another_ticket(world: World) -> None:
+    ctx = world.ctx
+    rose = ReceiptIssued(
+        spec_digest="", facts_digest="", expires_at=world.clock.now() + 600, name="late", platform="vastai",
+        job="jlive", price=9.0, ask="the price rose from $2.49/h to $9.00/h",
+    )  # fmt: skip
+    world.add("receipt/rprice", rose)
+    async with entered(ctx) as (parts, http), client(parts, FROM_PAGE) as agent:
+        await agent.get(f"/enter?link={parts.tokens.create_link()}")
+        assert await mark_of(agent, "r7mixt") != await mark_of(http, "r7mixt")
+        code = await coded(ctx, "r7mixt", await mark_of(http, "r7mixt"))
+        for _ in range(7):
+            assert (await send(agent, "r7mixt", code))["code"] == "refused"
+        assert (await send(http, "rprice", code))["code"] == "refused"
+        async with client(parts, bearer(parts, "read", "submit") | FROM_PAGE) as token:
+            answer = await token.post("/approve/r7mixt/code.json", json={"code": code})
+            assert answer.status_code == 403
+        assert (await send(http, "r7mixt", code))["ok"], "what others tried took no try from the person"
+
+
+@pytest.mark.attack("page", "An agent tries codes out in the person's session, many at a time")
+async def test_five_wrong_codes_void_the_right_one(world: World) -> None:
+    async with entered(world.ctx) as (_, http):
+        code = await coded(world.ctx, "r7mixt", await mark_of(http, "r7mixt"))
+        digest = await shown_digest(http, "r7mixt")
+        async with anyio.create_task_group() as tasks:
+            for wrong in ("", "AAAA-AAAA", code[:-1], code + "2", None, ["x"], {"$ne": 1}, "é" * 90_000):
+                tasks.start_soon(send, http, "r7mixt", wrong, digest)
+        assert "too many" in (await send(http, "r7mixt", code))["message"]
+        assert len(list(world.ctx.ledger.events(kind=ApprovalCodeWrong))) == TRIES
+        fresh = await coded(world.ctx, "r7mixt", await mark_of(http, "r7mixt"))
+        assert (await send(http, "r7mixt", fresh))["ok"]
+
+
+async def test_a_code_ends_with_its_time_its_facts_and_a_newer_one(world: World) -> None:
+    ctx = world.ctx
+    async with entered(ctx) as (_, http):
+        mark = await mark_of(http, "r7mixt")
+        older, newer = await coded(ctx, "r7mixt", mark), await coded(ctx, "r7mixt", mark)
+        assert (await send(http, "r7mixt", older))["code"] == "refused"
+        world.clock.ahead += 301
+        assert "expired" in (await send(http, "r7mixt", newer))["message"]
+        shown = await shown_digest(http, "r7mixt")
+        third = await coded(ctx, "r7mixt", mark)
+        receipt = ctx.ledger.last("receipt/r7mixt", ReceiptIssued)
+        assert receipt is not None
+        world.add("receipt/r7mixt", receipt.data.model_copy(update={"price": 99.0}))
+        for digest in (shown, None):
+            assert "facts changed" in (await send(http, "r7mixt", third, digest))["message"]
+    assert ctx.ledger.last("receipt/r7mixt", ApprovalGranted) is None
+
+
+async def test_a_no_a_wrong_pin_or_an_unknown_page_gets_no_code(world: World) -> None:
+    ctx = world.ctx
+    async with entered(ctx) as (_, http):
+        mark = await mark_of(http, "r7mixt")
+        pinned = Approval(pin_hash=hash_pin("2468"))
+        ctx.policy = ctx.policy.model_copy(update={"approval": pinned})
+        for answers in (("no",), ("yes", "1111")):
+            with pytest.raises(Refused):
+                await show_code(ctx, "r7mixt", mark, Typed(*answers))
+        for ticket, page in (("r7mixt", "00000000"), ("r7mixt", ""), ("rnone", mark)):
+            with pytest.raises(NotFound):
+                await show_code(ctx, ticket, page, Typed("yes", "2468"))
+        assert not list(ctx.ledger.events(kind=ApprovalCodeMade))
+        assert (await send(http, "r7mixt", await coded(ctx, "r7mixt", mark, "yes", "2468")))["ok"]
+
+
+@pytest.mark.attack("page", "A policy that takes passkeys only is opened by a code of a terminal")
+@pytest.mark.parametrize("channels", [("page",), ("terminal",), ()])
+async def test_a_code_takes_both_of_its_channels(world: World, channels: Any) -> None:
+    ctx = world.ctx
+    async with entered(ctx) as (_, http):
+        mark = await mark_of(http, "r7mixt")
+        code = await coded(ctx, "r7mixt", mark)
+        ctx.policy = ctx.policy.model_copy(update={"approval": Approval(channels=channels)})
+        assert await mark_of(http, "r7mixt") == "", "nothing is offered that is refused"
+        assert (await send(http, "r7mixt", code))["code"] == "refused"
+        with pytest.raises(Refused):
+            await show_code(ctx, "r7mixt", mark, Typed("yes"))
+
+
+@pytest.mark.slow
+@pytest.mark.attack("page", "An agent runs the command that shows a code, and reads its output")
+async def test_without_a_terminal_no_code_is_shown(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ctx = quick_warden(home)
+    life = Life(ctx)
+    await life.waiting()
+    ticket = (await request(ctx, life.job_id, "terminate")).record.id
+    store = TokenStore(home, ctx.clock)
+    secret = store.open_session(store.create_link())
+    session = store.principal(secret or "")
+    assert session is not None
+    words = ("approve", ticket, "--code", session.id)
+    piped = await anyio.to_thread.run_sync(lambda: gpuwarden(home, *words, "--json", stdin="yes\n"))
+    assert piped.returncode == 1 and "a person at a terminal" in piped.stdout + piped.stderr
+    assert not list(ctx.ledger.events(kind=ApprovalCodeMade))
+    says = {"Type yes to be shown it: ": "yes"}
+    status, shown = await anyio.to_thread.run_sync(lambda: at_terminal(home, *words, says=says))
+    assert status == 0 and re.search(r"Type on the page: \w{4}-\w{4}", shown), shown
+
+
+# ------------------------------------------------------------------------------- a whole life, in a real browser
+
+
+async def authenticator(window: Window, *, verified: bool = True) -> Any:
+    """Give a window a virtual authenticator."""
+    cdp = await window.page.context.new_cdp_session(window.page)
+    await cdp.send("WebAuthn.enable")
+    options = {
+        "protocol": "ctap2", "transport": "internal", "hasResidentKey": True, "hasUserVerification": True,
+        "isUserVerified": verified, "automaticPresenceSimulation": True,
+    }  # fmt: skip
+    made = await cdp.send("WebAuthn.addVirtualAuthenticator", {"options": options})
+    return cdp, made["authenticatorId"]
+
+
+@pytest.mark.prove
+@pytest.mark.real("chromium")
+async def test_a_person_approves_the_end_of_a_machine_with_a_passkey(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("chromium", CHROMIUM is not None)
+    monkeypatch.chdir(tmp_path)
+    ctx = quick_warden(tmp_path / "home")
+    life = Life(ctx)
+    await life.waiting()
+    ticket = (await request(ctx, life.job_id, "terminate")).record.id
+    async with opened(World(ctx, None, {}, None)) as window:  # type: ignore[arg-type]  # the rehearsal's own machines
+        page, posted = window.page, list[tuple[str, str]]()
+        page.on("request", lambda one: one.method == "POST" and posted.append((one.url, one.post_data or "")))
+        cdp, key = await authenticator(window)
+        await page.goto(f"{window.base}/passkeys")
+        await page.fill("[name=code]", allow(ctx, "laptop", "user x"))
+        await page.click("button:text('Register a passkey')")
+        await page.wait_for_selector("[data-outcome]:text('laptop approves')")
+
+        await page.goto(f"{window.base}/")
+        await page.click(f"li[data-key={ticket}] a:text('Look at it')")
+        assert "model.safetensors" in await page.inner_text(".facts-text")
+        await cdp.send("WebAuthn.setUserVerified", {"authenticatorId": key, "isUserVerified": False})
+        await page.click("[data-sign]")
+        await page.wait_for_selector("[data-outcome]:text('nothing changed')")
+        assert ctx.ledger.last(f"teardown/{ticket}", ApprovalGranted) is None
+
+        await cdp.send("WebAuthn.setUserVerified", {"authenticatorId": key, "isUserVerified": True})
+        await page.click("[data-sign]")
+        await page.wait_for_selector("[data-outcome]:text-matches('is under way|is done')")
+        granted = ctx.ledger.last(f"teardown/{ticket}", ApprovalGranted)
+        assert granted is not None and (granted.data.channel, granted.data.by) == ("page", "passkey laptop")
+
+        replayed = await page.evaluate(
+            """([url, body]) => fetch(url, {method: "POST", headers: {"content-type": "application/json"}, body})
+                .then((answer) => answer.json())""",
+            list(posted[-1]),
+        )
+
+        assert not replayed["ok"] and "before" in replayed["message"]
+        await page.wait_for_selector("[data-outcome]:text('the meter was seen to have stopped')")
+        assert read_teardown(ctx.ledger, ticket).state == "verified_stopped"
+        used = ctx.ledger.last("passkey/laptop", PasskeyUsed)
+        assert used is not None and used.data.digest == granted.data.digest and used.data.sign_count > 0
+
+
+@pytest.mark.prove
+@pytest.mark.real("chromium")
+async def test_a_person_approves_the_end_of_a_machine_with_a_code_of_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("chromium", CHROMIUM is not None)
+    monkeypatch.chdir(tmp_path)
+    ctx = quick_warden(tmp_path / "home")
+    life = Life(ctx)
+    await life.waiting()
+    ticket = (await request(ctx, life.job_id, "terminate")).record.id
+    async with opened(World(ctx, None, {}, None)) as window:  # type: ignore[arg-type]  # the rehearsal's own machines
+        page = window.page
+        await page.goto(f"{window.base}/approve/{ticket}")
+        line = await page.inner_text("[data-approve] .command code")
+        *_, given, mark, named = line.split()
+        assert given == "--code" and named == ticket
+        await page.fill("[data-code] input", "AAAA-AAAA")
+        await page.click("[data-code] button")
+        await page.wait_for_selector("[data-outcome]:text('no code is open')")
+        code = await coded(ctx, ticket, mark)
+        await page.fill("[data-code] input", code.lower())
+        await page.press("[data-code] input", "Enter")
+        await page.wait_for_selector("[data-outcome]:text('the meter was seen to have stopped')")
+        granted = ctx.ledger.last(f"teardown/{ticket}", ApprovalGranted)
+        assert granted is not None and granted.data.channel == "page"
+        assert read_teardown(ctx.ledger, ticket).state == "verified_stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.real("chromium")
+async def test_a_spending_is_approved_with_a_passkey_and_its_facts_only(world: World) -> None:
+    need("chromium", CHROMIUM is not None)
+    async with opened(world) as window:
+        page = window.page
+        await authenticator(window)
+        await page.goto(f"{window.base}/passkeys")
+        await page.fill("[name=code]", allow(world.ctx, "laptop", "user x"))
+        await page.click("button:text('Register a passkey')")
+        await page.wait_for_selector("[data-outcome]:text('laptop approves')")
+        await page.goto(f"{window.base}/approve/r7mixt")
+        dearer = world.ctx.ledger.last("receipt/r7mixt", ReceiptIssued)
+        assert dearer is not None
+        world.add("receipt/r7mixt", dearer.data.model_copy(update={"price": 99.0, "facts_digest": "f" * 71}))
+        await page.click("[data-sign]")
+        await page.wait_for_selector("[data-outcome]:text('facts changed')")
+        assert world.ctx.ledger.last("receipt/r7mixt", ApprovalGranted) is None
+        await page.reload()
+        assert "$99.00/h" in await page.inner_text(".facts-text")
+        await page.click("[data-sign]")
+        await page.wait_for_selector("[data-outcome]:text('Approved')")
+        granted = world.ctx.ledger.last("receipt/r7mixt", ApprovalGranted)
+        assert granted is not None and granted.data.digest == "f" * 71 and granted.data.channel == "page"

@@ -1,0 +1,227 @@
+"""The streams that keep pages current: what is sent and when, how many, and what a slow or hostile reader costs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from bench.ledger import House
+
+from conftest import HANG_S
+from gpuwarden.core.errors import DiskError
+from gpuwarden.interfaces.http.pages import following as module
+from gpuwarden.interfaces.http.pages.following import Following
+from gpuwarden.interfaces.http.pages.reading import Pages
+from http_kit import bearer, client, listening, serving
+from page_kit import busy_world
+
+pytestmark = pytest.mark.anyio
+
+
+class Source:
+    """A page whose view a test sets."""
+
+    def __init__(self) -> None:
+        self.view: dict[str, Any] = {"at": 1.0, "texts": {"name": "one", "updated": "10:00"}, "meters": {}}
+        self.made = 0
+
+    async def __call__(self) -> dict[str, Any]:
+        self.made += 1
+        return self.view
+
+
+@pytest.fixture
+def streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Following:
+    for name in ("SOONEST_S", "DUE_S"):
+        monkeypatch.setattr(module, name, 0.0)
+    return Following(busy_world(tmp_path / "home").ctx)
+
+
+async def views(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    async for text in lines:
+        if text.startswith("event: view\ndata: "):
+            assert text.endswith("\n\n") and text.count("\n") == 3, "one event"
+            yield json.loads(text.split("data: ", 1)[1])
+
+
+async def test_a_view_is_sent_when_it_differs_and_not_for_what_a_meter_counts(streams: Following) -> None:
+    source = Source()
+    seen = views(streams.lines("/now.events", "s", source))
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(streams._work)
+            assert (await anext(seen))["texts"]["name"] == "one"
+            source.view = {"at": 2.0, "texts": {"name": "one", "updated": "10:01"}, "meters": {}}
+            before = source.made
+            while source.made < before + 2:
+                await anyio.sleep(0.01)
+            (board,) = streams._boards.values()
+            assert board.version == 1, "only a clock went on"
+            assert json.loads(board.text)["at"] == 2.0, "whoever opens the page now gets the newest one"
+            source.view = {"at": 3.0, "texts": {"name": "line\nend\r\n\nevent: x", "updated": ""}, "meters": {}}
+            assert (await anext(seen))["texts"]["name"] == "line\nend\r\n\nevent: x"
+            tasks.cancel_scope.cancel()
+
+
+async def test_all_windows_share_one_view_and_without_windows_none_is_made(streams: Following) -> None:
+    source = Source()
+    windows = [streams.lines("/now.events", f"s{n}", source) for n in range(5)]
+    for one in windows:
+        assert await anext(one) == "retry: 2000\n\n"
+    await streams.look()
+    assert source.made == 1
+    for one in windows:
+        assert "one" in await anext(one)
+        await one.aclose()  # type: ignore[attr-defined]
+    assert streams._boards == {} and not streams._readers
+    await streams.look()
+    assert source.made == 1
+
+
+@pytest.mark.attack("http", "opens a page's stream and reads none of it")
+async def test_a_slow_reader_gets_the_newest_view_only(streams: Following) -> None:
+    source = Source()
+    lines = streams.lines("/now.events", "s", source)
+    await anext(lines)
+    for n in range(100):
+        source.view = {"texts": {"name": str(n)}}
+        await streams.look()
+    assert json.loads((await anext(lines)).split("data: ")[1])["texts"]["name"] == "99"
+    (board,) = streams._boards.values()
+    assert len(board.text) < 100, "nothing queues up"
+    await lines.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_view_that_fails_for_a_moment_ends_no_stream(streams: Following) -> None:
+    async def failing() -> dict[str, Any]:
+        raise DiskError("the disk is full")
+
+    source = Source()
+    bad, good = streams.lines("/jobs/j1.events", "s", failing), streams.lines("/now.events", "s", source)
+    await anext(bad)
+    await anext(good)
+    await streams.look()
+    assert "one" in await anext(good)
+
+
+@pytest.mark.attack("http", "opens streams until no page of anybody else is followed")
+@pytest.mark.parametrize("broken", [ValueError("a text that nobody foresaw"), float("nan"), float("inf")])
+async def test_a_page_that_breaks_ends_no_other_page_and_not_the_server(streams: Following, broken: object) -> None:
+    """The task that makes views is one of the server's own: its end would end the server."""
+    made = 0
+
+    async def breaks() -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        if isinstance(broken, Exception):
+            raise broken
+        return {"numbers": {"percent": broken}}
+
+    source = Source()
+    bad, good = views(streams.lines("/bad.events", "s", breaks)), views(streams.lines("/now.events", "s", source))
+    with anyio.fail_after(HANG_S):
+        async with streams.running(), anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, bad)
+            for name in ("two", "three"):
+                source.view = {"at": 1.0, "texts": {"name": name}, "meters": {}}
+                assert (await anext(good))["texts"]["name"] == name
+            while made < 2:
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+
+async def test_one_session_takes_its_share_of_streams_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_EACH", 2)
+    monkeypatch.setattr(module, "MAX_STREAMS", 3)
+    with listening(busy_world(tmp_path / "home").ctx) as (parts, port), anyio.fail_after(HANG_S):
+        first, second, third = (bearer(parts, "read", name=name) for name in "abc")
+        async with httpx2.AsyncClient(base_url=f"http://localhost:{port}") as http:
+
+            async def opened(who: dict[str, str]) -> httpx2.Response:
+                return await http.send(http.build_request("GET", "/now.events", headers=who), stream=True)
+
+            held = [await opened(who) for who in (first, first, second)]
+            texts = [one.aiter_text() for one in held]
+            for one, text in zip(held, texts, strict=True):
+                assert one.status_code == 200 and one.headers["content-type"].startswith("text/event-stream")
+                assert "retry" in await anext(text)
+            assert [(await http.get("/now.events", headers=who)).status_code for who in (first, third)] == [503, 503]
+            assert (await http.get("/now.json", headers=first)).status_code == 200, "that page asks instead"
+            await held[0].aclose()
+            while (late := await opened(third)).status_code != 200:
+                await late.aclose()
+            for one in (late, *held):
+                await one.aclose()
+
+
+async def test_who_may_follow(tmp_path: Path) -> None:
+    async with serving(busy_world(tmp_path / "home").ctx) as parts, client(parts) as http:
+        submit, read = bearer(parts, "submit", name="s"), bearer(parts, "read", name="r")
+        for path in ("/now.events", "/jobs/jlive.events"):
+            assert (await http.get(path)).status_code == 401
+            assert (await http.get(path, headers=submit)).status_code == 403
+            assert (await http.get(path, headers=read | {"origin": "http://evil.example"})).status_code == 403
+            assert (await http.post(path, headers=read)).status_code == 405
+        assert (await http.get("/jobs/jnone.events", headers=read)).status_code == 404
+
+
+@pytest.mark.prove
+async def test_a_view_of_ten_thousand_jobs_costs_in_proportion_to_them_and_stays_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, _ = await cost_of_a_view(tmp_path / "few", 1_000, monkeypatch)
+    many, length = await cost_of_a_view(tmp_path / "many", 10_000, monkeypatch)
+    print(f"a view of 1,000 jobs of this month: {few * 1e3:.0f} ms; of 10,000: {many * 1e3:.0f} ms, {length:,} bytes")
+    assert many < 15 * few, "the pause after a view is four times as long as the view took"
+    assert 1_000 < length < 100_000
+
+
+async def cost_of_a_view(home: Path, jobs: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, int]:
+    """Return the processor seconds of the cheapest of five views of so many jobs, and the view's length in bytes."""
+    house = House(home, "vastai")
+    house.grow(jobs)
+    pages = Pages(house.ctx)
+    monkeypatch.setattr(pages.looks.everything, "newest", nothing_yet)
+    lines = pages.following.lines("/now.events", "s", pages._look_now)  # kept: a view without a reader is not drawn
+    await anext(lines)
+    (board,) = pages.following._boards.values()
+    costs = []
+    for _ in range(5):
+        board.made_at = -module.DUE_S
+        begun = time.process_time()
+        await pages.following.look()
+        costs.append(time.process_time() - begun)
+    return min(costs), len(board.text)
+
+
+async def nothing_yet(patience_s: float = 0.0) -> None:
+    """No round over the platforms has ended."""
+
+
+async def test_making_views_pauses_for_longer_than_it_took(streams: Following, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    source, clock = Source(), [0.0]
+
+    async def slow() -> dict[str, Any]:
+        clock[0] += 2.0
+        return await source()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise StopIteration
+        clock[0] += seconds
+
+    lines = streams.lines("/now.events", "s", slow)
+    await anext(lines)
+    monkeypatch.setattr(module.anyio, "current_time", lambda: clock[0])
+    monkeypatch.setattr(module.anyio, "sleep", pause)
+    with pytest.raises(RuntimeError):
+        await streams._work()
+    assert pauses == [8.0, 8.0, 8.0] and source.made == 3

@@ -1,0 +1,424 @@
+"""The page in a real browser: how it looks, that it is quick, quiet, reachable by keyboard, and that nothing leaves it.
+
+`GPUWARDEN_PICTURES` names a folder for the pictures, `GPUWARDEN_AXE` the file axe.min.js of axe-core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conftest import need
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces.http.pages import following
+from gpuwarden.interfaces.http.running import Server, listen
+from gpuwarden.interfaces.http.serving import Serving, Settings
+from gpuwarden.interfaces.http.tokens import TokenStore
+from gpuwarden.ledger import events as ev
+from gpuwarden.ledger.events import PasskeyRegistered
+from gpuwarden.lifecycle.ending.passkeys import allow, allowed, register
+from gpuwarden.metrics.points import PostedPoints, Row
+from gpuwarden.metrics.store import Batch, MetricStore
+from page_kit import EVIL, HOUR, World, busy_world, hostile_world, open_world
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Frame, Page
+
+pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("chromium")]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = (
+    "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+)  # fmt: skip
+LOOKS = [("light", 1200), ("dark", 360)]
+OTHER_LOOKS = [pytest.param(look, marks=pytest.mark.prove) for look in (("dark", 1200), ("light", 360))]
+PATHS = (
+    "/", "/jobs", "/jobs/jlive?with=jtwin", "/jobs/jfail", "/money", "/platforms", "/knowledge?q=out+of+memory",
+    "/approve/r7mixt", "/passkeys",
+)  # fmt: skip
+
+
+class Served:
+    """A server over a world, on one port, which can be killed and started again."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.port = world, 0
+
+    async def start(self) -> None:
+        """Listen on the same port as before."""
+        self.listener = listen("127.0.0.1", self.port)
+        self.port = self.listener.getsockname()[1]
+        self.parts = Serving.over(self.world.ctx, Settings(port=self.port))
+        self.running = Server(self.parts)
+        self.task = asyncio.create_task(self.running.serve(sockets=[self.listener]))
+
+    async def stop(self, *, killed: bool = False) -> None:
+        """End the server; one that is killed drops its connections where they are."""
+        for connection in list(self.running.server_state.connections) if killed else ():
+            connection.transport.abort()
+        self.running.should_exit = True
+        await self.task
+        self.listener.close()
+
+    async def holds(self, streams: int) -> None:
+        """Wait until so many streams of pages are open."""
+        for _ in range(6_000):
+            if sum(answer._scope["path"].endswith(".events") for answer in self.parts.streams.values()) == streams:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not {streams} streams")
+
+
+class Window:
+    """A browser window that has entered by a one-time link, and all that went wrong in it."""
+
+    server: Served
+    """The server of this process that it is a window on."""
+
+    def __init__(self, page: Page, base: str) -> None:
+        self.page, self.base = page, base
+        self.wrong: list[str] = []
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on(
+            "console", lambda said: said.type in {"error", "warning"} and self.wrong.append(f"console: {said.text}")
+        )
+        page.on("request", lambda one: one.url.startswith((base, "data:")) or self.wrong.append(f"left: {one.url}"))
+
+    async def go(self, path: str) -> None:
+        """Open a page and let it be brought up to date twice."""
+        await self.page.goto(self.base + path)
+        await self.settle()
+
+    async def settle(self, times: int = 1) -> None:
+        """Wait for so many views to come and be applied."""
+        await self.page.evaluate(
+            """(times) => document.body.dataset.live ? new Promise((done) => {
+                const count = () => { if (--times <= 0) requestAnimationFrame(() => setTimeout(done)); };
+                document.addEventListener("view", count);
+            }) : null""",
+            times,
+        )
+
+
+@asynccontextmanager
+async def browsing(
+    look: tuple[str, int] = ("light", 1200), flags: tuple[str, ...] = (), **more: Any
+) -> AsyncIterator[Page]:
+    """Open an empty page of a headless Chromium with further flags; `more` are options of its browser context."""
+    need("chromium", CHROMIUM is not None)
+    playwright_api = pytest.importorskip("playwright.async_api")
+    async with playwright_api.async_playwright() as playwright:
+        browser: Browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *flags])
+        try:
+            options = {"viewport": {"width": look[1], "height": 800}, "color_scheme": look[0], **more}
+            yield await (await browser.new_context(**options)).new_page()
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def opened(world: World, look: tuple[str, int] = ("light", 1200)) -> AsyncIterator[Window]:
+    """Serve a world on a port of this machine and open a window on it."""
+    need("chromium", CHROMIUM is not None)
+    served = Served(world)
+    await served.start()
+    try:
+        async with browsing(look, permissions=["clipboard-write"]) as page:
+            window = Window(page, served.parts.settings.local_url)
+            window.server = served
+            entered = await page.goto(f"{window.base}/enter?link={served.parts.tokens.create_link()}")
+            assert entered is not None and entered.ok
+            await page.wait_for_url(f"{window.base}/")
+            yield window
+    finally:
+        await served.stop()
+
+
+async def until(page: Page, condition: str) -> None:
+    """Wait for a condition. The browser's own waiting evaluates a text, which the page's policy refuses."""
+    for _ in range(6_000):
+        if await page.evaluate(condition):
+            return
+        await page.wait_for_timeout(50)
+    raise AssertionError(condition)
+
+
+async def audited(page: Page | Frame) -> list[str]:
+    """Return what axe-core calls serious or critical on a page."""
+    file = os.environ.get("GPUWARDEN_AXE", "")
+    need("axe-core (GPUWARDEN_AXE)", bool(file))
+    await page.evaluate(Path(file).read_text() + ";0")
+    found = await page.evaluate("axe.run()")
+    bad = [v for v in found["violations"] if v["impact"] in {"serious", "critical"}]
+    return [f"{v['id']}: {node['html'][:200]} {node['failureSummary']}" for v in bad for node in v["nodes"]]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [LOOKS[0], pytest.param(LOOKS[1], marks=pytest.mark.prove), *OTHER_LOOKS],
+    ids=lambda look: f"{look[0]}-{look[1]}",
+)
+async def test_each_page_fits_its_window_and_is_accessible(tmp_path: Path, look: tuple[str, int]) -> None:
+    pictures = Path(os.environ.get("GPUWARDEN_PICTURES") or tmp_path)
+    world = busy_world(tmp_path / "home")
+    key = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localhost")
+    register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), key)
+    async with opened(world, look) as window:
+        found = []
+        for n, path in enumerate(PATHS):
+            await window.go(path)
+            await window.page.screenshot(path=pictures / f"{look[0]}-{look[1]}-{n}.png", full_page=True)
+            over = await window.page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            found += [f"{path} is {over} px too wide"] if over > 0 else []
+            found += [f"{path} {problem}" for problem in await audited(window.page)]
+        assert not found, "\n".join(found)
+        assert not window.wrong, window.wrong
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_a_curve_can_be_seen_in_each_color_scheme(tmp_path: Path, scheme: str) -> None:
+    async with opened(busy_world(tmp_path / "home"), (scheme, 1200)) as window:
+        await window.go("/jobs/jlive?with=jtwin")
+        await window.page.wait_for_selector("canvas")
+        for other in (
+            scheme,
+            "dark" if scheme == "light" else "light",
+        ):  # as the system, then switched while it is open
+            await window.page.emulate_media(color_scheme=other)  # type: ignore[arg-type]
+            await window.page.wait_for_timeout(100)
+            for run in ("run0", "run1"):
+                assert await pixels(window.page, run) > 300, f"{run} can't be seen in {other}"
+
+
+async def pixels(page: Page, run: str) -> int:
+    """Return how many pixels of the plot have the color of a run, which differs from the ground's."""
+    found = await page.evaluate(
+        """(run) => {
+            const probe = document.querySelector(`.swatch.${run}`);
+            const [r, g, b] = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+            const ground = getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number);
+            if (Math.abs(r - ground[0]) + Math.abs(g - ground[1]) + Math.abs(b - ground[2]) < 120) return -1;
+            const canvas = document.querySelector("canvas");
+            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            let count = 0;
+            for (let n = 0; n < data.length; n += 4) {
+                const near = Math.abs(data[n] - r) + Math.abs(data[n + 1] - g) + Math.abs(data[n + 2] - b) < 24;
+                if (data[n + 3] > 128 && near) count += 1;
+            }
+            return count;
+        }""",
+        run,
+    )
+    return int(found)
+
+
+async def test_the_meter_ticks_and_an_update_touches_only_what_changed(tmp_path: Path) -> None:
+    world = busy_world(tmp_path / "home")
+    async with opened(world) as window:
+        await window.go("/")
+        await window.settle()
+        first = await window.page.inner_text("[data-meter=today] [data-digits]")
+        await window.page.evaluate(
+            """() => {
+                window.moved = [];
+                window.rows = [...document.querySelectorAll("li[data-key]")];
+                const note = (one) => one.target.matches("ul") && window.moved.push(one.target.dataset.list);
+                const watch = new MutationObserver((all) => all.forEach(note));
+                watch.observe(document.body, {childList: true, subtree: true});
+            }"""
+        )
+        await window.settle(2)
+        assert await window.page.inner_text("[data-meter=today] [data-digits]") > first
+        assert await window.page.evaluate("window.moved") == [], "no row was made again"
+        world.rent("jnew", "just-begun", hours=0.01)
+        ask = ev.ReceiptIssued(
+            spec_digest="f" * 71, facts_digest="f" * 71, expires_at=world.clock.now() + HOUR, name="more",
+            platform="runpod", price=9.0, ask="above the cap",
+        )  # fmt: skip
+        world.add("receipt/rnew1", ask)
+        await window.page.wait_for_selector("li[data-key=rnew1] code:text('gpuwarden approve rnew1')", timeout=120_000)
+        await window.page.wait_for_selector("li[data-key=jnew]", timeout=120_000)
+        assert "Waits for you: more on runpod" in await window.page.inner_text("[data-announce]")
+        assert await window.page.evaluate("window.rows.every((row) => row.isConnected)"), "the others stayed"
+        assert (await window.page.title()).startswith("3 waiting")
+        assert not window.wrong, window.wrong
+
+
+@pytest.mark.attack("page", "A job writes markup into its log, its metrics' names, its alerts and its end")
+async def test_what_strangers_write_runs_nothing(tmp_path: Path) -> None:
+    world = hostile_world(tmp_path / "home")
+    MetricStore(world.ctx.home).write(Batch(posts=[PostedPoints("jevil", (Row(EVIL[:100], 1, 0, 1.0),))]))
+    async with opened(world) as window:
+        for path in ("/", "/jobs/jevil", "/jobs"):
+            await window.go(path)
+            assert await window.page.evaluate("document.querySelectorAll('img, main script').length") == 0
+            assert "evil" not in (await window.page.title()).replace("evil · gpuwarden", ""), path
+        await window.go("/jobs/jevil")
+        assert "<script>" in await window.page.inner_text("[data-tail]")
+        assert "<script>" in await window.page.inner_text("[data-list=alerts]")
+        await until(window.page, "document.querySelector('[data-metric]').textContent.includes('<script>')")
+        assert not window.wrong, window.wrong
+
+
+async def test_the_keyboard_reaches_everything(tmp_path: Path) -> None:
+    async with opened(busy_world(tmp_path / "home")) as window:
+        page = window.page
+        await window.go("/")
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.className") == "skip"
+        await page.keyboard.press("Enter")
+        assert await page.evaluate("document.activeElement.id") == "main"
+        await page.keyboard.press("Tab")
+        assert "Copy" in await page.evaluate("document.activeElement.textContent")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("button:text('Copied')")
+        await window.go("/jobs/jlive")
+        await page.fill("[data-find]", "step 2300")
+        assert await page.inner_text("[data-count]") == "1 of 1"
+        await page.fill("[data-find]", "loss 0.6")
+        before = await page.inner_text("[data-count]")
+        await page.press("[data-find]", "Enter")
+        assert before != await page.inner_text("[data-count]")
+        await page.focus("[data-plot]")
+        await page.keyboard.press("+")
+        await page.wait_for_selector("[data-reset]:not([hidden])")
+        await until(page, "document.querySelector('[data-points] tbody th').textContent !== '0'")
+        await page.keyboard.press("Escape")
+        await page.wait_for_selector("[data-reset][hidden]", state="attached")
+
+
+async def test_older_lines_of_a_log_go_before_the_others(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    world.rent("jlong", "long")
+    lines = [f"line {n} of a long log\n" for n in range(8_000)]
+    world.run("jlong", 5, 10, log="".join(lines))
+    async with opened(world) as window:
+        await window.go("/jobs/jlong")
+        while await window.page.is_visible("[data-older]"):
+            before = await window.page.evaluate("document.querySelector('pre.log').textContent.length")
+            await window.page.click("[data-older]")
+            await until(window.page, f"document.querySelector('pre.log').textContent.length > {before}")
+            await window.page.wait_for_selector("[data-older]:not(:disabled), [data-older][hidden]", state="attached")
+        whole = await window.page.evaluate("document.querySelector('pre.log').textContent")
+        assert whole == "".join(lines)
+
+
+@pytest.mark.prove
+async def test_a_million_points_open_in_under_a_second_of_work(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    world.rent("jmill", "million")
+    world.run("jmill", 999_999, 1_000_000)
+    store = MetricStore(world.ctx.home)
+    for start in range(0, 1_000_000, 50_000):
+        rows = (
+            Row("loss", n, 0, math.exp(-n / 3e5) + (n * 7_919 % 1_000) / 9_000) for n in range(start, start + 50_000)
+        )
+        store.write(Batch(posts=[PostedPoints("jmill", tuple(rows))]))
+    async with opened(world) as window:
+        cdp = await window.page.context.new_cdp_session(window.page)
+        await cdp.send("Performance.enable")
+        await window.page.goto(f"{window.base}/knowledge")
+        begun, before = time.process_time(), await busy(cdp)
+        await window.page.goto(f"{window.base}/jobs/jmill")
+        await window.page.wait_for_selector("canvas", timeout=120_000)
+        server, page = time.process_time() - begun, await busy(cdp) - before
+        assert "1,000,000 points" in await window.page.inner_text("[data-legend]")
+        print(f"a million points: {server:.2f} s of the server and its test, {page:.2f} s of the page")
+        assert page < 1.0 and server < 1.0, (server, page)
+
+
+async def busy(cdp: Any) -> float:
+    """Return the seconds that the page's main thread has worked, whatever else the machine did."""
+    found = await cdp.send("Performance.getMetrics")
+    return float(next(m["value"] for m in found["metrics"] if m["name"] == "TaskDuration"))
+
+
+async def test_a_link_works_from_a_file_too_and_only_once(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    async with opened(world) as window:
+        page = window.page
+        await page.context.clear_cookies()
+        link = f"{window.base}/enter?link={TokenStore(tmp_path / 'home', world.clock).create_link()}"
+        file = tmp_path / "link.html"
+        file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={link}">')
+        await page.goto(file.as_uri())
+        await page.wait_for_selector("h2:text('Waits for you')")
+        assert "link=" not in page.url
+        assert await page.evaluate("document.cookie") == "", "no script reads the session"
+        again = await page.goto(link)
+        assert again is not None and again.status == 401
+
+
+async def test_a_lost_server_is_said_and_a_page_follows_the_next_one(tmp_path: Path) -> None:
+    world = busy_world(tmp_path / "home")
+    async with opened(world) as window:
+        await window.go("/")
+        await window.server.stop(killed=True)
+        await window.page.wait_for_selector("[data-connection]:text('does not answer')", timeout=120_000)
+        assert "llama-8b-lora" in await window.page.inner_text("main")
+        world.rent("jnew", "just-begun", hours=0.01)
+        await window.server.start()
+        await window.page.wait_for_selector("li[data-key=jnew]", timeout=60_000)
+        await until(window.page, "document.querySelector('[data-connection]').textContent === ''")
+
+
+async def test_a_page_follows_one_stream_which_ends_when_nobody_sees_it(tmp_path: Path) -> None:
+    world = busy_world(tmp_path / "home")
+    async with opened(world) as window:
+        asked: list[str] = []
+        window.page.on("request", lambda one: asked.append(one.url.removeprefix(window.base)))
+        await window.go("/jobs/jlive")
+        await window.settle(2)
+        assert asked.count("/jobs/jlive.events") == 1 and "/jobs/jlive.json" not in asked
+        await window.server.holds(1)
+        for hidden, streams in ((True, 0), (False, 1)):
+            await window.page.evaluate(
+                """(hidden) => {
+                    Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+                    document.dispatchEvent(new Event("visibilitychange"));
+                }""",
+                hidden,
+            )
+            await window.server.holds(streams)
+        await window.settle()
+        await window.go("/money")
+        await window.server.holds(0)
+        assert not window.wrong, window.wrong
+
+
+async def test_without_a_stream_a_page_asks_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "MAX_STREAMS", 0)
+    world = busy_world(tmp_path / "home")
+    async with opened(world) as window:
+        asked: list[str] = []
+        window.page.on("request", lambda one: asked.append(one.url.removeprefix(window.base)))
+        await window.go("/")
+        await window.settle(2)
+        world.rent("jnew", "just-begun", hours=0.01)
+        await window.page.wait_for_selector("li[data-key=jnew]", timeout=120_000)
+        assert asked.count("/now.json") >= 2
+        assert asked.count("/now.events") < asked.count("/now.json"), "a stream is not tried each time"
+        assert all("503" in text for text in window.wrong), window.wrong
+
+
+async def test_a_job_that_ends_is_seen_to_end(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    world.rent("jend", "ends")
+    world.run("jend", 5, 10)
+    async with opened(world) as window:
+        await window.go("/jobs/jend")
+        assert await window.page.inner_text("[data-state-of]") == "running"
+        world.run("jend", 10, 10, state=Job.SUCCEEDED, why="the command ended with exit code 0", exit_code=0)
+        await window.page.wait_for_selector("[data-state-of][data-state=succeeded]", timeout=120_000)
+        await window.page.wait_for_selector("code:text('gpuwarden pull jend')", timeout=120_000)

@@ -1,0 +1,700 @@
+"""A pull from the kept store, where the machine can't be read: whole, compared, and complete only by its last word."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from conftest import HANG_S
+from fakes import FakeClock
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import Conflict, NotFound, Unreachable, WardenError
+from gpuwarden.core.guidance import Action
+from gpuwarden.core.models import InstanceState, Level
+from gpuwarden.core.next_step import Copy
+from gpuwarden.core.policy import Ending
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.states import Job, Teardown
+from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
+from gpuwarden.interfaces import results
+from gpuwarden.ledger.events import ArtifactsPulled, ResumeIntent
+from gpuwarden.lifecycle.artifacts import kept_list
+from gpuwarden.lifecycle.artifacts.kept_list import read_kept, unsettled
+from gpuwarden.lifecycle.artifacts.local_copies import copy_state, last_pull
+from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
+from gpuwarden.lifecycle.artifacts.seal_keys import job_key
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending import parking
+from gpuwarden.lifecycle.ending.teardown import request, silent
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.remote.runner.keep_report import keep_key, sign_kept
+from lifecycle_kit import WEALTHY, launch, open_house, promises, prove, records, rent_cloud, training
+from store_kit import BUCKET, S3Server, s3_server
+from test_kept_store import SAVE
+from test_parking import Parked
+from test_relaunch import Allowed, Resuming
+from test_standing_orders import Processes
+from test_standing_orders import processes as processes
+
+pytestmark = pytest.mark.anyio
+KEEP = f"s3://{BUCKET}/team"
+MODEL = "out/checkpoint-10/model.safetensors"
+
+
+# ---------------------------------------------------------------------------------------- a store in the hand
+
+FILES = {MODEL: b"weights " * 40_000, "out/log.txt": b"done", "out/empty": b""}
+
+
+class Shelf:
+    """A kept store whose content and faults a test decides."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.sizes: dict[str, int] = {}
+        self.denied = self.silent = False
+        self.cut_at: int | None = None
+        self.cuts = 0
+        self.reads: list[tuple[str, int]] = []
+
+    def ask(self) -> None:
+        if self.silent:
+            raise Unreachable("the store is silent", "Try again.")
+
+    async def reach(self) -> None:
+        self.ask()
+
+    async def manifest(self, key: str) -> bytes | None:
+        self.ask()
+        return self.objects.get(key)
+
+    async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
+        self.ask()
+        assert not any(".." in key for key in keys), "no name outside of the job is ever asked for"
+        return {
+            key: StoredFile(self.sizes.get(key, len(self.objects[key])), sha256(self.objects[key]).hexdigest())
+            for key in keys
+            if key in self.objects
+        }
+
+    async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
+        self.reads.append((key, offset))
+        data = self.objects[key]
+        for at in range(offset, len(data), 50_000):
+            if self.cut_at is not None and at >= self.cut_at and self.cuts > 0:
+                self.cuts -= 1
+                raise Unreachable("the line is cut", "Try again.")
+            yield data[at : at + 50_000]
+            await anyio.lowlevel.checkpoint()
+
+
+class Kit(Parked):
+    """A house whose jobs have a kept store in the hand."""
+
+    def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str = "ask") -> None:
+        super().__init__(home, processes, order)
+        self.equip(monkeypatch)
+
+    def equip(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shelf = Shelf()
+        self.ctx.env = {"GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID": "a", "GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY": "b" * 9}
+        monkeypatch.setattr(kept_list, "open_store", lambda ctx, address: self.shelf)
+        monkeypatch.setattr("gpuwarden.lifecycle.artifacts.kept_store.open_store", lambda ctx, address: self.shelf)
+
+    def key(self, job: str, path: str) -> str:
+        return StoreAddress.parse(KEEP).key(job, path)
+
+    def keeps(
+        self, job: str, files: dict[str, bytes] = FILES, *, end: bool = True, signed: bool = True, **said: Any
+    ) -> dict[str, Any]:
+        """Put files and a list into the store, as a runner does."""
+        rows = []
+        for number, (path, data) in enumerate(sorted(files.items()), 1):
+            self.shelf.objects[self.key(job, path)] = data
+            times = {"mtime_ns": number * 10**9, "ctime_ns": number * 10**9}
+            rows.append({"path": path, "size": len(data), "sha256": sha256(data).hexdigest(), **times})
+        body: dict[str, Any] = {"schema": 1, "job": job, "taken_at": 1e9, "final": end, "files": rows}
+        if end:
+            status = {"state": "succeeded", "attempt": 1, "exit_code": 0, "reason": "exited", "why": ""}
+            body["end"] = {
+                "outputs": ["out"],
+                "status": status,
+                "disclosed": {"processes": [], "files": [], "complete": True},
+                "look": "1",
+            }
+            body["end"] |= said.pop("ended", {})
+        body |= said
+        self.lists(job, body, signed=signed)
+        return body
+
+    def lists(self, job: str, body: dict[str, Any], *, signed: bool = True) -> None:
+        body = (
+            sign_kept({k: v for k, v in body.items() if k != "mac"}, keep_key(job_key(self.ctx, job)))
+            if signed
+            else body
+        )
+        self.shelf.objects[self.key(job, MANIFEST)] = json.dumps(body).encode()
+
+    async def night(self, **changes: object) -> str:
+        """A job that saved, ended and parked its machine while nobody looked."""
+        return await self.asleep(keep=KEEP, **changes)
+
+    async def taken(self) -> None:
+        """Take the machine away for good, and look until that is believed."""
+        for machine in self.cloud.truths():
+            self.cloud.terminate(machine)
+        for _ in range(4):
+            await self.round(60)
+
+    async def off(self) -> str:
+        job = await self.night()
+        for _ in range(3):
+            await self.round()
+        return job
+
+
+@pytest.fixture
+def kit(tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> Kit:
+    return Kit(tmp_path / "home", processes, monkeypatch)
+
+
+@pytest.fixture
+def ordered(tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> Kit:
+    return Kit(tmp_path / "home", processes, monkeypatch, "terminate")
+
+
+def landed(done: PullResult) -> dict[str, bytes]:
+    return {f.path: Path(f.local).read_bytes() for f in done.received.files}
+
+
+async def test_a_parked_machine_stays_off_where_the_store_has_the_last_word(kit: Kit) -> None:
+    job = await kit.night()
+    kit.keeps(job)
+    await kit.round()
+    record = await advance(kit.ctx, job)
+    assert record.state is Job.SUCCEEDED, "how it ended is in the store's signed list"
+    done = await pull(kit.ctx, job)
+    assert landed(done) == FILES and done.store == KEEP and not done.unsettled
+    assert kit.starts() == 0 and copy_state(kit.ctx, job) is Copy.UNVERIFIED
+    await prove(kit.ctx, job)
+    view = await request(kit.ctx, job, "terminate")
+    assert view.record.state is Teardown.AWAITING_HUMAN and view.complete and silent(view), view.findings
+    kit.holds()
+
+
+async def test_a_standing_order_ends_a_parked_machine_without_a_start(ordered: Kit) -> None:
+    job = await ordered.night()
+    ordered.keeps(job)
+    for _ in range(30):
+        await ordered.round(60)
+        await ordered.watcher.keeper.round()
+        await prove(ordered.ctx, job)
+    assert ordered.state() == "gone" and ordered.starts() == 0
+    assert ordered.ctx.ledger.last(f"job/{job}", ArtifactsPulled) is not None
+    ordered.holds()
+
+
+UNPROVEN: dict[Code, dict[str, Any]] = {
+    Code.STORE_UNSIGNED: {"signed": False},
+    Code.STORE_NO_END: {"end": False},
+    Code.STORE_OTHER_OUTPUTS: {"ended": {"outputs": ["elsewhere"]}},
+    Code.STORE_NO_LAST_LOOK: {"ended": {"look": ""}},
+}
+
+
+@pytest.mark.parametrize("code", UNPROVEN, ids=str)
+async def test_without_the_last_word_the_machine_is_started_as_before(kit: Kit, code: Code) -> None:
+    job = await kit.night()
+    kit.keeps(job, **UNPROVEN[code])
+    record = read_job(kit.ctx.ledger, job)
+    kept = await read_kept(kit.ctx, record)
+    assert kept is not None
+    why = unsettled(kit.ctx, record, kept)
+    assert why is not None and why.code is code
+    await kit.round()
+    assert (await advance(kit.ctx, job)).state is Job.UNKNOWN
+    done = await pull(kit.ctx, job)
+    assert not done.store and kit.starts() == 1
+
+
+async def test_another_attempt_s_list_is_not_the_last_word(kit: Kit) -> None:
+    job = await kit.night()
+    body = kit.keeps(job)
+    body["end"]["status"]["attempt"] = 2
+    kit.lists(job, body)
+    record = read_job(kit.ctx.ledger, job)
+    kept = await read_kept(kit.ctx, record)
+    assert kept is not None
+    why = unsettled(kit.ctx, record, kept)
+    assert why is not None and why.code is Code.STORE_NO_END
+
+
+async def test_a_list_that_was_changed_is_not_signed(kit: Kit) -> None:
+    job = await kit.night()
+    body = kit.keeps(job)
+    signed = json.loads(kit.shelf.objects[kit.key(job, MANIFEST)])
+    for change in ({"files": body["files"][1:]}, {"taken_at": 2e9}, {"end": body["end"] | {"look": "2"}}):
+        kit.shelf.objects[kit.key(job, MANIFEST)] = json.dumps(signed | change).encode()
+        kept = await read_kept(kit.ctx, read_job(kit.ctx.ledger, job))
+        assert kept is not None and not kept.signed
+
+
+async def test_a_start_after_the_list_voids_the_last_word_and_the_gate_s_proof(kit: Kit) -> None:
+    job = await kit.off()
+    kit.keeps(job)
+    await advance(kit.ctx, job)
+    await pull(kit.ctx, job)
+    await prove(kit.ctx, job)
+    record = read_job(kit.ctx.ledger, job)
+    kit.ctx.ledger.add(f"lease/{record.lease}", ResumeIntent(why="somebody started it"))
+    kept = await read_kept(kit.ctx, record)
+    assert kept is not None
+    why = unsettled(kit.ctx, record, kept)
+    assert why is not None and why.code is Code.STORE_STARTED_SINCE
+    view = await request(kit.ctx, job, "terminate")
+    assert view.record.state is Teardown.BLOCKED and "TD-SEE-001" in {f.rule for f in view.findings}
+
+
+async def test_what_else_was_on_the_machine_is_disclosed(kit: Kit) -> None:
+    job = await kit.night()
+    other = {"path": "extra/model.safetensors", "size": 9_000_000, "mtime_ns": 1}
+    kit.keeps(job, ended={"disclosed": {"processes": ["pid 7: python serve.py"], "files": [other], "complete": True}})
+    await kit.round()
+    await advance(kit.ctx, job)
+    await pull(kit.ctx, job)
+    await prove(kit.ctx, job)
+    view = await request(kit.ctx, job, "terminate")
+    assert {"TD-ELSE-001", "TD-ELSE-002"} <= {f.rule for f in view.findings} and not silent(view)
+    assert view.record.state is Teardown.BLOCKED
+
+
+async def test_a_machine_that_is_gone_leaves_what_the_store_has(kit: Kit) -> None:
+    job = await kit.started(keep=KEEP)
+    kit.keeps(job, end=False)
+    await kit.taken()
+    steps = (await check(kit.ctx, job)).next_steps
+    assert KEEP in str(steps[0].parameters["text"]) and steps[1].action is Action.PULL
+    done = await pull(kit.ctx, job)
+    assert landed(done) == FILES and done.unsettled and done.next_steps[0].action is not Action.PULL
+    assert copy_state(kit.ctx, job) is Copy.UNVERIFIED, "nothing else has more"
+    await prove(kit.ctx, job)
+    assert Action.PULL not in [s.action for s in following(kit.ctx, read_job(kit.ctx.ledger, job))]
+
+
+async def test_a_machine_that_does_not_answer_is_replaced_by_its_store(kit: Kit) -> None:
+    job = await kit.started(keep=KEEP)
+    kit.keeps(job, end=False)
+
+    kit.backend.silent = True
+    done = await pull(kit.ctx, job)
+    assert landed(done) == FILES and "does not answer" in done.lost and done.unsettled
+
+
+async def test_a_stopped_machine_s_copy_without_the_last_word_says_what_is_left_to_decide(kit: Kit) -> None:
+    kit.ctx.policy = WEALTHY
+    job = await kit.started(keep=KEEP)
+    kit.backend.write(kit.handle(job), "model", b"weights")
+    kit.backend.end(kit.handle(job))
+    await kit.after(1, job)
+    kit.keeps(job, end=False)
+    kit.cloud.stop(records(kit.cloud)[0].id)
+    for _ in range(3):
+        await kit.round(40)
+    found = await check(kit.ctx, job)
+    assert found.kept is not None and found.kept.address == KEEP and found.kept.files == 3 and found.kept.why
+    assert "out/checkpoint-10" in found.kept.newest and KEEP in str(results.checked(found).kept)
+    assert [s.action for s in found.next_steps[:2]] == [Action.MANUAL, Action.PULL]
+    done = await pull(kit.ctx, job)
+    assert landed(done) == FILES and copy_state(kit.ctx, job) is Copy.KEPT
+    evidence = {"declared": "yes", "copied": "yes", "equal": "not_yet", "loaded": "not_yet", "kept": "unknown"}
+    assert results.checked(await check(kit.ctx, job)).evidence == evidence
+    assert "let a person decide" in str(done.next_steps[0].parameters)
+    await prove(kit.ctx, job)
+    view = await request(kit.ctx, job, "terminate")
+    assert view.record.state is Teardown.BLOCKED and "TD-SEE-001" in {f.rule for f in view.findings}
+
+
+async def test_a_check_of_a_job_that_is_away_names_its_store_and_is_bounded(kit: Kit) -> None:
+    job = await kit.night()
+    kit.keeps(job, {f"out/checkpoint-{n}/model.safetensors": b"x" for n in range(500)}, end=False)
+    await kit.round()
+    kept = (await check(kit.ctx, job)).kept
+    assert kept is not None and (kept.files, len(kept.newest)) == (500, 8)
+    kit.shelf.silent = True
+    kept = (await check(kit.ctx, job)).kept
+    assert kept is not None and "silent" in kept.why
+    shown = " ".join(step.parameters.get("text", "") for step in (await check(kit.ctx, job)).next_steps)  # type: ignore[misc]
+    assert KEEP in shown
+
+
+# ------------------------------------------------------------------------------------------------------- its faults
+
+
+async def broken(kit: Kit, job: str) -> dict[str, str]:
+    """Pull, and what was not taken: path -> reason."""
+    await kit.round()
+    await advance(kit.ctx, job)
+    return {p.path: p.why for p in (await pull(kit.ctx, job)).received.problems}
+
+
+async def test_a_file_that_the_store_lacks_is_named(kit: Kit) -> None:
+    job = await kit.night()
+    kit.keeps(job)
+    del kit.shelf.objects[kit.key(job, MODEL)]
+    assert await broken(kit, job) == {MODEL: "the kept store lists it and does not have it"}
+    assert copy_state(kit.ctx, job) is Copy.PARTIAL
+    view = await request(kit.ctx, job, "terminate")
+    assert view.record.state is Teardown.BLOCKED and MODEL in str(view.findings)
+
+
+async def test_what_the_store_lacks_comes_from_the_machine_at_the_next_pull(kit: Kit) -> None:
+    job = await kit.night()
+    kit.keeps(job)
+    del kit.shelf.objects[kit.key(job, MODEL)]
+    await broken(kit, job)
+    assert kit.starts() == 0
+    done = await pull(kit.ctx, job)
+    assert not done.store and kit.starts() == 1 and copy_state(kit.ctx, job) is Copy.UNVERIFIED
+
+
+async def test_a_watch_starts_the_machine_once_where_the_store_lacks_a_file(ordered: Kit) -> None:
+    job = await ordered.night()
+    ordered.keeps(job)
+    del ordered.shelf.objects[ordered.key(job, MODEL)]
+    for _ in range(30):
+        await ordered.round(60)
+        await ordered.watcher.keeper.round()
+        await prove(ordered.ctx, job)
+    assert ordered.starts() == 1 and ordered.state() == "gone"
+    ordered.holds()
+
+
+async def test_a_copy_that_is_broken_there_too_is_read_once_and_starts_nothing(ordered: Kit) -> None:
+    job = await ordered.night()
+    ordered.keeps(job)  # bytes that are no weights
+    for _ in range(12):
+        await ordered.round(60)
+        await ordered.watcher.keeper.round()
+    assert ordered.starts() == 0 and ordered.state() == "stopped"
+    assert len([key for key, _ in ordered.shelf.reads if key.endswith("model.safetensors")]) == 1
+    assert "a person has to look" in ordered.watcher.keeper.trouble[job]
+
+
+async def test_a_start_that_costs_more_than_a_person_allowed_leaves_what_the_store_has(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await kit.night()
+    kit.keeps(job, end=False)
+    await kit.round()
+    monkeypatch.setattr(parking, "_too_dear", lambda ctx, job: "its price rose")
+    done = await pull(kit.ctx, job)
+    assert landed(done) == FILES and done.unsettled and "its price rose" in done.lost and kit.starts() == 0
+    assert "may lack files" in results.pulled(done).message
+
+
+@pytest.mark.parametrize("lie", ["size", "bytes", "short"])
+async def test_a_store_that_lies_brings_no_file(kit: Kit, lie: str) -> None:
+    job = await kit.night()
+    kit.keeps(job)
+    key, good = kit.key(job, MODEL), FILES[MODEL]
+    if lie == "size":
+        kit.shelf.sizes[key] = len(good) - 1
+    elif lie == "bytes":
+        kit.shelf.objects[key] = bytes(len(good))
+    else:
+        kit.shelf.objects[key], kit.shelf.sizes[key] = good[:-1], len(good)
+    assert set(await broken(kit, job)) == {MODEL}
+    assert copy_state(kit.ctx, job) is Copy.PARTIAL
+    assert not list((kit.ctx.home / "artifacts" / job).rglob("model.safetensors"))
+
+
+async def test_a_store_whose_word_is_right_and_whose_bytes_are_not_is_found_on_arrival(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await kit.night()
+    kit.keeps(job)
+    told = await kit.shelf.files([kit.key(job, path) for path in FILES])
+    kit.shelf.objects[kit.key(job, MODEL)] = bytes(len(FILES[MODEL]))
+
+    async def files(keys: Sequence[str], **_: bool) -> dict[str, StoredFile]:
+        return {key: told[key] for key in keys}
+
+    monkeypatch.setattr(kit.shelf, "files", files)
+    assert "kept store" in (await broken(kit, job))[MODEL]
+
+
+@pytest.mark.parametrize("name", ["out/../../../evil", "../evil", "out//x", "machine/x", ".gpuwarden/owner", "a\x01b"])
+async def test_a_name_that_leaves_the_folder_is_refused_and_never_asked_for(kit: Kit, name: str) -> None:
+    job = await kit.night()
+    body = kit.keeps(job)
+    body["files"].append({"path": name, "size": 4, "sha256": sha256(b"evil").hexdigest()})
+    kit.lists(job, body)
+    assert name in await broken(kit, job)
+    assert not [key for key, _ in kit.shelf.reads if name in key]
+
+
+async def test_a_store_that_is_lost_in_the_middle_goes_on_where_it_was(kit: Kit) -> None:
+    job = await kit.night()
+    kit.keeps(job)
+    kit.shelf.cut_at, kit.shelf.cuts = 100_000, 2
+    assert not await broken(kit, job)
+    offsets = [at for key, at in kit.shelf.reads if key.endswith("model.safetensors")]
+    assert offsets[0] == 0 and all(at >= 100_000 for at in offsets[1:]) and len(offsets) == 3
+
+
+async def test_what_arrived_before_the_store_was_lost_for_good_is_kept(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.remote.transfer.receive.SystemClock", FakeClock)  # nobody waits for a retry
+    job = await kit.night()
+    kit.keeps(job)
+    kit.shelf.cut_at, kit.shelf.cuts = 100_000, 1_000_000
+    await kit.round()
+    await advance(kit.ctx, job)
+    with pytest.raises(Unreachable, match=r"model\.safetensors"):
+        await pull(kit.ctx, job)
+    assert last_pull(kit.ctx, job) is None
+    kit.shelf.cuts = 0
+    done = await pull(kit.ctx, job)
+    assert landed(done) == FILES and done.received.bytes_resumed >= 100_000
+
+
+@pytest.mark.parametrize("fault", ["silent", "empty", "torn", "other job"])
+async def test_a_parked_machine_whose_store_is_no_help_is_started(kit: Kit, fault: str) -> None:
+    job = await kit.night()
+    body = kit.keeps(job)
+    if fault == "silent":
+        kit.shelf.silent = True
+    elif fault == "empty":  # half an upload: files, and no list of them
+        del kit.shelf.objects[kit.key(job, MANIFEST)]
+    elif fault == "torn":
+        kit.shelf.objects[kit.key(job, MANIFEST)] = kit.shelf.objects[kit.key(job, MANIFEST)][:-9]
+    else:
+        kit.lists(job, body | {"job": "j-another"})
+    await kit.round()
+    assert (await advance(kit.ctx, job)).state is Job.UNKNOWN
+    done = await pull(kit.ctx, job)
+    assert not done.store and kit.starts() == 1
+
+
+async def test_half_an_upload_of_a_machine_that_is_gone_is_said_so(kit: Kit) -> None:
+    job = await kit.started(keep=KEEP)
+    kit.shelf.objects[kit.key(job, MODEL)] = FILES[MODEL]
+    await kit.taken()
+    with pytest.raises(NotFound, match="nothing was uploaded whole"):
+        await pull(kit.ctx, job)
+    assert copy_state(kit.ctx, job) is Copy.EMPTY
+    assert Action.PULL not in [s.action for s in (await check(kit.ctx, job)).next_steps], "that would turn in a circle"
+
+
+async def test_an_older_store_replaces_nothing_that_is_newer_here(kit: Kit) -> None:
+    job = await kit.started(keep=KEEP)
+    kit.backend.write(kit.handle(job), "model", b"newer weights")
+    await pull(kit.ctx, job)
+    before = last_pull(kit.ctx, job)
+    kit.keeps(job, {"out/model": b"older"}, end=False)
+    await kit.taken()
+    with pytest.raises(Conflict, match="newer"):
+        await pull(kit.ctx, job)
+    assert last_pull(kit.ctx, job) == before and copy_state(kit.ctx, job) is Copy.UNVERIFIED
+    assert Action.PULL not in [s.action for s in (await check(kit.ctx, job)).next_steps]
+    assert next((kit.ctx.home / "artifacts" / job).rglob("model")).read_bytes() == b"newer weights"
+
+
+async def test_files_that_the_machine_had_removed_stay_in_the_store(kit: Kit) -> None:
+    job = await kit.night()
+    body = kit.keeps(job)
+    for row in body["files"]:
+        row["gone"] = row["path"] == "out/log.txt"
+    kit.lists(job, body)
+    await kit.round()
+    await advance(kit.ctx, job)
+    assert set(landed(await pull(kit.ctx, job))) == set(FILES) - {"out/log.txt"}
+
+
+# ------------------------------------------------------------------------------------------------------- for real
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+JOB = (
+    SAVE
+    + """
+save(10)
+save(20, floats=3_000_000)  # 12 MB: two parts
+open("out/log.txt", "w").write("done")
+"""
+)
+
+
+def run_dir(ctx: Context, job: str) -> Path:
+    handle = read_job(ctx.ledger, job).handle
+    assert handle is not None
+    return Path(handle.run_dir)
+
+
+async def parked_for_real(tmp_path: Path, env: dict[str, str], late: bool = False) -> tuple[Context, Cloud, str]:
+    """A real runner, real processes, a real store: a job that ended, and a machine that stopped itself."""
+    clock = SystemClock()
+    ending = Ending(self_park_minutes=0.15)
+    ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"ending": ending}))
+    ctx = replace(ctx, env=env)
+    cloud = rent_cloud(ctx)
+    spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB), keep=KEEP)
+    job = await launch(ctx, spec)
+    with anyio.fail_after(HANG_S):
+        while read_job(ctx.ledger, job).handle is None:
+            await advance(ctx, job)
+            await clock.sleep(0.05)
+        folder = run_dir(ctx, job)
+        while late and "done" not in (text := report.read_text() if (report := folder / "keep.json").exists() else ""):
+            assert "failed" not in text, text
+            await clock.sleep(0.05)
+        if late:  # everything is in the store, and something that outlived the job writes on
+            (folder / "work" / "out" / "late.txt").write_bytes(b"late")
+        while next(iter(cloud.truths().values())).state is not InstanceState.STOPPED:
+            await clock.sleep(0.05)
+        while (await list_instances(ctx)).rows[0].billing is not False:
+            await clock.sleep(0.05)
+    return ctx, cloud, job
+
+
+@pytest.mark.prove
+async def test_a_real_machine_that_kept_and_parked_is_proven_and_ended_without_a_start(
+    tmp_path: Path, s3: S3Server
+) -> None:
+    ctx, cloud, job = await parked_for_real(tmp_path, s3.environment(), late=True)
+    assert (await advance(ctx, job)).state is Job.SUCCEEDED
+    kept = await read_kept(ctx, read_job(ctx.ledger, job))
+    assert kept is not None and kept.listed.end is not None and kept.listed.end.look
+    done = await pull(ctx, job)
+    names = {f"out/checkpoint-{n}/{f}" for n in (10, 20) for f in ("model.safetensors", "trainer_state.json")}
+    assert set(landed(done)) == {*names, "out/log.txt", "out/late.txt"}, "a process that outlived the job wrote that"
+    assert done.store == KEEP and not done.unsettled and not done.received.problems
+    report = await verify_job(ctx, job)
+    assert report.level is Level.LOAD and report.verdict == "proven", report.problems
+    view = await request(ctx, job, "terminate")
+    assert view.record.state is Teardown.AWAITING_HUMAN and silent(view), view.findings
+    assert not cloud.store.state().calls.get("start") and not promises(ctx.ledger, cloud)
+
+
+@pytest.mark.prove
+async def test_a_reader_without_rights_gets_nothing_and_says_so(tmp_path: Path, s3: S3Server) -> None:
+    ctx, cloud, job = await parked_for_real(tmp_path, s3.environment())
+    writer = s3.environment() | {f"AWS_{n}": s3.writer()[f"AWS_{n}"] for n in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+    ctx = replace(ctx, env=writer)
+    with pytest.raises(WardenError, match="AccessDenied"):
+        await read_kept(ctx, read_job(ctx.ledger, job))
+    done = await pull(ctx, job)
+    assert not done.store and cloud.store.state().calls["start"] == 1, "the store is no help, so the machine is started"
+
+
+# ------------------------------------------------------------------------------------------------------- relaunch
+
+
+class Lost(Kit, Allowed):
+    """A house whose jobs have a kept store and a person's budget for another machine."""
+
+    def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+        Allowed.__init__(self, home, processes)
+        self.equip(monkeypatch)
+
+    async def turns(self, times: int = 8, *, proves: bool = True) -> None:
+        for _ in range(times):
+            await self.rounds(1)
+            await self.watcher.keeper.round()
+            for job in self.ctx.ledger.subjects("job", Job.PREEMPTED):
+                if proves and copy_state(self.ctx, job.removeprefix("job/")) is not Copy.PROVEN:
+                    await prove(self.ctx, job.removeprefix("job/"))
+
+    def given(self) -> dict[str, bytes]:
+        assert isinstance(self.backend, Resuming)
+        return self.backend.given[-1]
+
+
+@pytest.fixture
+def lost(tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> Lost:
+    return Lost(tmp_path / "home", processes, monkeypatch)
+
+
+async def test_a_relaunch_resumes_from_what_only_the_kept_store_has(lost: Lost) -> None:
+    job = await lost.running(keep=KEEP)
+    lost.keeps(job, end=False)
+    lost.takes()
+    await lost.turns()
+    assert lost.rented() == 2 and lost.given() == FILES
+
+
+async def test_a_relaunch_takes_the_newer_of_the_two_copies(lost: Lost) -> None:
+    job = await lost.copied(keep=KEEP)
+    old = (await pull(lost.ctx, job)).received.files
+    lost.keeps(job, {"out/model": b"weights at step 200"}, end=False)
+    body = json.loads(lost.shelf.objects[lost.key(job, MANIFEST)])
+    for row in body["files"]:
+        row["mtime_ns"] = row["ctime_ns"] = 4 * 10**18
+    lost.lists(job, body)
+    lost.takes()
+    await lost.turns()
+    assert len(old) == 1 and lost.rented() == 2 and lost.given() == {"out/model": b"weights at step 200"}
+
+
+@pytest.mark.parametrize("fault", ["empty", "older"])
+async def test_a_store_that_has_nothing_newer_leaves_the_proven_copy(lost: Lost, fault: str) -> None:
+    job = await lost.copied(keep=KEEP)
+    if fault == "older":
+        lost.keeps(job, {"out/model": b"weights at step 50"}, end=False)
+    lost.takes()
+    await lost.turns()
+    assert lost.rented() == 2 and lost.given() == {"out/model": b"weights at step 100"}
+
+
+async def test_a_store_that_never_answers_delays_a_relaunch_for_an_hour_at_most(lost: Lost) -> None:
+    job = await lost.copied(keep=KEEP)
+    lost.shelf.silent = True
+    lost.takes()
+    await lost.turns(4)
+    assert lost.rented() == 1 and "silent" in str(lost.watcher.keeper.trouble)
+    steps = (await check(lost.ctx, job)).next_steps
+    assert KEEP in str(steps[0].parameters) and steps[1].action is Action.PULL
+    lost.clock.advance(3600)
+    await lost.turns(4)
+    assert lost.rented() == 2 and lost.given() == {"out/model": b"weights at step 100"}
+
+
+async def test_a_copy_from_the_store_that_is_not_proven_resumes_nothing(lost: Lost) -> None:
+    job = await lost.running(keep=KEEP)
+    lost.keeps(job, end=False)  # bytes that are no weights, which nobody calls proven
+    lost.takes()
+    await lost.turns(proves=False)
+    assert lost.rented() == 1 and read_job(lost.ctx.ledger, job).reason is Code.NOT_RELAUNCHED
+
+
+async def test_without_a_budget_the_next_step_copies_from_the_store_before_work_is_repeated(kit: Kit) -> None:
+    job = await kit.started(keep=KEEP)
+    kit.keeps(job, end=False)
+    await kit.taken()
+    assert read_job(kit.ctx.ledger, job).state is Job.FAILED
+    rest = (await check(kit.ctx, job)).next_steps
+    assert [s.action for s in rest] == [Action.MANUAL, Action.PULL, Action.VERIFY]
+    await pull(kit.ctx, job)
+    await prove(kit.ctx, job)
+    rest = (await check(kit.ctx, job)).next_steps
+    assert Action.SUBMIT in [s.action for s in rest] and "verified" in str([s.parameters for s in rest])

@@ -1,0 +1,418 @@
+"""A job that is paused and goes on: its process saves and ends, nothing relaunches it unasked, and money is capped."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import anyio
+import pytest
+
+from conftest import amount
+from gpuwarden.core.errors import Conflict, NotSupported, Refused
+from gpuwarden.core.guidance import Action
+from gpuwarden.core.models import StopResult
+from gpuwarden.core.next_step import Copy
+from gpuwarden.core.policy import Caps
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.states import Job, Lease, Teardown
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.mcp.wording import in_calls
+from gpuwarden.ledger.events import PauseRequested, ResumeIntent, ResumeRequested
+from gpuwarden.lifecycle.artifacts.local_copies import copy_state
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.rehearsal.model import Fault
+from lifecycle_kit import launch, prove, records, training
+from pretend_machines import PretendBackend, Processes
+from test_lifecycle_properties import Died, Fuse, Mortal, MortalLedger
+from test_lifecycle_teardown import House
+from test_standing_orders import processes as processes
+
+pytestmark = pytest.mark.anyio
+RUNPOD = "rehearsal/runpod"
+
+
+class Slow(PretendBackend):
+    """Takes its time to save, and remembers the grace and the time limit that it was given."""
+
+    def __init__(self, processes: Processes) -> None:
+        super().__init__(processes)
+        self.saving = False
+        self.graces: list[float] = []
+        self.timeouts: list[int | None] = []
+
+    async def stop(self, handle, *, grace_s=10.0):  # type: ignore[no-untyped-def]
+        self.graces.append(grace_s)
+        return StopResult.PENDING if self.saving else await super().stop(handle, grace_s=grace_s)
+
+    async def submit(self, spec, place, token, **how):  # type: ignore[no-untyped-def]
+        self.timeouts.append(spec.timeout_s)
+        return await super().submit(spec, place, token, **how)
+
+
+class Paused(House):
+    def __init__(self, home: Path, processes: Processes) -> None:
+        super().__init__(home, processes)
+        self.backend: Slow = Slow(processes)
+        self.ctx._backends["local"] = self.backend
+
+    async def paused(self, platform: str = RUNPOD, **changes: object) -> str:
+        self.opens(platform=platform)
+        job = await self.started(**changes)
+        self.backend.write(self.handle(job), "model", b"weights at step 100")
+        assert (await pause(self.ctx, job)).job.state is Job.PAUSED
+        return job
+
+    def state(self, job: str) -> Job:
+        return read_job(self.ctx.ledger, job).state
+
+    async def stopped(self, job: str) -> None:
+        view = await self.until_off(await self.yes(await self.asks(job, "stop")))
+        assert view.record.state is Teardown.VERIFIED_STOPPED
+
+
+@pytest.fixture
+def house(tmp_path: Path, processes: Processes) -> Paused:
+    return Paused(tmp_path / "home", processes)
+
+
+# ------------------------------------------------------------------------------------------------ pause and go on
+
+
+async def test_a_paused_job_has_no_process_and_nothing_starts_it_unasked(house: Paused) -> None:
+    job = await house.paused()
+    assert house.backend.graces == [120.0]  # the time to save, not that of a cancel
+    for _ in range(5):
+        assert (await house.after(600, job)).job.state is Job.PAUSED
+    assert house.backend.launched == [(job, 1)]
+    house.holds()
+
+
+async def test_it_goes_on_in_the_same_folder_and_uses_up_no_restart(house: Paused) -> None:
+    job = await house.paused(max_restarts=0)
+    for n in (2, 3, 4):
+        assert (await resume(house.ctx, job)).job.state is Job.RUNNING
+        assert house.backend.launched[-1] == (job, n)
+        assert (Path(house.handle(job).run_dir) / "work/out/model").read_bytes() == b"weights at step 100"
+        assert (await pause(house.ctx, job)).job.state is Job.PAUSED
+    assert read_job(house.ctx.ledger, job).resumed == 3
+    await resume(house.ctx, job)
+    house.backend.end(house.handle(job))
+    assert (await house.after(1, job)).job.state is Job.SUCCEEDED
+    house.holds()
+
+
+async def test_asking_twice_is_as_good_as_once(house: Paused) -> None:
+    job = await house.paused()
+    await pause(house.ctx, job)
+    assert len(house.ctx.ledger.events(f"job/{job}", kind=PauseRequested)) == 1
+    await resume(house.ctx, job)
+    with pytest.raises(Conflict, match="is not paused"):
+        await resume(house.ctx, job)
+    assert len(house.backend.launched) == 2
+
+
+async def test_a_job_that_still_saves_is_paused_when_it_is_done(house: Paused) -> None:
+    house.opens(platform=RUNPOD)
+    job = await house.started()
+    house.backend.saving = True
+    assert (await pause(house.ctx, job)).job.state is Job.RUNNING
+    house.backend.write(house.handle(job), "model", b"saved late")
+    house.backend.end(house.handle(job), "canceled")  # the runner ends it with what it says of our own stop
+    assert (await house.after(20, job)).job.state is Job.PAUSED
+
+
+async def test_a_resume_while_it_saves_is_kept_until_it_has_saved(house: Paused) -> None:
+    house.opens(platform=RUNPOD)
+    job = await house.started()
+    house.backend.saving = True
+    await pause(house.ctx, job)
+    assert (await resume(house.ctx, job)).job.state is Job.RUNNING
+    assert house.backend.launched == [(job, 1)]
+    house.backend.end(house.handle(job), "canceled")
+    assert (await house.after(20, job)).job.state is Job.RUNNING  # and it was not taken for a cancel
+    assert house.backend.launched == [(job, 1), (job, 2)]
+
+
+async def test_a_pause_after_a_resume_that_waits_takes_it_back(house: Paused) -> None:
+    job = await house.paused()
+    await house.stopped(job)
+    house.opens(Fault(kind="lost_request", call="start", count=9), platform=RUNPOD)
+    assert (await resume(house.ctx, job)).job.state is Job.PAUSED
+    assert (await pause(house.ctx, job)).job.state is Job.PAUSED
+    house.opens(platform=RUNPOD)
+    assert (await house.after(600, job)).job.state is Job.PAUSED
+    assert house.backend.launched == [(job, 1)]
+
+
+async def test_an_end_of_its_own_comes_before_a_pause(house: Paused) -> None:
+    house.opens(platform=RUNPOD)
+    for state in ("succeeded", "failed"):
+        job = await house.started(name=state)
+        house.backend.end(house.handle(job), state)
+        assert (await pause(house.ctx, job)).job.state == state
+        with pytest.raises(Conflict, match="nothing to pause"):
+            await pause(house.ctx, job)
+
+
+async def test_a_cancel_comes_before_a_resume(house: Paused) -> None:
+    job = await house.paused()
+    canceled = await cancel(house.ctx, job)
+    assert (canceled.job.state, canceled.job.reason) == (Job.CANCELED, Code.CANCELED)
+    with pytest.raises(Conflict):
+        await resume(house.ctx, job)
+    assert len(house.backend.launched) == 1
+
+
+async def test_what_has_no_process_can_not_be_paused(house: Paused) -> None:
+    job = await launch(house.ctx, house.spec())
+    assert house.state(job) is Job.PROVISIONING
+    with pytest.raises(Conflict) as refused:
+        await pause(house.ctx, job)
+    assert refused.value.next_steps[0].action is Action.CANCEL
+
+
+async def test_a_platform_whose_files_end_with_the_process_is_refused(house: Paused) -> None:
+    job = await house.started()
+    profile = house.ctx.profile(house.platform).model_copy(update={"kind": "serverless"})
+    house.ctx.profile = lambda _platform: profile  # type: ignore[method-assign]
+    with pytest.raises(NotSupported, match="end with its process"):
+        await pause(house.ctx, job)
+    assert house.backend.graces == []
+
+
+# ------------------------------------------------------------------------------------- a process that dies anywhere
+
+
+async def survive(house: Paused, use: object, job: str, dies: int) -> bool:
+    """Carry a use case out in a process that dies after so many commits and calls; return whether it did."""
+    fuse, plain, backend, provider = Fuse(), house.ctx.ledger, house.backend, house.ctx.provider(house.platform)
+    ledger = MortalLedger(house.ctx.home / "ledger.db", house.clock, "test")
+    ledger.fuse = fuse
+    house.ctx.ledger = ledger
+    house.ctx._backends["local"] = Mortal(backend, fuse)  # type: ignore[assignment]
+    house.ctx._providers[house.platform] = Mortal(provider, fuse)  # type: ignore[assignment]
+    fuse.left = dies
+    try:
+        await use(house.ctx, job)  # type: ignore[operator]
+    except Died:
+        return True
+    except Conflict:  # the first one had asked already
+        return False
+    finally:
+        ledger.close()
+        house.ctx.ledger, house.ctx._backends["local"] = plain, backend
+        house.ctx._providers[house.platform] = provider
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.endurance
+async def test_wherever_its_process_dies_a_pause_is_a_pause_and_a_resume_launches_once(house: Paused) -> None:
+    house.opens(platform=RUNPOD)
+    died = 0
+    for dies in range(0, 60, amount(4, 1)):
+        job = await house.started(name=f"job{dies}", max_restarts=0)
+        for use, state, launches in ((pause, Job.PAUSED, 1), (resume, Job.RUNNING, 2)):
+            killed = await survive(house, use, job, dies)
+            died += killed
+            if killed and house.state(job) is not state:  # nobody knows whether it was asked for, so it is asked again
+                with contextlib.suppress(Conflict):
+                    await use(house.ctx, job)
+            assert (await house.after(31, job)).job.state is state, (dies, use)
+            assert [a for name, a in house.backend.launched if name == job] == [1, 2][:launches], (dies, use)
+        await cancel(house.ctx, job)
+    assert died > amount(5, 20)
+    house.holds()
+
+
+# ------------------------------------------------------------------------------------------------- interruptions
+
+
+async def test_an_interruption_before_the_pause_still_uses_up_a_restart(house: Paused) -> None:
+    house.opens()
+    job = await house.started(interruptible=True, max_restarts=0)
+    house.backend.silent = True
+    await pause(house.ctx, job)
+    house.cloud.inject(records(house.cloud)[0].id, Fault(kind="preempt"))
+    house.backend.silent = False
+    seen = await house.after(40, job)
+    seen = seen if seen.job.state is Job.PAUSED else await house.after(40, job)
+    assert (seen.job.state, seen.job.reason) == (Job.PAUSED, Code.PAUSED_INTERRUPTED)
+    await resume(house.ctx, job)
+    for _ in range(6):
+        seen = await house.after(60, job)
+    assert (seen.job.state, seen.job.reason) == (Job.FAILED, Code.MAX_RESTARTS)
+    assert len(house.backend.launched) == 1
+
+
+async def test_a_machine_that_is_lost_meanwhile_ends_the_job(house: Paused) -> None:
+    job = await house.paused()
+    house.cloud.inject(records(house.cloud)[0].id, Fault(kind="vanish"))
+    for _ in range(3):
+        seen = await house.after(60, job)
+    assert (seen.job.state, seen.job.reason) == (Job.FAILED, Code.GONE)
+
+
+# ------------------------------------------------------------------------------------------------ machine and money
+
+
+async def test_the_machine_bills_on_and_every_reply_says_so(house: Paused) -> None:
+    job = await house.paused()
+    reply = results.signaled(await pause(house.ctx, job))
+    assert reply.state == "paused"
+    assert reply.meter is not None and reply.meter.billing is True
+    for words in (in_calls(reply.next), in_commands(reply.next)):
+        assert "bills on, until a person approves its stop" in words
+    assert f"Call pull_artifacts with job_id={job}" in in_calls(reply.next)
+    assert f"call cancel_job with job_id={job}, action=resume" in in_calls(reply.next)
+    assert f"gpuwarden resume {job}" in in_commands(reply.next)
+
+
+async def test_a_forgotten_pause_raises_an_alert(house: Paused) -> None:
+    job = await house.paused()
+    watcher, kinds = Watcher(house.ctx), set()
+    for _ in range(4):
+        house.clock.advance(1200)
+        kinds |= {alert.kind for alert in (await watcher.round()).news if alert.raised}
+    assert "finished_billing" in kinds
+    assert house.state(job) is Job.PAUSED
+
+
+async def test_a_stop_takes_a_person_and_a_resume_starts_the_machine_again(house: Paused) -> None:
+    job = await house.paused()
+    view = await house.asks(job, "stop")
+    assert view.record.state is Teardown.AWAITING_HUMAN, view.findings  # the disk of this platform outlives a stop
+    assert house.cloud.truths()[records(house.cloud)[0].id].meter
+    await house.stopped(job)
+    lease = read_job(house.ctx.ledger, job).lease
+    assert lease is not None and read_lease(house.ctx.ledger, lease).state is Lease.STOPPED
+    assert house.state(job) is Job.PAUSED
+    assert [s.action for s in (await check(house.ctx, job)).next_steps if s.action is not Action.MANUAL] == [
+        Action.RESUME, Action.TEARDOWN,
+    ]  # fmt: skip
+    await resume(house.ctx, job)
+    for _ in range(3):
+        seen = await house.after(31, job)
+    assert seen.job.state is Job.RUNNING
+    assert house.backend.launched == [(job, 1), (job, 2)]
+    assert read_lease(house.ctx.ledger, lease).state is Lease.METERING
+    assert len(house.ctx.ledger.events(f"lease/{lease}", kind=ResumeIntent)) == 1
+    house.holds()
+
+
+async def test_where_a_stop_loses_files_it_is_not_suggested_and_not_let_through(house: Paused) -> None:
+    job = await house.paused("rehearsal/lambda")
+    steps = (await check(house.ctx, job)).next_steps
+    assert {s.parameters.get("verb") for s in steps if s.action is Action.TEARDOWN} == {"terminate"}
+    assert (await house.asks(job, "stop")).record.state is Teardown.BLOCKED
+    assert (await house.asks(job, "terminate")).record.state is Teardown.BLOCKED  # nothing is copied yet
+    await pull(house.ctx, job)
+    await prove(house.ctx, job)
+    assert copy_state(house.ctx, job) is Copy.PROVEN
+    await house.until_off(await house.yes(await house.asks(job, "terminate")))
+    seen = await house.after(60, job)
+    assert (seen.job.state, seen.job.reason) == (Job.CANCELED, Code.ENDED_PAUSED)
+    assert any(s.action is Action.SUBMIT for s in seen.next_steps)  # how the work goes on from the proven copy
+
+
+async def test_a_copy_from_before_the_resume_is_not_enough_after_it(house: Paused) -> None:
+    job = await house.paused()
+    await pull(house.ctx, job)
+    await prove(house.ctx, job)
+    assert copy_state(house.ctx, job) is Copy.PROVEN
+    await resume(house.ctx, job)
+    house.backend.write(house.handle(job), "model", b"weights at step 200")
+    assert (await house.asks(job, "terminate")).record.state is Teardown.BLOCKED
+    house.backend.end(house.handle(job))
+    await house.after(1, job)
+    assert copy_state(house.ctx, job) is Copy.STALE
+
+
+async def test_a_yes_to_a_stop_does_not_hold_for_a_job_that_went_on(house: Paused) -> None:
+    job = await house.paused()
+    view = await house.asks(job, "stop")
+    await resume(house.ctx, job)
+    with pytest.raises(Conflict, match="the facts of ticket"):
+        await house.yes(view)
+    assert house.state(job) is Job.RUNNING
+    house.holds()
+
+
+async def test_nothing_is_launched_on_a_machine_that_is_being_stopped(house: Paused) -> None:
+    job = await house.paused()
+    house.opens(Fault(kind="lost_request", call="stop", count=2), platform=RUNPOD)
+    view = await house.yes(await house.asks(job, "stop"))
+    assert view.record.state is Teardown.EXECUTING
+    with pytest.raises(Conflict, match="under way"):
+        await resume(house.ctx, job)
+    await house.until_off(view)
+    assert len(house.backend.launched) == 1
+
+
+# 36 USD an hour: an hour's limit makes 36 USD, which is what was approved.
+
+
+async def test_a_resume_gets_the_time_that_is_left(house: Paused) -> None:
+    house.opens(platform=RUNPOD)
+    job = await house.started()
+    await house.after(1200, job)
+    await pause(house.ctx, job)
+    await resume(house.ctx, job)
+    assert house.backend.timeouts[0] == 3600
+    assert 2_350 < (house.backend.timeouts[1] or 0) < 2_410
+
+
+async def test_what_the_pause_cost_shortens_the_run_where_the_caps_leave_no_more(house: Paused) -> None:
+    house.opens(platform=RUNPOD)
+    job = await house.started()
+    await house.after(1200, job)
+    await pause(house.ctx, job)
+    await house.after(1200, job)  # the machine billed on
+    poor = Caps(per_job_usd=0, per_day_usd=0, per_instance_usd=0)
+    house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": poor})
+    await resume(house.ctx, job)
+    assert 1_100 < (house.backend.timeouts[1] or 0) < 1_210
+
+
+async def test_nothing_is_started_above_what_was_approved_and_the_caps(house: Paused) -> None:
+    job = await house.paused()
+    await house.stopped(job)
+    await house.after(1, job)
+    poor = Caps(per_job_usd=0, per_day_usd=0, per_instance_usd=0)
+    house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": poor})
+    lease = read_job(house.ctx.ledger, job).lease
+    assert lease is not None
+    seen = house.ctx.seen[lease]
+    house.ctx.seen[lease] = seen.model_copy(update={"cost_usd": 34.0})
+    with pytest.raises(Refused, match="is not resumed"):
+        await resume(house.ctx, job)
+    assert house.ctx.ledger.last(f"job/{job}", ResumeRequested) is None
+    assert house.ctx.ledger.last(f"lease/{lease}", ResumeIntent) is None
+
+
+async def lines(file: Path, count: int) -> list[str]:
+    """Wait until a process wrote so many lines."""
+    while not file.exists() or len(found := file.read_text().splitlines()) < count:
+        await anyio.sleep(0.02)
+    return found
+
+
+async def test_a_job_on_the_users_own_machine_pauses_for_free(tmp_path: Path) -> None:
+    """With a real process: a signal, a save, an end, and the same folder again."""
+    house = House(tmp_path / "home", Processes())
+    del house.ctx._backends["local"]
+    said = tmp_path / "said"
+    job = await launch(house.ctx, training(said, 600, platform="local", max_cost_usd=None))
+    assert (await check(house.ctx, job)).job.state is Job.RUNNING
+    await lines(said, 1)
+    paused = await pause(house.ctx, job)
+    assert paused.job.state is Job.PAUSED and paused.lease is None
+    assert [s.action for s in paused.next_steps if s.action is not Action.MANUAL] == [Action.RESUME]
+    assert (await resume(house.ctx, job)).job.state is Job.RUNNING
+    assert [line.split()[1] for line in await lines(said, 2)] == ["1", "2"]
+    assert (await cancel(house.ctx, job)).job.state is Job.CANCELED

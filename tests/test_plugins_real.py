@@ -1,0 +1,238 @@
+"""The real clients install this repository as a plugin and start its server from it, with the guard and the variables.
+
+Nothing but git's files is there, every home is empty, nobody is logged in, and uv and the lock file do the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evals.agents import claude
+
+from client_kit import (  # noqa: F401
+    CODEX,
+    DONE,
+    SKILLS,
+    arrived,
+    ask_claude,
+    ask_codex,
+    ask_gemini,
+    checkout_fixture,
+    codex_model,
+    codex_server,
+    gemini_model,
+    patient,
+    trust,
+    uv_cache_fixture,
+    with_uv,
+)
+from doors import accept
+from gpuwarden import __version__
+from gpuwarden.interfaces.variables import variables
+from gpuwarden.policy_record import read_record
+from model_server import SHELL, Asked, Step, Use, model, plan
+from real_agents import KEY, clean, need_agent, said
+
+pytestmark = pytest.mark.prove
+MARKETPLACE = "gpuwarden@gpuwarden-marketplace"
+DESTROY = Use(SHELL, {"command": "./vastai destroy instance 4"})
+TOOLS = 10
+
+
+@pytest.fixture(name="work")
+def work_fixture(tmp_path: Path) -> Path:
+    """A folder with the program that would end a machine."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "vastai").write_text('#!/bin/sh\necho "$@" >> ended.txt\n')
+    (work / "vastai").chmod(0o755)
+    return work
+
+
+@pytest.fixture(name="house")
+def house_fixture(tmp_path: Path, uv_cache: Path) -> dict[str, str]:
+    """The environment of a client in an empty home. The ledger and the policy are where variables say."""
+    (tmp_path / "strict.toml").write_text('platforms = ["local"]\n')
+    accept(tmp_path / "gw", tmp_path / "strict.toml")
+    own = {"GPUWARDEN_HOME": str(tmp_path / "gw"), "GPUWARDEN_POLICY": str(tmp_path / "strict.toml")}
+    folders = {f"XDG_{n}_HOME": str(tmp_path / n.lower()) for n in ("DATA", "CONFIG", "STATE", "CACHE")}
+    return with_uv(tmp_path / "bin", uv_cache, clean(tmp_path / "home", **own, **folders))
+
+
+def install_in_claude(checkout: Path, env: dict[str, str], work: Path) -> None:
+    said(["claude", "plugin", "marketplace", "add", str(checkout)], env, work)
+    said(["claude", "plugin", "install", MARKETPLACE], env, work)
+    assert f"Version: {__version__}" in said(["claude", "plugin", "list"], env, work)
+
+
+def install_in_codex(checkout: Path, env: dict[str, str], work: Path) -> None:
+    said(["codex", "plugin", "marketplace", "add", str(checkout)], env, work)
+    said(["codex", "plugin", "add", "gpuwarden@gpuwarden"], env, work)
+    listed = said(["codex", "plugin", "list"], env, work)
+    assert "installed, enabled" in listed and __version__ in listed
+
+
+def install_in_gemini(checkout: Path, env: dict[str, str], work: Path) -> None:
+    words = ["gemini", "extensions", "install", str(checkout), "--consent", "--skip-settings"]
+    said(words, env | {"GEMINI_CLI_TRUST_WORKSPACE": "true"}, work, stdin="y\n")
+
+
+# ------------------------------------------------------------------------------------------ the server and its guard
+
+
+def test_claude_starts_the_plugins_server_and_its_guard(
+    checkout: Path,
+    house: dict[str, str],
+    work: Path,
+) -> None:
+    need_agent("claude")
+    with model(plan(Use("list_instances", {}), DESTROY, DONE)) as server:
+        env = house | {"ANTHROPIC_API_KEY": KEY, "ANTHROPIC_BASE_URL": server.url} | claude.WAITS
+        install_in_claude(checkout, env, work)
+        rows = ask_claude(env, work, "--allowedTools", "mcp__plugin_gpuwarden_gpuwarden,Bash")
+    init = next(row for row in rows if row.get("subtype") == "init")
+    assert [(s["name"], s["status"]) for s in init["mcp_servers"]] == [("plugin:gpuwarden:gpuwarden", "connected")]
+    assert {f"gpuwarden:{name}" for name in SKILLS} <= set(init["skills"])
+    assert sum(name.startswith("mcp__plugin_gpuwarden_gpuwarden__") for name in init["tools"]) == TOOLS
+    machines, stopped = server.results
+    assert json.loads(machines)["ok"] is True and "teardown_request" in stopped, stopped
+    assert not (work / "ended.txt").exists() and server.faults == []
+
+
+@CODEX
+def test_codex_starts_the_plugins_server(checkout: Path, house: dict[str, str], work: Path, of: str) -> None:
+    need_agent("codex")
+    with model(patient) as server:
+        env = house | {"OPENAI_API_KEY": KEY}
+        install_in_codex(checkout, env, work)
+        codex_model(Path(env["HOME"]), server)
+        ask_codex(env, work, of)
+    words = server.asked[0].words
+    assert all(f"gpuwarden:{name}" in words for name in SKILLS), words[-3000:]
+    assert server.faults == [] and json.loads(server.results[-1])["ok"] is True, server.results
+
+
+def test_codex_runs_the_plugins_guard_once_a_person_trusts_it(
+    checkout: Path,
+    house: dict[str, str],
+    work: Path,
+) -> None:
+    need_agent("codex")
+    with model(plan(DESTROY, DONE)) as server:
+        env = house | {"OPENAI_API_KEY": KEY}
+        install_in_codex(checkout, env, work)
+        codex_model(Path(env["HOME"]), server)
+        assert trust(env, work) == ["trusted", "trusted"]
+        ask_codex(env, work, "")
+    assert "teardown_request" in server.results[0] and not (work / "ended.txt").exists()
+
+
+def test_gemini_starts_the_extensions_server(checkout: Path, house: dict[str, str], work: Path) -> None:
+    need_agent("gemini")
+    offered: set[str] = set()
+
+    def mind(asked: Asked) -> Step:
+        offered.update(name for name in asked.offered if name.startswith("mcp_gpuwarden_"))
+        return DONE if asked.results else Use("list_instances", {})
+
+    with model(mind) as server:
+        env = house | {"GEMINI_API_KEY": KEY, "GOOGLE_GEMINI_BASE_URL": server.url}
+        gemini_model(Path(env["HOME"]))
+        install_in_gemini(checkout, env, work)
+        ask_gemini(env, work)
+    assert len(offered) == TOOLS and server.faults == [], offered
+    assert '\\"ok\\":true' in server.results[0].replace(" ", "") or '"ok": true' in server.results[0], server.results
+
+
+# ---------------------------------------------------------------------------------------------------- what arrived
+
+
+def given() -> dict[str, str]:
+    """A value for each variable that a client has to pass on, but for those that say where things are."""
+    set_already = ("GPUWARDEN_", "XDG_", "HF_", "HTTPS_PROXY", "NO_PROXY")
+    return {v.name: f"given {v.name}" for v in variables() if not v.name.startswith(set_already)} | {
+        "HF_TOKEN": "given", "GPUWARDEN_CAPS_PER_JOB_USD": "0.5", "GPUWARDEN_WEBHOOK_SECRET": "given",
+    }  # fmt: skip
+
+
+def servers(house: dict[str, str]) -> list[tuple[Path, dict[str, str]]]:
+    return arrived(Path(house["PATH"].partition(os.pathsep)[0]))
+
+
+def missing(env: dict[str, str], found: dict[str, str]) -> dict[str, Any]:
+    wanted = given() | {n: env[n] for n in ("GPUWARDEN_HOME", "GPUWARDEN_POLICY", "XDG_STATE_HOME", "XDG_DATA_HOME")}
+    return {name: found.get(name) for name, value in wanted.items() if found.get(name) != value}
+
+
+def test_claude_passes_every_variable(checkout: Path, house: dict[str, str], work: Path) -> None:
+    need_agent("claude")
+    install_in_claude(checkout, house, work)
+    assert "Connected" in said(["claude", "mcp", "list"], house | given(), work)
+    ((place, found),) = servers(house)
+    assert missing(house, found) == {} and place == work, "and the server runs in the project"
+
+
+def test_codex_passes_every_variable_that_is_named_and_no_other(
+    checkout: Path,
+    house: dict[str, str],
+    work: Path,
+) -> None:
+    need_agent("codex")
+    install_in_codex(checkout, house, work)
+    with codex_server(house | given() | {"OTHER_SECRET": "x", "OTHER": "x"}, work) as ask:
+        (listed,) = ask("mcpServerStatus/list", {})["data"]
+        assert len(listed["tools"]) == TOOLS, listed
+        assert "Codex's server" not in str(listed)
+    ((place, found),) = servers(house)
+    assert missing(house, found) == {} and not {"OTHER_SECRET", "OTHER"} & found.keys()
+    assert place.is_relative_to(Path(house["HOME"]) / ".codex" / "plugins")
+
+
+def test_gemini_passes_every_variable_even_those_that_look_secret(
+    checkout: Path,
+    house: dict[str, str],
+    work: Path,
+) -> None:
+    need_agent("gemini")
+    env = house | {"GEMINI_CLI_TRUST_WORKSPACE": "true"}
+    install_in_gemini(checkout, env, work)
+    said(["gemini", "mcp", "list"], env | given() | {"OTHER_SECRET": "x"}, work)
+    place, found = servers(house)[0]
+    assert missing(house, found) == {} and "OTHER_SECRET" not in found and place == work
+
+
+def test_without_the_variables_codex_replaces_no_strict_policy(
+    checkout: Path,
+    house: dict[str, str],
+    work: Path,
+    tmp_path: Path,
+) -> None:
+    """A person's own entry names no variable, so none arrives; the policy stays, and the reply says why."""
+    need_agent("codex")
+    need_agent("claude")
+    with model(
+        plan(Use("list_instances", {}), DONE)
+    ) as server:  # a list of servers may end one before its ledger opens
+        env = house | {"ANTHROPIC_API_KEY": KEY, "ANTHROPIC_BASE_URL": server.url} | claude.WAITS
+        install_in_claude(checkout, env, work)
+        ask_claude(env, work, "--allowedTools", "mcp__plugin_gpuwarden_gpuwarden")
+    uv = ["run", "--project", str(checkout), "--frozen", "--no-dev", "gpuwarden", "mcp"]
+    own = 'env_vars = ["XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"]\nstartup_timeout_sec = 120\n'
+    text = f"[mcp_servers.gpuwarden]\ncommand = {json.dumps('uv')}\nargs = {json.dumps(uv)}\n{own}"
+    (Path(house["HOME"]) / ".codex" / "config.toml").write_text(text)
+    with model(patient) as server:
+        env = house | {"OPENAI_API_KEY": KEY}
+        codex_model(Path(env["HOME"]), server)
+        ask_codex(env, work, "a-model-without-scripts")
+    warnings = " ".join(json.loads(server.results[-1])["warnings"])
+    account = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    if read_record(account / ".local/share/gpuwarden"):  # whoever runs the tests has a ledger
+        assert "The ledger in" in warnings and "is not the usual one" in warnings, warnings
+    else:
+        assert "GPUWARDEN_HOME did not arrive" in warnings and "gpuwarden setup" in warnings, warnings
+        assert f"The policy in force is {tmp_path / 'strict.toml'}" in warnings

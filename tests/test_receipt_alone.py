@@ -1,0 +1,150 @@
+"""A script by its path over MCP, and a launch by the receipt alone: the text travels once, or never."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_kit import OPTIONS, Cli
+from cli_kit import home_fixture as home_fixture
+from cli_kit import run_fixture as run_fixture
+from doors import JOB, PLATFORM, TRAIN, quick_warden
+from gpuwarden.ledger.events import JobAccepted, ReceiptIssued
+from gpuwarden.lifecycle.context import Context
+from test_serve_mcp import talking
+
+pytestmark = pytest.mark.anyio
+BY_PATH: dict[str, Any] = {**JOB, "script": "train.py"}
+
+
+@pytest.fixture(name="ctx")
+def w_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAIN)
+    return quick_warden(tmp_path / "home")
+
+
+async def test_a_script_by_its_path_is_launched_by_its_receipt_alone(ctx: Context) -> None:
+    async with talking(ctx) as talk:
+        checked = await talk.call("submit_job", **BY_PATH)
+        assert checked["code"] == "checked"
+        assert f"Call submit_job with receipt={checked['receipt']} to launch." in checked["hint"]
+        issued = ctx.ledger.last(f"receipt/{checked['receipt']}", ReceiptIssued)
+        assert (
+            issued and issued.data.script_file == "train.py" and issued.data.spec and issued.data.spec.script == TRAIN
+        )
+        taken = await talk.call("submit_job", receipt=checked["receipt"])
+        assert taken["code"] == "accepted" and taken["job_id"]
+        accepted = ctx.ledger.last(f"job/{taken['job_id']}", JobAccepted)
+        assert accepted and accepted.data.spec.script == TRAIN and accepted.data.receipt == checked["receipt"]
+        Path("train.py").unlink()  # a reply may be lost, and the file may go: the job is the same one
+        again = await talk.call("submit_job", receipt=checked["receipt"])
+        assert again["job_id"] == taken["job_id"] and again["adopted"]
+
+
+async def test_the_text_and_the_path_are_the_same_job(ctx: Context) -> None:
+    async with talking(ctx) as talk:
+        receipt = (await talk.call("submit_job", **BY_PATH))["receipt"]
+        assert (await talk.call("submit_job", **JOB, receipt=receipt))["code"] == "accepted"
+
+
+def outside_link() -> str:
+    os.symlink("/etc/hostname", "link")
+    return "link"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda: Path("train.py").write_text(TRAIN + "#\n"), "train.py is another text"),
+        (lambda: Path("train.py").unlink(), "can't be read again: the script train.py is not there"),
+        (lambda: os.replace(outside_link(), "train.py"), "leads out of"),
+    ],
+)
+async def test_a_launch_by_the_receipt_reads_the_file_again(ctx: Context, change: Any, said: str) -> None:
+    async with talking(ctx) as talk:
+        receipt = (await talk.call("submit_job", **BY_PATH))["receipt"]
+        change()
+        refused = await talk.error("submit_job", receipt=receipt)
+    assert refused["code"] == "conflict" and said in refused["message"]
+    assert not ctx.ledger.events(kind="job.accepted")
+
+
+async def test_other_arguments_beside_the_receipt_are_refused(ctx: Context) -> None:
+    async with talking(ctx) as talk:
+        receipt = (await talk.call("submit_job", **JOB))["receipt"]
+        for more in ({"timeout_s": 601}, {"args": ["--lr", "1"]}, {"platform": "rehearsal/runpod"}, {"gpu_count": 2}):
+            assert (await talk.error("submit_job", receipt=receipt, **more))["code"] == "conflict", more
+        same = {name: value for name, value in JOB.items() if name != "script"}
+        assert (await talk.call("submit_job", receipt=receipt, **same))["code"] == "accepted"
+
+
+async def test_a_receipt_that_is_not_there_or_of_nothing_to_launch(ctx: Context) -> None:
+    old = ReceiptIssued(spec_digest="", facts_digest="", expires_at=1e10)
+    ctx.ledger.add("receipt/r0", old)
+    async with talking(ctx) as talk:
+        assert (await talk.error("submit_job", receipt="r1"))["code"] == "not_found"
+        assert "records no arguments" in (await talk.error("submit_job", receipt="r0"))["message"]
+        assert (await talk.error("submit_job", script=TRAIN))["code"] == "bad_request"
+        assert (await talk.error("submit_job"))["code"] == "bad_request"
+
+
+@pytest.mark.attack("boundary", "names a script outside of the working directory")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../out.py",
+        "/etc/hosts.py",
+        "link.py",
+        "linked/out.py",
+        ".hidden.py",
+        "none.py",
+        "folder.py",
+        "pipe.py",
+        "a\0.py",
+    ],
+)
+async def test_no_script_is_read_outside_of_the_working_directory(ctx: Context, tmp_path: Path, name: str) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.mkdir()
+    (outside / "out.py").write_text("SECRET = 1\n")
+    (tmp_path.parent / "out.py").write_text("SECRET = 1\n")
+    Path("link.py").symlink_to(outside / "out.py")
+    Path("linked").symlink_to(outside)
+    Path(".hidden.py").write_text("SECRET = 1\n")
+    Path("folder.py").mkdir()
+    os.mkfifo("pipe.py")
+    async with talking(ctx) as talk:
+        refused = await talk.error("submit_job", **{**JOB, "script": name})
+    assert refused["code"] == "bad_request" and "SECRET" not in str(refused)
+
+
+async def test_a_link_inside_of_the_working_directory_is_followed(ctx: Context) -> None:
+    Path("latest.py").symlink_to("train.py")
+    async with talking(ctx) as talk:
+        assert (await talk.call("submit_job", **{**JOB, "script": "latest.py"}))["code"] == "checked"
+
+
+async def test_a_fan_out_is_launched_by_its_receipt_alone(ctx: Context) -> None:
+    roster = {**BY_PATH, "grid": {"lr": ["1", "2"]}, "max_cost_usd": 20}
+    async with talking(ctx) as talk:
+        checked = await talk.call("submit_job", **roster)
+        assert f"receipt={checked['receipt']}" in checked["hint"]
+        taken = await talk.call("submit_job", receipt=checked["receipt"])
+        assert taken["job_id"].startswith("f") and taken["fan_out"]["cells"] == 2
+
+
+@pytest.mark.slow
+def test_at_a_terminal_too(ctx: Context, run: Cli) -> None:
+    checked = run("submit", *OPTIONS, "train.py", "--lr", "2e-5")[1]
+    assert f"gpuwarden submit --receipt {checked['receipt']}" in checked["hint"]
+    assert run("submit", "--receipt", checked["receipt"], "--dry-run")[1]["code"] == "bad_request"
+    assert run("submit", "--receipt", checked["receipt"], "--gpu", "H100")[1]["code"] == "conflict"
+    taken = run("submit", "--receipt", checked["receipt"])[1]
+    accepted = ctx.ledger.last(f"job/{taken['job_id']}", JobAccepted)
+    assert taken["code"] == "accepted" and accepted and accepted.data.spec.args == ("--lr", "2e-5")
+    assert "--platform" in run("submit", "train.py")[1]["message"]
+    assert "WHAT" in run("submit", "--platform", PLATFORM)[1]["message"]

@@ -1,0 +1,263 @@
+"""Servers list themselves where every gpuwarden of the account looks, and a dropped variable changes no policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
+from doors import environment
+from gpuwarden import __version__, running_servers
+from gpuwarden.config import load_config
+from gpuwarden.interfaces.cli import doctor
+from gpuwarden.policy_record import Record, absolute, usual_homes, write_record
+from gpuwarden.running_servers import elsewhere, entered, known_homes, running
+
+HERE = Path("/home/me/gw"), Path("/home/me/policy.toml")
+
+
+ALONE = """
+from gpuwarden import policy_record
+policy_record.account_home = lambda: None  # whoever runs the tests may have a ledger
+from gpuwarden.interfaces.cli.main import run
+run()
+"""
+
+
+class Server:
+    """A real server over its pipes."""
+
+    def __init__(self, env: dict[str, str], client: str) -> None:
+        argv = [sys.executable, "-c", ALONE, "mcp", *(["--client", client] if client else [])]
+        self.process = subprocess.Popen(
+            argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        opening = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        self.ask("initialize", opening)
+
+    def ask(self, method: str, params: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        request = {"jsonrpc": "2.0", "id": method, "method": method, "params": params}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return next(r["result"] for r in map(json.loads, self.process.stdout) if r.get("id") == method)
+
+    def machines(self) -> dict[str, Any]:
+        """What list_instances says; the server has opened its ledger by then."""
+        found = self.ask("tools/call", {"name": "list_instances", "arguments": {}})
+        return dict(found["structuredContent"])
+
+
+@contextmanager
+def serving(env: dict[str, str], client: str = "codex") -> Iterator[Server]:
+    server = Server(env, client)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_a_server_is_listed_while_it_runs() -> None:
+    assert running() == []
+    with entered("claude", *HERE):
+        (entry,) = running()
+        assert (entry.client, entry.pid, entry.version) == ("claude", os.getpid(), __version__)
+        assert elsewhere(*HERE) == [] and elsewhere(Path("/other"), HERE[1]) == [entry] == elsewhere(
+            HERE[0], Path("/p")
+        )
+    assert running() == [] and list(running_servers.folder().glob("*.*")) == []
+
+
+def test_an_entry_has_no_secret_and_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 34)
+    with entered("codex", *HERE):
+        (file,) = running_servers.folder().glob("*.json")
+        entry = {"client": "codex", "home": str(HERE[0]), "policy": str(HERE[1]), "version": __version__}
+        assert json.loads(file.read_text()) == {**entry, "pid": os.getpid()}
+        assert file.stat().st_mode & 0o077 == 0 == file.parent.stat().st_mode & 0o077
+
+
+@pytest.mark.slow
+def test_a_killed_server_is_taken_off_the_list(tmp_path: Path) -> None:
+    with serving(environment(tmp_path / "gw")) as server:
+        server.machines()
+        assert [s.pid for s in running()] == [server.process.pid]
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    assert running() == [] and list(running_servers.folder().glob("*.*")) == []
+    assert known_homes() == [tmp_path / "gw"], "its ledger stays known"
+
+
+def test_the_list_is_bounded_and_takes_no_nonsense(tmp_path: Path) -> None:
+    folder = running_servers.folder()
+    with entered("codex", *HERE):
+        for n in range(100):
+            (folder / f"{n}.json").write_text('{"client": 7}')
+            running_servers.remember(tmp_path / str(n))
+        (folder / "homes" / "x.json").write_text("[" * 30_000)
+        for _ in range(3):
+            assert [s.client for s in running()] in ([], ["codex"])  # the newest entries are looked at first
+        assert [s.client for s in running()] == ["codex"]
+    assert len(known_homes()) <= running_servers.MOST_HOMES
+    assert len(list((folder / "homes").iterdir())) <= running_servers.MOST_HOMES + 1
+
+
+@pytest.mark.slow
+def test_a_server_starts_where_it_cant_be_listed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with serving(environment(tmp_path / "gw", XDG_STATE_HOME=str(tmp_path / "file"))) as server:
+        assert server.machines()["ok"] is True
+
+
+@pytest.mark.slow
+def test_doctor_and_approve_name_the_server_with_another_ledger(run: Cli, home: Path, tmp_path: Path) -> None:
+    assert {"what": "servers", "ok": True, "found": "no server on this ledger."} in run("doctor")[1]["checks"]
+    other = tmp_path / "other" / "gw"
+    with serving(environment(other)) as codex:
+        codex.machines()  # it is listed once it has opened its ledger
+        with serving(environment(home), "") as own:
+            assert own.machines()["warnings"][-1].startswith(f"Codex's server uses another ledger: {other}")
+            (row,) = [c for c in run("doctor")[1]["checks"] if c["what"] == "servers"]
+        said = f"Codex's server uses another ledger: {other}, with the policy {other.parent / 'policy.toml'}."
+        assert row == {"what": "servers", "ok": False, "found": f"1 server on this ledger. {said}"}
+        assert said in run("approve")[1]["message"]
+    assert said not in run("approve")[1]["message"]
+
+
+def test_a_ticket_of_another_ledger_is_explained(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    from contextlib import nullcontext
+
+    from gpuwarden.interfaces.cli import approval
+
+    terminal = approval.Terminal(io.StringIO(), io.StringIO())
+    monkeypatch.setattr(approval, "open_terminal", lambda: nullcontext(terminal))
+    other = tmp_path / "other" / "gw"
+    with entered("codex", other, tmp_path / "policy.toml"):
+        code, body = run("approve", "t123")
+    assert (code, body["code"]) == (1, "not_found") and f"Codex's server uses another ledger: {other}" in body["hint"]
+
+
+# ------------------------------------------------------------------------------------- variables that did not arrive
+
+
+@pytest.fixture(name="strict")
+def strict_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger with a strict policy that variables name, used by a server once; the shell has them no more."""
+    home, policy = tmp_path / "gw", tmp_path / "strict.toml"
+    policy.write_text('platforms = ["local"]\n[approval]\nchannels = ["terminal"]\n')
+    with serving(environment(home, GPUWARDEN_POLICY=str(policy)), "claude") as server:
+        assert server.machines()["warnings"] == []
+    for name in ("GPUWARDEN_HOME", "GPUWARDEN_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    return policy
+
+
+@pytest.mark.slow
+def test_a_dropped_variable_does_not_replace_a_strict_policy(strict: Path) -> None:
+    config = load_config(os.environ)
+    assert config.policy_file == strict and config.policy.platforms == ("local",)
+    (notice,) = config.notices
+    assert (notice.kind, notice.kept) == ("unnamed_ledger", str(strict.parent / "gw")) and notice.question
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("chosen_at", "asked"), [(5.0, 0), (15.0, 1)])
+def test_a_ledger_with_its_own_record_doubts_itself_where_a_person_chose_another_later(
+    strict: Path, chosen_at: float, asked: int
+) -> None:
+    (own := usual_homes()[0]).mkdir(parents=True)
+    write_record(own, Record(path=str(strict.parent / "mine.toml"), digest="", at=10.0, chosen=True))
+    write_record(strict.parent / "gw", Record(path=str(strict), digest="", at=chosen_at, chosen=True))
+    config = load_config(os.environ)
+    assert config.policy_file.name == "mine.toml" and [bool(n.question) for n in config.notices] == [True] * asked
+
+
+@pytest.mark.slow
+def test_a_server_without_its_variables_says_so(strict: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
+    with serving(env) as server:
+        (warning,) = server.machines()["warnings"]
+        assert "GPUWARDEN_HOME did not arrive" in warning and "gpuwarden setup" in warning
+        refused = server.ask("tools/call", {"name": "submit_job", "arguments": {
+            "platform": "rehearsal/vastai", "script": "print(1)\n", "name": "x", "timeout_s": 60,
+        }})["structuredContent"]  # fmt: skip
+    assert refused["ok"] is False and "PF-PLT-002" in json.dumps(refused), "the strict policy is in force"
+
+
+def test_an_account_without_another_ledger_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GPUWARDEN_HOME", "GPUWARDEN_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    running_servers.remember(Path("/gone/gw"))
+    assert load_config(os.environ).notices == ()
+
+
+@pytest.mark.slow
+def test_a_named_ledger_is_not_compared_with_those_of_servers(strict: Path, tmp_path: Path) -> None:
+    config = load_config({**os.environ, "GPUWARDEN_HOME": str(tmp_path / "mine")})
+    assert config.notices == () and absolute(config.home) == tmp_path / "mine"
+
+
+def test_an_empty_variable_counts_as_none(tmp_path: Path) -> None:
+    """Gemini passes an empty text for a variable that is not set."""
+    names = ("CAPS_PER_JOB_USD", "SECRETS_ALLOWED", "PLATFORMS", "HOME", "POLICY")
+    empty = {f"GPUWARDEN_{name}": "" for name in names}
+    assert load_config({**os.environ, **empty}).settings == load_config(dict(os.environ)).settings
+
+
+# ------------------------------------------------------------------------------------------------- a poisoned folder
+
+
+@pytest.mark.attack("policy", "leaves an odd file among the servers, so that none is listed and no ledger is known")
+@pytest.mark.parametrize("odd", ["dangling", "fifo", "folder", "link", "huge", "foreign"])
+def test_an_odd_entry_hides_no_other(odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = running_servers.folder()
+    with entered("codex", *HERE):
+        (tmp_path / "real.json").write_text('{"home": "/elsewhere"}')
+        for where in (folder, folder / "homes"):
+            file = where / "zz.json"
+            match odd:
+                case "dangling":
+                    file.symlink_to(tmp_path / "nowhere")
+                case "fifo":
+                    os.mkfifo(file)
+                case "folder":
+                    file.mkdir()
+                case "link":
+                    file.symlink_to(tmp_path / "real.json")
+                case "huge":
+                    file.write_bytes(b'{"home": "' + b"x" * 1_000_000 + b'"}')
+                case "foreign":
+                    file.write_text('{"home": "/elsewhere"}')
+                    monkeypatch.setattr(os, "geteuid", lambda: 1 + os.getuid())
+        found = [] if odd == "foreign" else ["codex"]
+        assert [s.client for s in running()] == found and known_homes() == [HERE[0]][: len(found)]
+
+
+def test_hostile_strings_reach_no_terminal(tmp_path: Path) -> None:
+    with entered("\x1b[31mevil\n", Path("/x\x1b]0;t\x07\n/y"), Path("/p\u202e")):
+        text = " ".join(doctor.other_servers(load_config(environment(tmp_path / "gw"))))
+    assert "another ledger" in text and all(c.isprintable() for c in text)
+
+
+def test_a_home_whose_name_is_not_text_stops_no_server(tmp_path: Path) -> None:
+    with entered("codex", Path(os.fsdecode(bytes(tmp_path) + b"/\xff")), HERE[1]):
+        assert running() == []
+
+
+def test_ten_thousand_entries_are_looked_at_fast_and_removed_in_time(tmp_path: Path) -> None:
+    folder = running_servers.private_folder(running_servers.folder())
+    for n in range(10_000):
+        (folder / f"{n}.json").touch()
+    with entered("codex", *HERE):
+        assert [s.client for s in running()] == ["codex"]

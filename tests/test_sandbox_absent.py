@@ -1,0 +1,120 @@
+"""Where this machine has no sandbox, no local job runs until a person at a terminal allows it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_types import CallToolResult
+
+from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
+from doors import JOB, answer, at_terminal, environment, gpuwarden, quick_warden
+from gpuwarden.app import open_context
+from gpuwarden.core.errors import NoSandbox
+from gpuwarden.core.inputs import build
+from gpuwarden.core.models import JobSpec
+from gpuwarden.interfaces.mcp.server import make_server
+from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.remote.sandbox.words import Kind, Sandbox
+
+pytestmark = pytest.mark.anyio
+
+ABSENT = Sandbox(Kind.NONE, why="it was taken away for a test")
+
+
+@pytest.fixture(name="none")
+def none_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process finds no sandbox."""
+    for user in ("backends.local", "interfaces.cli.approval", "interfaces.cli.doctor", "interfaces.cli.demo"):
+        monkeypatch.setattr(f"gpuwarden.{user}.detect", lambda: ABSENT)
+
+
+@pytest.mark.attack("boundary", "asks for a local job where no sandbox exists")
+@pytest.mark.parametrize("platform", ["local", "rehearsal/vastai"])
+def test_without_a_sandbox_no_job_runs_until_a_person_allows_it(
+    none: None, home: Path, run: Cli, tmp_path: Path, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_warden(home)
+    policy = home.parent / "policy.toml"
+    policy.write_text("# mine\n[caps]\nper_job_usd = 0  # keep\n")
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    words = ["submit", "--platform", platform, "--output", "out", "--timeout", "600", "--estimate", "60", str(script)]
+    monkeypatch.setenv("GPUWARDEN_LOCAL_UNSANDBOXED", "true")
+    code, refused = run(*words)
+    assert (code, refused["code"]) == (1, "no_sandbox") and "gpuwarden policy allow local" in refused["hint"]
+    code, nobody = run("policy", "allow", "local")
+    assert (code, nobody["code"]) == (1, "refused") and "terminal" in nobody["message"]
+    assert "# mine" in policy.read_text() and "unsandboxed" not in policy.read_text()
+    no = doctor_of(run)
+    assert no["ok"] is False and "no job runs here" in no["found"]
+
+
+def doctor_of(run: Cli) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in run("doctor")[1]["checks"] if c["what"] == "sandbox")
+    return found
+
+
+def bare(folder: Path) -> str:
+    """A PATH on which no bubblewrap is."""
+    (folder / "bin").mkdir(exist_ok=True)
+    return str(folder / "bin")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
+def test_a_person_allows_it_at_a_terminal(home: Path, tmp_path: Path) -> None:
+    quick_warden(home)
+    policy = home.parent / "policy.toml"
+    policy.write_text("# mine\n[caps]\nper_job_usd = 0  # keep\n")
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    words = ["submit", "--platform", "local", "--output", "out", "--timeout", "600", "--estimate", "60", "--json"]
+    words += [str(script)]
+    refused = answer(gpuwarden(home, *words, PATH=bare(tmp_path)))
+    assert refused["code"] == "no_sandbox"
+    code, shown = at_terminal(
+        home, "policy", "allow", "local", says={"Type yes to allow it: ": "no"}, PATH=bare(tmp_path)
+    )
+    assert code == 1 and "unsandboxed" not in policy.read_text(), shown
+    code, shown = at_terminal(
+        home, "policy", "allow", "local", says={"Type yes to allow it: ": "yes"}, PATH=bare(tmp_path)
+    )
+    assert code == 0, shown
+    assert policy.read_text().startswith("# mine\n[caps]\nper_job_usd = 0  # keep\n")
+    assert "unsandboxed = true" in policy.read_text() and policy.stat().st_mode & 0o077 == 0
+    taken = answer(gpuwarden(home, *words, PATH=bare(tmp_path), HOME=str(tmp_path)))
+    assert taken["ok"] is True, taken
+
+
+@pytest.mark.attack("boundary", "looks for a local platform over MCP where no sandbox exists")
+async def test_the_mcp_server_offers_neither(none: None, home: Path, w_bare: Any) -> None:
+    for platform in ("local", "rehearsal/vastai"):
+        with pytest.raises(NoSandbox):
+            await submit(w_bare, build(JobSpec, {**JOB, "platform": platform}))
+        result = await make_server(w_bare).call_tool("submit_job", {**JOB, "platform": platform})
+        assert isinstance(result, CallToolResult) and result.is_error and result.structured_content
+        body = result.structured_content
+        assert body["code"] == "no_sandbox" and "\n" not in body["message"] and "in a terminal" in body["hint"]
+    assert not w_bare.ledger.events(kind="job.accepted")
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
+def test_the_demo_says_that_its_own_script_runs_without_one(tmp_path: Path) -> None:
+    env = environment(tmp_path / "home", PATH=bare(tmp_path), HOME=str(tmp_path))
+    words = [sys.executable, "-m", "gpuwarden", "demo", "--yes"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the demo's own script runs without one" in " ".join(done.stdout.split())
+
+
+@pytest.fixture(name="w_bare")
+def w_bare_fixture(home: Path) -> Any:
+    ctx = quick_warden(home)
+    (home.parent / "policy.toml").write_text("")
+    return open_context("mcp", env=environment(home)) if ctx else ctx

@@ -1,0 +1,163 @@
+"""The guard costs little whatever it is sent, and lets nothing pass when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.interfaces.hooks.guard.calls import judged
+from gpuwarden.interfaces.hooks.guard.declared import table
+from gpuwarden.interfaces.hooks.guard.limits import MOST_BYTES
+from guard_kit import RULES, cpu_s, most_cpu_s, shell
+
+TANGLED = {
+    "env": "env " * 20_000 + "ls",
+    "sudo": "sudo " * 20_000,
+    "substitutions": "$(" * 20_000 + ")" * 20_000,
+    "echoes": "echo $(echo " * 3_000 + ")" * 3_000,
+    "ifs": "if a; then " * 5_000 + "fi; " * 5_000,
+    "brackets": "(" * 60_000,
+    "pipes": "a|" * 16_000,
+    "arrays": "a=(" * 40_000,
+    "redirections": "<" * 131_000,
+    "here-documents": "<<a " * 30_000,
+    "quotes": "'\"" * 60_000,
+    "words": "a " * 65_000,
+    "semicolons": "a;" * 65_000,
+    "doubled": "A=aaaaaaaaaa;" + "A=$A$A;" * 40 + "$A",
+    "aliases": "alias a='b b'; alias b='a a'; a",
+    "copies": "rsync --delete " + "out/ " * 20_000,
+    "dashes": "curl -X POST " + "a." * 60_000,
+    "code": "python -c '" + "vastai " * 15_000 + "'",
+    "a word": "a" * 2_000_000,
+    "snowmen": "\u2603" * 43_000,
+    "targets": "cat <<E " + "".join(f">{i} " for i in range(2_900)) + "\n" + "x" * 60_000 + "\nE",
+    "one target": "cat <<E " + ">a " * 2_900 + "\n" + "x" * 60_000 + "\nE",
+    "a fed loop": "while read x; do " + "curl x; bash; " * 900 + "done <<E\n" + "vastai " * 9_000 + "\nE",
+    "zeros": "\0" * 131_000,
+}
+
+
+@pytest.mark.attack("guard", "sends text that takes long to parse")
+@pytest.mark.parametrize("name", TANGLED)
+def test_no_text_takes_longer_than_a_few_times_what_shlex_does(name: str) -> None:
+    assert cpu_s(TANGLED[name]) < most_cpu_s()
+
+
+@pytest.mark.attack("guard", "types 20,000 times `env` so that the guard's time runs out")
+@pytest.mark.parametrize("name", ["env", "sudo", "substitutions", "pipes", "words", "doubled", "a word"])
+def test_what_cannot_be_read_in_time_is_stopped_with_a_reason(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("figure", f"{name} {cpu_s(TANGLED[name]) * 1000:.0f} ms")
+    assert "to be read" in str(shell(TANGLED[name], RULES)) or str(MOST_BYTES) in str(shell(TANGLED[name], RULES))
+
+
+def test_a_long_file_written_by_a_here_document_passes() -> None:
+    row = "| a table | of `many` | marks | (and) | $(more) |\n"
+    assert shell(f"cat > docs/table.md <<'EOF'\n{row * 2_000}EOF\n", RULES) is None
+
+
+PIECES = [
+    *"|&;<>(){}$`'\"\\=#!*?[]~ \n\t", "$(", "${", "<<E\n", "\nE\n", "<<<", "&&", "||", ";;", "if ", "fi", "then ",
+    "done", "for i in ", "do ", "case ", "esac", "[[ ", "]]", "((", "))", "vastai ", "destroy ", "bash -c ", "eval ",
+    "env ", "x=", "$x", "echo ", "ssh h ", "rm -rf ", "/data/gw", "python -c ", "function f ", "docker run ",
+]  # fmt: skip
+FIELDS = ["command", "file_path", "edits", "old_string", "content", "x"]
+TOOLS = ["Bash", "Edit", "Write", "apply_patch", "mcp__a__delete_pod", "mcp__x", "MCP:y", "", "Read"]
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=9)
+VALUES = st.recursive(
+    LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), v, max_size=4)
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join), st.integers(1, 40))
+def test_no_pieces_of_shell_break_the_guard(text: str, times: int) -> None:
+    shell(text * times, RULES)
+
+
+@pytest.mark.prove
+def test_no_pieces_of_shell_hold_the_guard_up() -> None:
+    chance = random.Random(12)
+    for _ in range(1_000):
+        before, unit, after = ("".join(chance.choices(PIECES, k=chance.randint(1, 6))) for _ in range(3))
+        text = (before + unit * chance.choice([3, 30, 500, 3_000, 20_000]) + after)[:MOST_BYTES]
+        assert cpu_s(text) < most_cpu_s(), (before, unit, after, len(text))
+
+
+@settings(deadline=None)
+@example({"file_path": "/settings.json", "edits": True}, "MultiEdit")
+@given(VALUES, st.sampled_from(TOOLS))
+def test_no_form_of_a_call_breaks_the_guard(given_to_tool: object, tool: str) -> None:
+    judged({"tool_name": tool, "tool_input": given_to_tool, "cwd": "/"}, RULES)
+
+
+def process(argv: list[str], call: bytes, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-E", "-P", *argv]
+    return subprocess.run(command, input=call, capture_output=True, timeout=300, check=False, **more)
+
+
+GUARD = ["-m", "gpuwarden.interfaces.hooks.guard"]
+CALL = json.dumps({"tool_name": "Bash", "tool_input": {"command": "ls"}, "cwd": "/"}).encode()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    file = tmp_path / "guard.json"
+    told = {"home": "", "files": [], "settings": [], "patterns": table()}
+    file.write_text(json.dumps(told))
+    return str(file)
+
+
+@pytest.mark.attack("guard", "sends a call that the guard can't read")
+@pytest.mark.parametrize("client", ["claude", "codex", "cursor"])
+@pytest.mark.parametrize(
+    "call", [b"", b"[]", b"{", b"\xff", b"7", b'{"a":' * 9_000, b'{"tool_input": {"command": "' + b"a" * 9_000_000]
+)
+def test_a_call_that_cannot_be_read_is_stopped(client: str, call: bytes, config: str) -> None:
+    done = process([*GUARD, client, config], call)
+    told = json.loads(done.stdout)["agent_message"] if client == "cursor" else done.stderr.decode()
+    assert told.startswith("gpuwarden: the ") and b"Traceback" not in done.stderr
+    assert done.returncode == 2 or client == "cursor"
+
+
+def test_the_guard_answers_a_harmless_call(config: str) -> None:
+    assert process([*GUARD, "claude", config], CALL).returncode == 0
+
+
+@pytest.mark.attack("guard", "removes a part of the guard")
+@pytest.mark.parametrize(
+    "missing", ["tree_sitter", "tree_sitter_bash", "sqlite3", "gpuwarden.interfaces.hooks.guard.judge"]
+)
+def test_without_a_part_of_it_the_guard_lets_nothing_pass(missing: str, config: str) -> None:
+    code = f"import sys, runpy; sys.modules[{missing!r}] = None; sys.argv[1:] = ['claude', {config!r}]; "
+    done = process(["-c", code + "runpy.run_module('gpuwarden.interfaces.hooks.guard', run_name='__main__')"], CALL)
+    assert done.returncode == 2 and b"the guard failed" in done.stderr
+
+
+@pytest.mark.attack("guard", "breaks the guard's configuration")
+def test_a_config_of_another_form_lets_nothing_pass(tmp_path: Path) -> None:
+    (tmp_path / "guard.json").write_text("{}")
+    for file in ("guard.json", "nowhere.json"):
+        assert process([*GUARD, "codex", str(tmp_path / file)], CALL).returncode == 2
+    assert process(GUARD, CALL).returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.attack("guard", "makes the guard loop")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
+def test_a_guard_that_loops_is_ended_by_the_system() -> None:
+    code = "import gpuwarden.interfaces.hooks.guard.__main__ as g; g.MOST_CPU_S = 1; g.bounded()\nwhile True: pass"
+    assert process(["-c", code], b"").returncode in {-signal.SIGXCPU, -signal.SIGKILL}

@@ -1,0 +1,457 @@
+"""`gpuwarden setup` adds the server and the guard to clients' files, changes nothing else, and takes both out again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_kit import Cli
+from doors import accept, at_terminal, environment
+from gpuwarden import __version__
+from gpuwarden.config import load_config
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.interfaces.hooks.install import hooks, replace_text
+from gpuwarden.interfaces.launch import CLIENT_NAMES, SOURCE, from_here
+from gpuwarden.interfaces.setup import changes, jsonc, use_case
+from gpuwarden.interfaces.setup.clients import client_files
+
+PATH = ("mcpServers", "gpuwarden")
+ENTRY = {"command": "gpuwarden", "args": ["mcp"], "env": {"HF_TOKEN": "${HF_TOKEN:-}"}}
+COMMENTED = """// settings of mine
+{
+    // servers
+    "mcpServers": {   // by name
+        /* one */ "theirs": {"command": "x", "args": ["//no comment", "/* nor this */"]},
+    },
+    "theme": "\\"{dark}\\"", // trailing
+    "list": [1, 2, [], {},],
+}
+"""
+
+# ------------------------------------------------------------------------------------------- JSON as people write it
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "{ }", "{\n}", "{\n}\n", "// nothing yet\n", "{\r\n  \"a\": 1\r\n}\r\n", '{"a": 1}', "{\t\"a\": {}}",
+        '{"mcpServers": {}}', '{"mcpServers": {\n  }}', '{\n  "mcpServers": {"x": {"command": "y"}}\n}\n', COMMENTED,
+        '{"mcpServers": {"a": {"b": 1,},},}', '\ufeff{"a": 1}', '{ // first\n  "a": 1 // last\n}', '{/* x */}',
+    ],
+)  # fmt: skip
+def test_an_entry_goes_in_and_out_again(text: str) -> None:
+    at, insert = jsonc.inserted(text, PATH, ENTRY)
+    after = text[:at] + insert + text[at:]
+    before = jsonc.loads(text.lstrip("\ufeff"))
+    servers = before.get("mcpServers", {})
+    assert jsonc.loads(after) == before | {"mcpServers": {"gpuwarden": ENTRY, **servers}}
+    assert jsonc.loads(jsonc.removed(after, PATH)) == before | {"mcpServers": servers}
+    assert ("\r\n" in text) == ("\r\n" in insert) or not text.strip()
+    for comment in ("// settings of mine", "// by name", "/* one */", "// trailing", "// first", "// last"):
+        assert text.count(comment) == after.count(comment) == jsonc.removed(after, PATH).count(comment)
+
+
+def test_lines_go_where_a_person_would_put_them() -> None:
+    at, insert = jsonc.inserted(COMMENTED, PATH, {"command": "x"})
+    rows = (COMMENTED[:at] + insert + COMMENTED[at:]).splitlines()
+    assert rows[3:8] == [
+        '    "mcpServers": {   // by name',
+        '        "gpuwarden": {',
+        '            "command": "x"',
+        "        },",
+        '        /* one */ "theirs": {"command": "x", "args": ["//no comment", "/* nor this */"]},',
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "7", '{"a" 1}', "{'a': 1}", '{"a": 1', '{"mcpServers": []}', '{"mcpServers": {"gpuwarden": 1}}', "{}{}",
+     '{"a": "\n"}', "{" * 5000, '{"a":' * 3000 + "1" + "}" * 3000],
+)  # fmt: skip
+def test_what_is_not_understood_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, RecursionError, IndexError)):
+        jsonc.inserted(text, PATH, ENTRY)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.slow
+@given(
+    st.dictionaries(st.text(max_size=8), JSON, max_size=4),
+    st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON, max_size=3),
+    st.sampled_from([None, 0, 2, 4, "\t"]),
+    st.booleans(),
+)
+def test_whatever_else_is_there_stays(rest: dict[str, Any], servers: dict[str, Any], indent: Any, there: bool) -> None:
+    table = rest | ({"mcpServers": servers} if there else {})
+    text = json.dumps(table, indent=indent, ensure_ascii=False)
+    at, insert = jsonc.inserted(text, PATH, ENTRY) if there or "mcpServers" not in rest else (0, "")
+    after = text[:at] + insert + text[at:]
+    assert json.loads(after) == table | {"mcpServers": {**table.get("mcpServers", {}), "gpuwarden": ENTRY}}
+    without = json.loads(jsonc.removed(after, PATH))
+    assert without == table | {"mcpServers": table.get("mcpServers", {})}
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(name="env")
+def env_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a person who has one client of each sort."""
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
+    monkeypatch.setattr(use_case, "tools_of", lambda run: 10)
+    values = environment(tmp_path / "gw", HOME=str(tmp_path))
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    for folder in (".claude", ".codex", ".gemini", ".cursor", ".config/Code/User", ".config/zed"):
+        (tmp_path / folder).mkdir(parents=True)
+    return values
+
+
+@pytest.fixture(name="run")
+def run_cli(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Cli:
+    cli = Cli(tmp_path / "gw", monkeypatch, capsys)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return cli
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and "gw" not in p.parts
+    }
+
+
+def undo(env: dict[str, str], *names: str) -> use_case.SetupReply:
+    return use_case.take_back(names, load_config(env), env)
+
+
+def test_without_a_terminal_and_yes_nothing_is_written(run: Cli, tmp_path: Path) -> None:
+    before = files_below(tmp_path)
+    code, body = run("setup")
+    assert code == 0 and set(body["clients"]) == set(CLIENT_NAMES) and set(body["clients"].values()) == {"to be added"}
+    assert set(body["guards"]) == {"claude", "codex", "gemini", "cursor"}
+    assert {c["file"] for c in body["changes"]} >= {str(c.file) for c in client_files(os.environ).values()}
+    assert "Nothing was written" in body["hint"] and files_below(tmp_path) == before
+
+
+def test_every_client_gets_the_server_in_its_own_form(run: Cli, tmp_path: Path) -> None:
+    code, body = run("setup", "--yes")
+    assert code == 0 and set(body["clients"].values()) == {"added"} and "10 tools" in body["message"]
+    assert body["guards"] == {"claude": "installed", "codex": "untrusted", "gemini": "installed", "cursor": "installed"}
+    for client in client_files(os.environ).values():
+        entry = client.parsed(client.file.read_text())[client.key]["gpuwarden"]
+        assert [entry["command"], *entry["args"]] == [sys.executable, "-m", "gpuwarden", "mcp", "--client", client.name]
+    codex = tomllib.loads((tmp_path / ".codex/config.toml").read_text())["mcp_servers"]["gpuwarden"]
+    assert {"GPUWARDEN_HOME", "GPUWARDEN_POLICY", "RUNPOD_API_KEY", "MY_TOKEN"} <= set(codex["env_vars"]), (
+        "and the policy's"
+    )
+    again = run("setup", "--yes")[1]
+    assert set(again["clients"].values()) == {"is set up"} and again["changes"] == []
+
+
+def test_no_value_of_a_variable_is_written(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "RUNPOD_API_KEY", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, f"secret-value-of-{name}")
+    assert run("setup", "--yes")[0] == 0
+    assert not [name for name, content in files_below(tmp_path).items() if b"secret-value" in content]
+
+
+def test_the_reply_shows_nothing_but_what_is_added(run: Cli, tmp_path: Path) -> None:
+    (tmp_path / ".cursor/mcp.json").write_text('{"mcpServers": {"theirs": {"env": {"KEY": "their-secret-value"}}}}')
+    assert "their-secret-value" not in json.dumps(run("setup", "cursor")[1])
+    shown = run.shown("setup", "cursor")[1]
+    assert "their-secret-value" not in shown and '+ "gpuwarden": {"type": "stdio"' in shown
+
+
+THEIRS = {
+    ".claude.json": '{\n  "numStartups": 7,\n  "mcpServers": {}\n}',
+    ".codex/config.toml": '# mine\nmodel = "x"  # a comment\n\n[mcp_servers.theirs]\n[profiles.a]\nb = 1',
+    ".gemini/settings.json": '{"security": {"auth": {}}}\n',
+    ".cursor/mcp.json": '{"mcpServers": {"theirs": {"command": "x"}}}',
+    ".config/Code/User/mcp.json": '{\n\t// my servers\n\t"servers": {\n\t\t"theirs": {"command": "x"},\n\t},\n}\n',
+    ".config/zed/settings.json": COMMENTED,
+}
+
+
+@pytest.mark.parametrize("content", [{}, THEIRS], ids=["none", "theirs"])
+def test_undo_restores_every_byte(run: Cli, env: dict[str, str], tmp_path: Path, content: dict[str, str]) -> None:
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    before = files_below(tmp_path)
+    assert set(run("setup", "--yes")[1]["clients"].values()) == {"added"}
+    assert all(b"gpuwarden" in files_below(tmp_path)[name] for name in THEIRS)
+    reply = undo(env)
+    assert set(reply.clients.values()) == {"removed"} and set(reply.guards.values()) == {"absent"}
+    after = {n: c for n, c in files_below(tmp_path).items() if not n.startswith("state")}
+    assert after == before
+
+
+def test_undo_keeps_what_was_changed_since(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+    for name, text in THEIRS.items():
+        (tmp_path / name).write_text(text)
+    run("setup", "--yes")
+    for name in THEIRS:  # what a client or a person adds meanwhile
+        file = tmp_path / name
+        text = file.read_text()
+        file.write_text(f"{text}\n[added]\nx = 1\n" if name.endswith("toml") else text.replace("{", '{"added": 1, ', 1))
+    assert set(undo(env).clients.values()) == {"removed"}
+    for client in client_files(env).values():
+        table = client.parsed(client.file.read_text())
+        assert "added" in table and "gpuwarden" not in table.get(client.key, {})
+        was = client.parsed(THEIRS[str(client.file.relative_to(tmp_path))])
+        assert {k: v for k, v in table.items() if k not in {"added", "hooks"} and v} == {
+            k: v for k, v in was.items() if v
+        }
+
+
+def test_undo_leaves_an_entry_that_a_person_changed(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+    run("setup", "cursor", "--yes")
+    file = tmp_path / ".cursor/mcp.json"
+    file.write_text(file.read_text().replace('"mcp"', '"mcp", "--mine"'))
+    assert "changed since" in undo(env).clients["cursor"] and '"--mine"' in file.read_text()
+    file.write_text(file.read_text().replace(', "--mine"', ""))
+    assert undo(env).clients["cursor"] == "removed", "it can be undone later"
+
+
+def test_undo_takes_out_nothing_that_setup_did_not_write(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+    hooks("install", ("cursor",), load_config(env), env)
+    before = (tmp_path / ".cursor/hooks.json").read_bytes()
+    run("setup", "cursor", "--yes")
+    assert undo(env).guards == {} and (tmp_path / ".cursor/hooks.json").read_bytes() == before
+    assert undo(env).clients == {}
+
+
+def test_a_forged_note_takes_out_nothing_else(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+    victim = tmp_path / ".cursor/mcp.json"
+    text = '{"mcpServers": {"gpuwarden": {"command": "mine"}, "guard": {"command": "theirs"}}}'
+    for piece in ('"guard": {"command": "theirs"}', text, '"gpuwarden": {"command": "x"}, '):
+        victim.write_text(text)
+        forged = changes.Written(file=str(victim), at=text.find(piece), text=piece, after=changes.digest(text))
+        changes.write_note(changes.Note(clients={"cursor": forged}))
+        assert undo(env).clients["cursor"].startswith("left as it is") is (piece != text)
+        assert json.loads(victim.read_text())["mcpServers"]["guard"] == {"command": "theirs"}
+
+
+MINE = '{"mcpServers": {"gpuwarden": {"command": "mine"}}}'
+
+
+@pytest.mark.parametrize("text", ["[]", "{'a': 1}", '{"mcpServers": 7}', MINE])
+def test_what_cant_be_added_is_shown_to_be_pasted(run: Cli, tmp_path: Path, text: str) -> None:
+    file = tmp_path / ".cursor/mcp.json"
+    file.write_text(text)
+    body = run("setup", "cursor", "--yes")[1]
+    assert body["clients"]["cursor"].startswith("left as it is") and file.read_text() == text
+    assert json.loads(body["paste"][str(file)])["mcpServers"]["gpuwarden"]["command"] == sys.executable
+
+
+def test_codex_tables_of_another_form_are_left(run: Cli, tmp_path: Path) -> None:
+    file = tmp_path / ".codex/config.toml"
+    file.write_text('mcp_servers = {theirs = {command = "x"}}\n')
+    body = run("setup", "codex", "--yes")[1]
+    assert body["clients"]["codex"].startswith("left as it is") and file.read_text().count("\n") == 1
+    assert "[mcp_servers.gpuwarden]" in body["paste"][str(file)]
+
+
+def test_a_file_that_changes_meanwhile_is_not_overwritten(env: dict[str, str], tmp_path: Path) -> None:
+    plan = use_case.make_plan(("cursor",), load_config(env), env, person=False)
+    (tmp_path / ".cursor/mcp.json").write_text("{}")
+    reply = use_case.carry_out(plan, load_config(env), env)
+    assert not reply.ok and "changed meanwhile" in reply.clients["cursor"] and reply.guards["cursor"] == "installed"
+    assert (tmp_path / ".cursor/mcp.json").read_text() == "{}"
+
+
+def test_a_link_stays_a_link_and_a_mode_stays(run: Cli, tmp_path: Path) -> None:
+    real = tmp_path / "dotfiles.json"
+    real.write_text("{}")
+    real.chmod(0o600)
+    (tmp_path / ".cursor/mcp.json").symlink_to(real)
+    run("setup", "cursor", "--yes")
+    assert (tmp_path / ".cursor/mcp.json").is_symlink() and "gpuwarden" in real.read_text()
+    assert real.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_uvx_installed_is_fetched_again(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/home/me/.cache/uv/archive-v0/x")
+    body = run("setup", "cursor", "--yes")[1]
+    assert body["guards"]["cursor"].startswith("left out") and not (tmp_path / ".cursor/hooks.json").exists()
+    entry = json.loads((tmp_path / ".cursor/mcp.json").read_text())["mcpServers"]["gpuwarden"]
+    source = SOURCE.format(version=__version__)
+    assert [entry["command"], *entry["args"][:3]] == ["uvx", "--from", source, "gpuwarden"]
+
+
+# -------------------------------------------------------------------------------------------- what an agent can do
+
+
+@pytest.mark.attack("policy", "undoes the setup of the guard")
+def test_only_a_person_at_a_terminal_undoes_it(run: Cli, tmp_path: Path) -> None:
+    run("setup", "--yes")
+    before = files_below(tmp_path)
+    for more in ([], ["--yes"]):
+        code, body = run("setup", "--undo", *more)
+        assert (code, body["code"]) == (1, "refused") and files_below(tmp_path) == before
+
+
+@pytest.mark.attack("policy", "replaces the guard by one that protects another ledger")
+def test_setup_moves_no_guard_to_another_ledger(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("setup", "claude", "--yes")
+    before = (tmp_path / ".claude/settings.json").read_bytes()
+    accept(tmp_path / "empty" / "gw", tmp_path / "policy.toml")
+    monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path / "empty" / "gw"))
+    assert run("setup", "claude", "--yes")[1]["guards"]["claude"] == "stale"
+    assert (tmp_path / ".claude/settings.json").read_bytes() == before
+
+
+def test_a_plugin_is_left_to_start_the_server(run: Cli, tmp_path: Path) -> None:
+    (tmp_path / ".claude/settings.json").write_text('{"enabledPlugins": {"gpuwarden@gpuwarden-marketplace": true}}')
+    plugins = tmp_path / ".claude/plugins"
+    plugins.mkdir()
+    (tmp_path / "plugin/.claude-plugin").mkdir(parents=True)
+    (tmp_path / "plugin/.claude-plugin/plugin.json").write_text("{}")
+    installed = {"gpuwarden@gpuwarden-marketplace": [{"installPath": str(tmp_path / "plugin")}]}
+    (plugins / "installed_plugins.json").write_text(json.dumps({"plugins": installed}))
+    body = run("setup", "claude", "--yes")[1]
+    assert (body["clients"], body["guards"]) == ({"claude": "the plugin starts it"}, {"claude": "the plugin brings it"})
+    assert "The plugin of claude starts" in body["message"] and not (tmp_path / ".claude.json").exists()
+
+
+@pytest.mark.slow
+def test_a_person_sees_the_lines_and_says_yes(tmp_path: Path, env: dict[str, str]) -> None:
+    more = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
+    code, shown = at_terminal(tmp_path / "gw", "setup", "zed", says={"Type yes to write": "no"}, **more)
+    assert code == 1 and "+ {" in shown and not (tmp_path / ".config/zed/settings.json").exists()
+    code, shown = at_terminal(tmp_path / "gw", "setup", "zed", says={"Type yes to write": "yes"}, **more)
+    assert code == 0 and "The server starts and offers 10 tools" in shown
+    code, shown = at_terminal(tmp_path / "gw", "setup", "--undo", says={"Type yes to take": "yes"}, **more)
+    assert code == 0 and "removed" in shown and not (tmp_path / ".config/zed/settings.json").exists()
+
+
+@pytest.mark.slow
+def test_the_servers_tools_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(tmp_path / "gw").items():
+        monkeypatch.setenv(name, value)
+    assert use_case.tools_of(from_here("setup", "1")) == 10
+
+
+# --------------------------------------------------------------------------------------------- files in odd conditions
+
+
+@pytest.mark.parametrize("odd", ["dangling", "readonly", "store"])
+def test_a_file_that_cant_be_written_stops_no_other_client(
+    run: Cli, env: dict[str, str], tmp_path: Path, odd: str
+) -> None:
+    file = tmp_path / ".claude.json"
+    if odd == "dangling":
+        file.symlink_to(tmp_path / "dotfiles" / "claude.json")
+    elif odd == "readonly":
+        file.write_text("{}")
+        file.chmod(0o444)
+    else:  # a link into a file system that nobody writes to
+        file.symlink_to("/proc/version_signature" if Path("/proc/version_signature").exists() else "/proc/version")
+    before = file.read_bytes() if file.exists() else None
+    code, body = run("setup", "--yes")
+    assert body["clients"]["claude"].startswith("left as it is") and body["clients"]["codex"] == "added"
+    assert (file.read_bytes() if file.exists() else None) == before
+    assert odd == "dangling" or not list(tmp_path.glob("*.new"))
+    assert body["ok"] is (odd == "store") and str(file) in body["paste"] and code == 1 - body["ok"]
+    assert "claude" not in changes.read_note().clients or not changes.read_note().clients["claude"].file
+
+
+def test_a_file_with_a_key_is_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"env": {"KEY": "x"}}')
+    file.chmod(0o600)
+    modes = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (modes.append(os.fstat(fd).st_mode & 0o777), fsync(fd))[1])
+    replace_text(file, "{}")
+    assert modes == [0o600] == [file.stat().st_mode & 0o777]
+    file.chmod(0o644)
+    replace_text(file, "[]")
+    assert file.stat().st_mode & 0o777 == 0o644 and [p.name for p in tmp_path.iterdir()] == ["settings.json"]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("at", ["note", "client"])
+def test_setup_that_is_killed_can_be_run_again_and_undone(
+    run: Cli, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    before = files_below(tmp_path)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    where = (use_case, "write_note") if at == "note" else (changes, "replace_text")
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(*where, killed)
+        use_case.carry_out(use_case.make_plan(("zed",), load_config(env), env, person=False), load_config(env), env)
+    assert files_below(tmp_path) == before, "nothing is written that is not noted before"
+    assert undo(env).clients in ({}, {"zed": "is not there any more"}) and undo(env).clients == {}
+    assert run("setup", "zed", "--yes")[1]["clients"] == {"zed": "added"} and undo(env).clients == {"zed": "removed"}
+
+
+@pytest.mark.parametrize("text", ["{}", '{"mcpServers": []}', '{"mcpServers": null}', '{"mcpServers": {}}', None])
+def test_what_a_person_took_out_is_forgotten(run: Cli, env: dict[str, str], tmp_path: Path, text: str | None) -> None:
+    run("setup", "cursor", "zed", "--yes")
+    file = tmp_path / ".cursor/mcp.json"
+    file.unlink() if text is None else file.write_text(text)
+    assert undo(env).clients == {"cursor": "is not there any more", "zed": "removed"}
+    assert undo(env).clients == {} and (text is None or file.read_text() == text)
+
+
+def test_undo_goes_on_past_a_guard_that_it_cant_take_out(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+    run("setup", "--yes")
+    file = tmp_path / ".claude/settings.json"
+    good = file.read_text()
+    file.write_text(good + "// mine")
+    reply = undo(env)
+    assert reply.guards["claude"].startswith("left as it is") and reply.guards["cursor"] == "absent"
+    assert set(reply.clients.values()) == {"removed"}
+    file.write_text(good)
+    assert undo(env).guards == {"claude": "absent"} and undo(env).guards == {}
+
+
+def test_a_server_that_does_not_start_hides_nothing_that_was_written(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: object) -> int:
+        raise BadRequest("uv can't be started: FileNotFoundError", "Install uv, then run it again.")
+
+    monkeypatch.setattr(use_case, "tools_of", broken)
+    code, body = run("setup", "cursor", "--yes")
+    assert (code, body.get("clients")) == (1, {"cursor": "added"}), body
+    assert "uv can't be started" in body["message"]
+
+
+@pytest.mark.parametrize("said", ["{not json}", "\\377{", '{"id": 2, "result": 7}', '{"id": 2, "result": {}}', ""])
+def test_a_server_that_answers_nonsense_is_refused(said: str) -> None:
+    run = {"command": "/bin/sh", "args": ["-c", "cat > /dev/null; printf '" + said + "\\n'"]}
+    with pytest.raises(BadRequest):
+        use_case.tools_of(run)
+
+
+def test_a_plugin_whose_folder_is_gone_brings_nothing(run: Cli, tmp_path: Path) -> None:
+    (tmp_path / ".claude/settings.json").write_text('{"enabledPlugins": {"gpuwarden@gpuwarden-marketplace": true}}')
+    (tmp_path / ".claude/plugins").mkdir()
+    installed = {"gpuwarden@gpuwarden-marketplace": [{"installPath": str(tmp_path / "gone")}]}
+    (tmp_path / ".claude/plugins/installed_plugins.json").write_text(json.dumps({"plugins": installed}))
+    body = run("setup", "claude", "--yes")[1]
+    assert (body["clients"], body["guards"]) == ({"claude": "added"}, {"claude": "installed"})

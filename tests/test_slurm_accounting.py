@@ -1,0 +1,202 @@
+"""The slurm backend on a cluster with accounting: a real slurmdbd over MariaDB, which enforces its limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract_backend import ended, until
+from gpuwarden.backends.slurm import SlurmBackend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.engine import Ceiling
+from gpuwarden.core.errors import Refused
+from gpuwarden.core.fan_out import gridded
+from gpuwarden.core.models import Place
+from gpuwarden.core.reasons import Code
+from gpuwarden.core.rules import Finding, run_rules
+from gpuwarden.core.states import Job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.fan_out.accepting import fan_out
+from gpuwarden.lifecycle.submission.facts import gather
+from gpuwarden.rules import catalog
+from slurm_kit import Accounted, SlurmEngine, accounted_fixture, login_node, place_of, train  # noqa: F401
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]
+GONE = {"squeue": 'echo \'{"meta": {}, "errors": [], "jobs": []}\''}
+"""A queue that has forgotten all jobs, as Slurm's does some minutes after their end."""
+
+
+@pytest.fixture
+def backend() -> SlurmBackend:
+    return SlurmBackend(SystemClock())
+
+
+@pytest.fixture
+def place(accounted: Accounted, tmp_path: Path) -> Place:
+    return place_of(accounted, tmp_path)
+
+
+@pytest.fixture
+def engine(accounted: Accounted) -> SlurmEngine:
+    return SlurmEngine(accounted)
+
+
+@pytest.fixture
+def ctx(tmp_path: Path, accounted: Accounted, monkeypatch: pytest.MonkeyPatch) -> Context:
+    return login_node(tmp_path, accounted, monkeypatch)
+
+
+async def found(ctx: Context, tasks: int = 1, **given: Any) -> list[Finding]:
+    """What the engine's rules find before a job is sent."""
+    facts = await gather(ctx, train(**given), tasks=tasks)
+    return [f for f in run_rules(catalog.rules_of("submit"), facts) if f.rule.startswith("PF-ENG")]
+
+
+async def test_the_accounts_and_their_limits_are_read_with_what_counts_already(
+    backend: SlurmBackend, place: Place, engine: SlurmEngine
+) -> None:
+    waits = [await backend.submit(engine.job("true", options={"partition": "closed"}), place, "w-there", secrets={})]
+    seen = await backend.limits(engine.job("true"), place)
+    assert (seen.accounts, seen.refusal, seen.unread) == (("nlp", "root"), "", "")
+    assert seen.qos is not None and set(seen.qos) == {"normal", "short", "none", "spent"}
+    own = "your account nlp"
+    assert set(seen.ceilings) == {
+        Ceiling(owner=own, kind="submitted", most=6, used=1),
+        Ceiling(owner=own, kind="running", most=2),
+        Ceiling(owner=own, kind="walltime", most=3_600),
+        Ceiling(owner=own, kind="job", most=4, resource="cpu"),
+        Ceiling(owner=own, kind="job_minutes", most=200, resource="cpu"),
+        Ceiling(owner="the account nlp", kind="submitted", most=40, used=1),
+        Ceiling(owner="the account nlp", kind="minutes", most=1_800, resource="wall"),
+        Ceiling(owner="the account science", kind="job", most=1, resource="node"),
+        Ceiling(owner="the account science", kind="minutes", most=100_000, resource="cpu"),
+    }
+    short = await backend.limits(engine.job("true", options={"qos": "short"}), place)
+    assert {(c.kind, c.most, c.used) for c in short.ceilings if c.owner == "the QOS short"} == {
+        ("walltime", 600, 0), ("submitted", 3, 0), ("job", 3, 0),
+    }  # fmt: skip
+    assert not {c.kind for c in short.ceilings if c.owner == own} & {"walltime", "submitted", "job"}, "QOS goes before"
+    await backend.stop(waits[0], grace_s=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule", "said"),
+    [
+        ({"options": {"account": "vision"}}, "PF-ENG-004", "the account vision is not yours; yours: nlp, root"),
+        ({"options": {"account": "nope"}}, "PF-ENG-004", "the account nope is not yours; yours: nlp, root"),
+        ({"options": {"qos": "long"}}, "PF-ENG-004", "the QOS long is not yours; yours: "),
+        ({"timeout_s": 3_700}, "PF-ENG-003", "an allocation of 3960 s, and your account nlp allows 3600 s"),
+        ({"options": {"qos": "short"}}, "PF-ENG-003", "an allocation of 840 s, and the QOS short allows 600 s"),
+        (
+            {"options": {"nodes": 2}},
+            "PF-ENG-009",
+            "the account science allows a job 1 machines, and this one asks for 2",
+        ),
+        (
+            {"options": {"qos": "short", "cpus": 4}, "timeout_s": 300},
+            "PF-ENG-009",
+            "the QOS short allows a job 3 processors, and this one asks for 4",
+        ),
+        (
+            {"options": {"cpus": 4}, "timeout_s": 3_000},
+            "PF-ENG-009",
+            "your account nlp allows a job 200 minutes of processors, and this one may use 216",
+        ),
+        (
+            {"options": {"qos": "spent"}},
+            "PF-ENG-009",
+            "the QOS spent has 12 of 12 minutes of walltime left, and the job may use 14",
+        ),
+        ({"options": {"qos": "none"}}, "PF-ENG-008", "the QOS none lets no job run"),
+    ],
+)
+async def test_the_gate_refuses_what_accounting_would_and_names_the_figure(
+    ctx: Context, given: dict[str, Any], rule: str, said: str
+) -> None:
+    blocks = [f for f in await found(ctx, **given) if f.blocks]
+    assert [f.rule for f in blocks] == [rule], blocks
+    assert said in blocks[0].message and blocks[0].fix
+
+
+async def test_a_fan_out_of_more_cells_than_may_be_submitted_is_refused_before_anything_is_sent(
+    ctx: Context, accounted: Accounted
+) -> None:
+    roster = gridded(train(name="wide"), {"lr": [str(n) for n in range(7)]}, 0, max_machines=2)
+    with pytest.raises(Refused, match="PF-ENG-008") as refused:
+        await fan_out(ctx, roster)
+    messages = [f.message for f in refused.value.findings if f.rule == "PF-ENG-008" and f.blocks]
+    assert messages == ["your account nlp may have 6 jobs in the queue and has 0; this adds 7"]
+    assert not ctx.ledger.events(kind="job.accepted") and not accounted.jobs("gw-f")
+    notes = [f for f in await found(ctx, tasks=6) if not f.blocks and f.rule == "PF-ENG-008"]
+    assert [f.message for f in notes] == ["your account nlp lets 2 jobs run at a time, of which 0 do; others wait"]
+    assert {f.rule for f in await found(ctx, tasks=4, timeout_s=300, options={"qos": "short"}) if f.blocks} == {
+        "PF-ENG-008"
+    }, "the QOS allows three"
+
+
+async def test_the_last_place_in_the_queue_is_taken_and_the_next_job_is_refused_once(
+    ctx: Context, backend: SlurmBackend, place: Place, engine: SlurmEngine
+) -> None:
+    quick = engine.job("true", timeout_s=300, options={"qos": "short", "partition": "closed"})
+    handles = [await backend.submit(quick, place, f"w-q{n}", secrets={}) for n in range(3)]
+    blocks = [f for f in await found(ctx, timeout_s=300, options={"qos": "short"}) if f.blocks]
+    assert [f.rule for f in blocks] == ["PF-ENG-008"], "Slurm's own refusal has no figure, and is not said beside it"
+    assert "the QOS short may have 3 jobs in the queue and has 3; this adds 1" in blocks[0].message
+    for handle in handles:
+        await backend.stop(handle, grace_s=0)
+    assert not [f for f in await found(ctx, timeout_s=300, options={"qos": "short"}) if f.blocks]
+
+
+async def test_accounting_that_is_down_is_unknown_and_never_without_limits(ctx: Context, accounted: Accounted) -> None:
+    with accounted.without_accounts():
+        blocks = [f for f in await found(ctx) if f.blocks]
+        assert [f.rule for f in blocks] == ["PF-ENG-001"]
+        assert "enforces what it does not say: the accounts and QOS of Slurm's accounting" in blocks[0].message
+        assert "PF-ENG-004" in {f.rule for f in await found(ctx, options={"account": "nope"}) if f.blocks}, (
+            "the controller still knows the accounts"
+        )
+    assert not [f for f in await found(ctx) if f.blocks]
+
+
+async def test_a_job_that_has_left_the_queue_is_read_from_accounting(
+    backend: SlurmBackend, place: Place, engine: SlurmEngine, accounted: Accounted
+) -> None:
+    done = await backend.submit(engine.job("sleep 1"), place, "w-done", secrets={})
+    failed = await backend.submit(engine.job("exit 3"), place, "w-failed", secrets={})
+    waits = await backend.submit(engine.job("true", options={"partition": "closed"}), place, "w-waits", secrets={})
+    for handle in (done, failed):
+        await ended(backend, handle)
+    await backend.stop(waits, grace_s=0)
+    killed = await backend.submit(engine.job("sleep 60", max_restarts=0), place, "w-killed", secrets={})
+    broken = await backend.submit(engine.job("sleep 60", max_restarts=0), place, "w-broken", secrets={})
+    for handle in (killed, broken):
+        await until(backend, handle, lambda o: o.reason is Code.ALIVE, 60)
+    (number,) = accounted.jobs("gw-w-killed")
+    accounted.run("scancel", number)
+    (number,) = accounted.jobs("gw-w-broken")
+    node = accounted.run("squeue", "-h", "-j", number, "-o", "%N").strip()
+    accounted.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    try:
+        for handle in (killed, broken):
+            await ended(backend, handle)
+        with engine._shimmed(GONE):
+            for handle, state in (
+                (done, Job.SUCCEEDED),
+                (failed, Job.FAILED),
+                (waits, Job.CANCELED),
+                (killed, Job.CANCELED),
+                (broken, Job.PREEMPTED),
+            ):
+                # The controller passes an end on to the database in its own time.
+                seen = await until(backend, handle, lambda o, s=state: o.state is s and o.allocation is not None, 60)
+                assert seen.meter is False and seen.allocation is not None
+                if handle in (done, failed):
+                    assert (seen.exit_code, seen.allocation.id.isdigit()) == (0 if handle is done else 3, True)
+                    assert "billing=1" in seen.allocation.resources and "cpu=1" in seen.allocation.resources
+                if handle is done:
+                    assert seen.allocation.used_s, "what it used of its account"
+    finally:
+        if "down" in accounted.run("sinfo", "-h", "-n", node, "-o", "%t"):
+            accounted.run("scontrol", "update", f"NodeName={node}", "State=RESUME")

@@ -1,0 +1,194 @@
+"""Jobs that want to be unstoppable or to blind gpuwarden, and calls that die: Slurm's commands are played by scripts.
+
+A job on a cluster runs as the user, in no sandbox: it can write its own run folder and hold its locks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.backends.slurm import SlurmBackend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.models import Known, Place, Unknown
+from gpuwarden.remote.host import slurm_agent
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="Slurm's login nodes are POSIX")
+STOP = {"name": "gw-j1", "token": "j1", "grace_s": 0.2, "wait_s": 3.0, "ended": ["COMPLETED", "CANCELLED"]}
+
+
+class Played:
+    """A cluster of scripts with one job, which runs until `scancel` is called for good."""
+
+    def __init__(self, folder: Path, **row: Any) -> None:
+        self.run_dir, self.bin, self.log = folder / "runs/gw-j1", folder / "bin", folder / "asked"
+        self.run_dir.mkdir(parents=True)
+        self.bin.mkdir()
+        self.row = {
+            "job_id": 7, "name": "gw-j1-a1", "job_state": "RUNNING", "restart_cnt": 0, "user_name": None,
+            "current_working_directory": str(self.run_dir), **row,
+        }  # fmt: skip
+        self.play("squeue", f"cat {folder}/rows")
+        ended = json.dumps({"jobs": [{**self.row, "job_state": "CANCELLED"}]})
+        (folder / "rows").write_text(json.dumps({"jobs": [self.row]}))
+        (folder / "ended").write_text(ended)
+        self.play(
+            "scancel", f'echo "$@" >> {self.log}; case "$1" in --batch) ;; *) cp {folder}/ended {folder}/rows;; esac'
+        )
+        self.play("sacct", "exit 1")
+        self.play("scontrol", "echo 'AccountingStorageType = accounting_storage/none'")
+        self.env = {"PATH": f"{self.bin}:/usr/bin:/bin"}
+
+    def play(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.bin / name).chmod(0o755)
+
+    def stop(self) -> dict[str, Any]:
+        return slurm_agent.stop({**STOP, "folder": str(self.run_dir)}, slurm_agent.environment(self.env))
+
+    def hears(self) -> None:
+        """Let the job's runner be there, and deaf."""
+        status = {"state": "running", "engine_id": "7", "requeues": 0}
+        (self.run_dir / "status.json").write_text(json.dumps(status))
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Played:
+    return Played(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "written", ['{"asked_at": "soon"}', '{"asked_at": 1e300}', '{"asked_at": -5}', "[" * 50_000, "7"]
+)
+@pytest.mark.attack("ending", "writes its own stop.json, so that its grace never ends")
+def test_a_job_cant_make_itself_unstoppable_by_what_it_writes(played: Played, written: str) -> None:
+    played.hears()
+    (played.run_dir / "stop.json").write_text(written)
+    assert played.stop() == {"ok": True, "result": "stopped"}
+    assert played.log.read_text().splitlines()[-1] == "7", "ended for good after its grace"
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "link"])
+@pytest.mark.attack("ending", "puts something else where its stop is written down")
+def test_a_job_cant_make_itself_unstoppable_by_what_it_puts_there(played: Played, what: str) -> None:
+    played.hears()
+    path = played.run_dir / "stop.json"
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/etc/passwd")}[what]()
+    if what == "folder":
+        (path / "full").touch()
+    assert played.stop() == {"ok": True, "result": "stopped"}
+    assert played.log.read_text().splitlines()[-1] == "7"
+
+
+@pytest.mark.attack("ending", "puts pipes where its log and its status were, so that reading them never ends")
+def test_a_job_cant_blind_the_look_at_all_jobs_with_a_pipe(played: Played) -> None:
+    for name in ("status.json.x", "engine.log", "gw-j1-a1.array", "gw-j1-a1.submitted"):
+        os.mkfifo(played.run_dir / name)
+    request = {"folders": {"gw-j1": str(played.run_dir)}}
+    found = slurm_agent.jobs(request, slurm_agent.environment(played.env))
+    assert found["queue"]["rows"][0]["name"] == "gw-j1-a1" and found["said"] == {"gw-j1": ""}
+
+
+def test_a_clock_that_was_set_back_ends_no_grace_early_and_none_never(played: Played) -> None:
+    played.hears()
+    (played.run_dir / "stop.json").write_text(json.dumps({"grace_s": 0.2, "asked_at": time.time() + 86_400}))
+    assert played.stop()["result"] == "stopped"
+    kept = json.loads((played.run_dir / "stop.json").read_text())
+    assert kept["asked_at"] <= time.time(), "the next call goes on from here"
+
+
+def test_nothing_of_the_users_environment_makes_one_job_many() -> None:
+    given_here = {"SBATCH_ARRAY_INX": "0-9", "SBATCH_WAIT": "1", "SBATCH_ACCOUNT": "nlp"}
+    env = slurm_agent.environment(given_here)
+    assert env.get("SBATCH_ACCOUNT") == "nlp" and not {"SBATCH_ARRAY_INX", "SBATCH_WAIT"} & set(env)
+
+
+@pytest.mark.anyio
+@pytest.mark.attack("ending", "dies while its submit is on its way, so that the job starts after it was called off")
+async def test_a_submit_that_outlives_its_caller_is_not_nothing(tmp_path: Path) -> None:
+    played = Played(tmp_path, name="another")
+    place = Place(platform="slurm/local", run_root=str(tmp_path / "runs"), env=played.env)
+    backend = SlurmBackend(SystemClock())
+    assert await backend.find(place, "j1") == Known(None)
+    with (played.run_dir / "submit.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = await backend.find(place, "j1")
+        assert isinstance(found, Unknown) and "on its way" in found.why
+    assert await backend.find(place, "j1") == Known(None)
+
+
+# ------------------------------------------------------------------------------------------------------------- arrays
+
+
+@given(st.sets(st.integers(0, 4_000), min_size=1, max_size=60), st.integers(1, 99))
+def test_indices_are_read_as_they_are_written(numbers: set[int], at_once: int) -> None:
+    text = slurm_agent.ranges(sorted(numbers))
+    assert slurm_agent.indices(text) == numbers
+    assert slurm_agent.indices(f"[{text}%{at_once}]") == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("7", {7}), ("[5-9%2]", {5, 6, 7, 8, 9}), ("4,6%2", {4, 6}), ("[8-14:2%1]", {8, 10, 12, 14}), ("0-0", {0})],
+)
+def test_every_form_of_slurms_is_read(text: str, numbers: set[int]) -> None:
+    assert slurm_agent.indices(text) == numbers
+
+
+@given(st.text(alphabet="0123456789-,:%[]. x", max_size=20))
+def test_another_form_is_an_error_and_never_an_empty_set(text: str) -> None:
+    try:
+        assert slurm_agent.indices(text)
+    except ValueError:
+        return
+
+
+@pytest.mark.parametrize("text", ["", "0-5,...", "0-99999999", "1-5:0", "0x7FF", "-3", "%2", "5-3"])
+def test_a_list_that_was_cut_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="Slurm names"):
+        slurm_agent.indices(text)
+
+
+@given(
+    st.dictionaries(st.integers(0, 30), st.sampled_from(["PENDING", "RUNNING", "COMPLETED"]), min_size=1),
+    st.booleans(),
+)
+def test_each_task_gets_the_row_that_is_about_it(states: dict[int, str], objects: bool) -> None:
+    tasks = {
+        f"gw-j{n}-a1": {"name": "gw-r-a1", "stem": "gw-r", "folder": "/r", "index": n, "at": f"/j{n}"}
+        for n in range(31)
+    }
+    rows: list[dict[str, Any]] = []
+    for n, state in states.items():
+        if state != "PENDING":
+            number: Any = {"set": True, "infinite": False, "number": n} if objects else n
+            rows.append({"name": "gw-r-a1", "array_job_id": 12, "array_task_id": number, "job_state": state})
+    if waiting := sorted(n for n, state in states.items() if state == "PENDING"):
+        text = slurm_agent.ranges(waiting) + "%2"
+        unset: Any = {"set": False, "infinite": False, "number": 0} if objects else None
+        rows.append({"name": "gw-r-a1", "array_job_id": 12, "array_task_id": unset, "array_task_string": text,
+                     "job_state": "PENDING"})  # fmt: skip
+    found = [row for each in rows for row in slurm_agent.split(each, tasks)]
+    assert {row["name"]: row["job_state"] for row in found} == {f"gw-j{n}-a1": state for n, state in states.items()}
+    assert {row["task"] for row in found} == {f"12_{n}" for n in states}
+    assert {row["current_working_directory"] for row in found} == {f"/j{n}" for n in states}
+
+
+def test_accountings_lines_of_an_array_are_lines_of_its_tasks() -> None:
+    tasks = {
+        f"gw-j{n}-a1": {"name": "gw-r-a1", "stem": "gw-r", "folder": "/r", "index": n, "at": f"/j{n}"} for n in range(4)
+    }
+    rest = "COMPLETED|0:0|1|2|3|1|low|cpu=1|n0"
+    text = f"12_0|gw-r-a1|{rest}|/r\n12_[2-3%2]|gw-r-a1|{rest}|/r\n13_1|gw-r-a1|{rest}|/other\n14|foreign|{rest}|/r\n"
+    found = slurm_agent.accounted(text + f"15|gw-k-a1|{rest}|/k\n", tasks, {"gw-r-a1", "gw-k-a1"})
+    assert [line.split("|")[:2] + line.split("|")[-1:] for line in found] == [
+        ["12_0", "gw-j0-a1", "/j0"], ["12_2", "gw-j2-a1", "/j2"], ["12_3", "gw-j3-a1", "/j3"], ["15", "gw-k-a1", "/k"],
+    ]  # fmt: skip

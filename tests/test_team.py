@@ -1,0 +1,293 @@
+"""A team on one ledger: who submitted is recorded, each has caps of their own, and only those who may approve do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp.client.client import Client
+
+from conftest import HANG_S
+from doors import quick_warden
+from fakes import FakeClock
+from gpuwarden.app import open_context
+from gpuwarden.config import load_config
+from gpuwarden.core.errors import BadRequest, Conflict, Refused
+from gpuwarden.core.models import JobSpec
+from gpuwarden.core.policy import Allowance, Caps, Policy, Team
+from gpuwarden.interfaces.cli.approval import grant_spending, open_spending
+from gpuwarden.interfaces.cli.tokens import create_token, list_tokens
+from gpuwarden.interfaces.http.access import cookie_name
+from gpuwarden.interfaces.results import costs_of, jobs_of
+from gpuwarden.ledger.events import ApprovalGranted, JobAccepted, PasskeyRegistered
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.passkeys import allow, allowed, passkeys, register
+from gpuwarden.lifecycle.ending.teardown import approve, request
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.overview import job_page
+from gpuwarden.lifecycle.monitoring.spending import charges
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
+from gpuwarden.people import acting_as, user_here
+from gpuwarden.rehearsal.model import Settings
+from http_kit import bearer, client, listening, serving
+from lifecycle_kit import PLATFORM, launch, open_house, rent_cloud
+from page_kit import busy_world
+from test_cli_approve import Typed
+from test_http_approving import FROM_PAGE, asked, entered, shown_digest
+from test_http_mcp import transport
+from test_serve_mcp import ERAS, Talk
+
+pytestmark = pytest.mark.anyio
+PASSKEY = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localhost")
+
+
+def team(ctx: Context, **changes: Any) -> None:
+    ctx.policy = ctx.policy.model_copy(update={"team": Team(**changes)})
+
+
+def work(name: str, project: str = "") -> JobSpec:
+    return JobSpec(
+        platform=PLATFORM, command=("true", name), name=name, project=project, outputs=("out",), timeout_s=3600
+    )
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Context:
+    ctx = open_house(tmp_path / "home", FakeClock())
+    rent_cloud(ctx, settings=Settings(boot_s=0, stop_s=0))
+    return ctx
+
+
+# ------------------------------------------------------------------------------------------------- who submitted
+
+
+async def test_a_job_and_its_cost_have_the_person_who_submitted_it(house: Context) -> None:
+    jobs = {}
+    for person in ("alice", "bob"):
+        with acting_as(person):
+            jobs[person] = await launch(house, work(person))
+    old = await launch(house, work("old"))  # by a process that names nobody, as all did before
+    assert [read_job(house.ledger, job).person for job in (*jobs.values(), old)] == ["alice", "bob", ""]
+    assert {event.actor for event in house.ledger.history(f"job/{jobs['bob']}")} == {"cli/bob"}
+    found = charges(house, 0.0)
+    assert {charge.person for charge in found} == {"alice", "bob", ""}
+    real = [replace(charge, platform="vastai", usd=2.0) for charge in found]
+    rows = costs_of(real, 0.0, "person", Team(people={"bob": Allowance(per_day_usd=5)})).rows
+    assert [(row.key, row.per_day_cap_usd) for row in rows] == [("(none)", None), ("alice", None), ("bob", 5.0)]
+    assert {line.person for line in jobs_of(job_page(house)).jobs} == {"alice", "bob", ""}
+
+
+async def test_a_machine_that_ended_is_still_on_its_persons_bill(house: Context) -> None:
+    with acting_as("alice"):
+        job = await launch(house, work("one"))
+    view = await request(house, job, "terminate")
+    assert view.record.digest
+    await approve(house, view.record.id, view.record.digest, channel="terminal", by="user x", loss="one")
+    house.clock.advance(60)  # type: ignore[attr-defined]
+    await list_instances(house)
+    assert house.ledger.subjects("lease", "stopped")
+    assert {charge.person for charge in charges(house, 0.0)} == {"alice"}
+
+
+def test_a_process_acts_for_the_account_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = user_here()
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "mallory")
+    assert user_here() == before
+    ctx = open_context("mcp", env={"GPUWARDEN_HOME": str(tmp_path / "h"), "GPUWARDEN_POLICY": str(empty(tmp_path))})
+    assert ctx.ledger.acting == f"mcp/{before}"
+
+
+def empty(folder: Path, text: str = "") -> Path:
+    file = folder / "policy.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ERAS)
+async def test_over_http_a_job_is_of_the_tokens_person(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ctx = quick_warden(tmp_path / "home")
+    with listening(ctx) as (parts, _), anyio.fail_after(HANG_S):
+        people = {}
+        for person, name in (("alice", "laptop"), ("", "ci")):
+            secret = parts.tokens.create(name, ["read", "submit"], 1, person)[1]
+            async with (
+                httpx2.AsyncClient(headers={"Authorization": f"Bearer {secret}"}, timeout=300) as http,
+                Client(transport(parts, http), mode=mode) as mcp,  # type: ignore[arg-type]
+            ):
+                talk, told = (
+                    Talk(mcp),
+                    {"platform": PLATFORM, "command": ["true", name], "outputs": ["out"], "timeout_s": 60},
+                )
+                receipt = (await talk.call("submit_job", **told))["receipt"]
+                people[name] = (await talk.call("submit_job", **told, receipt=receipt))["job_id"]
+    found = {name: read_job(ctx.ledger, job).person for name, job in people.items()}
+    assert found == {"laptop": "alice", "ci": "ci"}
+    accepted = ctx.ledger.events(kind=JobAccepted)
+    assert {event.actor.partition("/")[2] for event in accepted} == {"alice", "ci"}
+
+
+async def test_a_person_at_a_terminal_says_whose_a_token_is(house: Context) -> None:
+    await create_token(house, "ci", ["read"], 30, Typed("yes"), person="alice")
+    await create_token(house, "own", ["read"], 30, Typed("yes"))
+    assert {row.name: row.person for row in list_tokens(house).tokens} == {"ci": "alice", "own": user_here()}
+    with pytest.raises(BadRequest):
+        await create_token(house, "bad", ["read"], 30, Typed("yes"), person="al\nice")
+
+
+# -------------------------------------------------------------------------------------------------------- caps
+
+
+async def test_one_persons_cap_is_not_spent_by_another(house: Context) -> None:
+    worst = (await submit(house, work("look"))).worst_cost_usd
+    assert worst
+    team(house, people={"alice": Allowance(per_day_usd=1.5 * worst), "bob": Allowance()})
+    with acting_as("alice"):
+        await launch(house, work("a1"))
+        first = await submit(house, work("a2"))
+        assert "above team.people.alice.per_day_usd" in first.ask
+        with pytest.raises(NeedsApproval):
+            await submit(house, work("a2"), receipt=first.receipt)
+    with acting_as("bob"):
+        await launch(house, work("b1"))
+        assert (await submit(house, work("b2"))).ask == ""
+
+
+@pytest.mark.attack("spending", "leaves the project out, or names another, to get round its cap")
+async def test_a_project_is_capped_for_all_and_an_unlisted_one_is_a_question(house: Context) -> None:
+    worst = (await submit(house, work("look"))).worst_cost_usd
+    assert worst
+    team(house, projects={"llm": Allowance(per_job_usd=2 * worst, per_day_usd=1.5 * worst)})
+    with acting_as("alice"):
+        await launch(house, work("a1", "llm"))
+    with acting_as("bob"):
+        assert "above team.projects.llm.per_day_usd" in (await submit(house, work("b1", "llm"))).ask
+        for project in ("", "LLM", "other"):
+            assert "the policy has no cap for the project" in (await submit(house, work("b1", project))).ask
+
+
+@pytest.mark.attack("spending", "submits as somebody whom the policy does not name")
+async def test_a_person_without_a_cap_is_a_question_where_others_have_one(house: Context) -> None:
+    team(house, people={"alice": Allowance()})
+    for person in ("mallory", ""):
+        with acting_as(person):
+            assert "the policy has no cap for the person" in (await submit(house, work("x"))).ask
+
+
+async def test_a_persons_cap_loosens_nothing(house: Context) -> None:
+    house.policy = Policy(rehearsal_caps=Caps(), local=house.policy.local)
+    team(house, people={"alice": Allowance(per_job_usd=1_000, per_day_usd=1_000)})
+    with acting_as("alice"):
+        assert "per_job_usd of $0.00" in (await submit(house, work("x"))).ask
+
+
+@pytest.mark.attack("policy", "names an approver, a person or a cap in a variable")
+def test_no_variable_sets_anything_of_a_team(tmp_path: Path) -> None:
+    file = empty(tmp_path, '[team]\napprovers = ["alice"]\n[team.people.alice]\nper_day_usd = 5\n')
+    env = {"GPUWARDEN_HOME": str(tmp_path / "h"), "GPUWARDEN_POLICY": str(file)}
+    config = load_config({**env, "GPUWARDEN_TEAM_APPROVERS": "mallory", "GPUWARDEN_TEAM_PEOPLE": "mallory"})
+    assert config.policy.team == Team(approvers=("alice",), people={"alice": Allowance(per_day_usd=5)})
+    assert {notice.about for notice in config.notices} >= {"team.approvers", "team.people"}
+    assert {s.path: s.origin for s in config.settings if s.path.startswith("team.")} == {
+        "team.approvers": "file", "team.people": "file", "team.projects": "default",
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- approvals
+
+
+@pytest.mark.attack("person", "approves without being one of those who may")
+async def test_only_who_is_listed_approves(house: Context) -> None:
+    with acting_as("alice"):
+        job = await launch(house, work("one"))
+    team(house, approvers=["bob"])
+    house.policy = house.policy.model_copy(update={"rehearsal_caps": Caps()})
+    receipt = (await submit(house, work("two"))).receipt
+    assert receipt
+    view = await request(house, job, "terminate")
+    assert view.record.digest
+    for person in ("alice", ""):
+        with acting_as(person):
+            with pytest.raises(Refused, match="may not approve"):
+                grant_spending(house, open_spending(house, receipt), "terminal", "user x")
+            with pytest.raises(Refused, match="may not approve"):
+                await approve(house, view.record.id, view.record.digest, channel="terminal", by="x", loss="one")
+    with acting_as("bob"):
+        grant_spending(house, open_spending(house, receipt), "terminal", "user bob")
+        await approve(house, view.record.id, view.record.digest, channel="terminal", by="user bob", loss="one")
+    granted = house.ledger.events(kind=ApprovalGranted)
+    assert {event.actor for event in granted} == {"cli/bob"} and len(granted) == 2
+
+
+@pytest.mark.attack("person", "makes a passkey or a token in the name of one who may approve")
+async def test_in_another_persons_name_only_an_approver_makes_what_acts(house: Context) -> None:
+    team(house, approvers=["bob"])
+    with acting_as("mallory"):
+        for maker in (
+            lambda: allow(house, "phone", "user mallory", "bob"),
+            lambda: allow(house, "phone", "user mallory", "alice"),
+        ):
+            with pytest.raises(Refused, match="may not make"):
+                maker()
+        with pytest.raises(Refused, match="may not make"):
+            await create_token(house, "ci", ["read", "submit"], 30, Typed("yes"), person="bob")
+        allow(house, "own", "user mallory", "mallory")  # which approves nothing: mallory is not listed
+    with acting_as("bob"):
+        allow(house, "phone", "user bob", "alice")
+        await create_token(house, "ci", ["read", "submit"], 30, Typed("yes"), person="alice")
+
+
+@pytest.mark.attack("spending", "launches as oneself what a person approved for somebody else")
+async def test_an_approved_spending_is_of_the_person_whose_receipt_it_is(house: Context) -> None:
+    team(house, people={"alice": Allowance(per_day_usd=0)})
+    with acting_as("alice"):
+        receipt = (await submit(house, work("a"))).receipt
+        assert receipt
+        grant_spending(house, open_spending(house, receipt), "terminal", "user x")
+    with acting_as("mallory"), pytest.raises(Conflict, match="receipt is of alice"):
+        await submit(house, work("a"), receipt=receipt)
+    with acting_as("alice"):
+        assert (await submit(house, work("a"), receipt=receipt)).job is not None
+
+
+async def test_on_the_page_the_passkeys_owner_approves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opened the page. The signature itself has its own tests, with a real browser."""
+    ctx = busy_world(tmp_path / "home").ctx
+    register(ctx, allowed(ctx, allow(ctx, "phone", "user x", "bob")), PASSKEY)
+    assert [one.person for one in passkeys(ctx)] == ["bob"]
+    monkeypatch.setattr(
+        "gpuwarden.interfaces.http.pages.approving.signed_by", lambda _site, _made, _answer, known: (known[0], 1)
+    )
+    for approvers, status in ((["alice"], 403), (["bob"], 200)):
+        team(ctx, approvers=approvers)
+        async with entered(ctx) as (_, http):
+            await asked(http, "r7mixt", await shown_digest(http, "r7mixt"))
+            answer = await http.post("/approve/r7mixt/answer.json", json={"credential": {}})
+            assert answer.status_code == status, answer.text
+    granted = ctx.ledger.last("receipt/r7mixt", ApprovalGranted)
+    assert granted is not None and granted.data.by == "passkey phone" and granted.actor.endswith("/bob")
+
+
+async def test_the_page_shows_what_each_person_spent(tmp_path: Path) -> None:
+    ctx = busy_world(tmp_path / "home").ctx
+    async with entered(ctx) as (_, http):
+        assert "By person" in (await http.get("/money")).text
+
+
+async def test_a_browser_acts_for_who_opened_the_dashboard(tmp_path: Path) -> None:
+    ctx = busy_world(tmp_path / "home").ctx
+    async with serving(ctx) as parts, client(parts, FROM_PAGE) as http:
+        await http.get(f"/enter?link={parts.tokens.create_link('alice')}")
+        session = parts.principal(http.cookies[cookie_name(parts)])
+        token = parts.principal(bearer(parts, "read", name="old")["Authorization"].removeprefix("Bearer "))
+    assert session is not None and session.person == "alice" and token is not None and token.person == "old"

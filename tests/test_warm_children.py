@@ -1,0 +1,42 @@
+"""A loading process that is forked does what one that is started does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from gpuwarden.checkpoints import load
+from test_next_step import weights
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks")]
+
+
+def task(*paths: Path) -> str:
+    files = [{"path": str(path), "name": path.name, "format": "safetensors"} for path in paths]
+    return json.dumps({"memory": 8 << 30, "files": files})
+
+
+@pytest.mark.real("torch")
+def test_both_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("torch", find_spec("torch") is not None)
+    (tmp_path / "a.safetensors").write_bytes(weights())
+    (tmp_path / "b.safetensors").write_bytes(weights()[:-1])
+    both = task(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    forked = load.run_child(both, 120, load.CHILD)
+    monkeypatch.setattr(load, "subprocess", subprocess)
+    assert forked == load.run_child(both, 120, load.CHILD)
+    assert [sorted(answer) for answer in forked[0]] == [["by", "elements", "tensors"], ["error"]]
+
+
+@pytest.mark.real("torch")
+def test_a_forked_one_that_hangs_is_killed(tmp_path: Path) -> None:
+    need("torch", find_spec("torch") is not None)
+    os.mkfifo(tmp_path / "a.safetensors")  # nobody writes into it
+    assert load.run_child(task(tmp_path / "a.safetensors"), 1, load.CHILD) == ([], "it took longer than 1 s")

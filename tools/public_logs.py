@@ -1,0 +1,60 @@
+"""Hold the diagnosis against public logs of healthy runs: by address, since their texts are not ours to publish.
+
+    python tools/public_logs.py                      # fetches each file of tests/corpus/logs/public.jsonl
+    python tools/public_logs.py --mirror FOLDER      # reads OWNER+NAME/repo, git repositories, instead
+
+Each was looked at first: it ends in metrics or in a finished epoch, and nothing failed. The exit code is 1 when the
+diagnosis or the search names an entry for one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from gpuwarden.interfaces.results.diagnosing import diagnose_log
+from gpuwarden.knowledge import search, shipped
+
+LIST = Path(__file__).resolve().parents[1] / "tests" / "corpus" / "logs" / "public.jsonl"
+RAW = "https://raw.githubusercontent.com/{repository}/{commit}/{path}"
+
+
+def content(row: dict[str, str], mirror: Path | None) -> bytes:
+    """Return one log. Raises ValueError when it is not the one that was looked at."""
+    if mirror is None:
+        with urllib.request.urlopen(RAW.format(**row), timeout=60) as reply:  # noqa: S310 - https alone
+            data: bytes = reply.read()
+    else:
+        folder = mirror / row["repository"].replace("/", "+") / "repo"
+        command = ["git", "-C", str(folder), "show", f"{row['commit']}:{row['path']}"]
+        data = subprocess.run(command, check=True, capture_output=True).stdout
+    if hashlib.sha256(data).hexdigest() != row["sha256"]:
+        raise ValueError(f"{row['repository']}: {row['path']} has changed")
+    return data
+
+
+def main() -> int:
+    """Print each log that got a diagnosis or an entry, and the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mirror", type=Path)
+    mirror = parser.parse_args().mirror
+    rows = [json.loads(line) for line in LIST.read_text(encoding="utf-8").splitlines()]
+    wrong = 0
+    for row in rows:
+        text = content(row, mirror).decode("utf-8", "replace")
+        reply, hits = diagnose_log(text), search(shipped(), text)
+        if reply.diagnoses or hits or reply.code != "nothing_failed":
+            wrong += 1
+            found = [one.id for one in (*reply.diagnoses, *hits)]
+            print(f"{row['repository']} {row['path']}: {reply.failure.outcome} {reply.code} {found[:3]}")
+    print(f"{len(rows) - wrong} of {len(rows)} healthy public logs get no entry")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

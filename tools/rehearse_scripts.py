@@ -1,0 +1,148 @@
+"""Rehearse training scripts, and faults seeded into them that the submit gate does not see.
+
+    python tools/rehearse_scripts.py [FOLDER] [--unseen | --written] [--only REGEX] [--log FILE] [--most N]
+
+Without a folder it is the scripts of `tests/corpus/first_step`; FOLDER is what `tools/foreign_scripts.py fetch` filled,
+and `--unseen` its third that stays unseen. A script is rehearsed as it is; where that passes, once more with each fault
+that has a place in it and that the gate neither refuses nor warns about. Models, tokenizer and rows are made here, so
+nothing is asked of the Hub. `--log` keeps each outcome; a run that was cut goes on from there. `--written` takes the
+scripts and faults of `tests/corpus/first_step_unseen.jsonl`, fetches what FOLDER does not have (`--from` a folder of
+git directories), and counts a fault as found only where the message has the words that were expected before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+sys.path.insert(0, str(TESTS))
+
+from first_step_faults import Case, cases, seeds  # noqa: E402
+from first_step_kit import SCRIPTS, rehearsed  # noqa: E402
+from foreign_kit import Job, Script, fetch, findings, scripts  # noqa: E402
+from gpuwarden.core.rules import Severity  # noqa: E402
+
+Row = dict[str, Any]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Rehearse, and print the table."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("folder", type=Path, nargs="?", default=None)
+    ask.add_argument("--unseen", action="store_true")
+    ask.add_argument("--written", action="store_true")
+    ask.add_argument("--from", dest="mirrors", type=Path, default=None)
+    ask.add_argument("--only", default="")
+    ask.add_argument("--log", type=Path, default=None)
+    ask.add_argument("--most", type=int, default=100, help="faults of one script")
+    asked = ask.parse_args(words)
+    done = [json.loads(line) for line in asked.log.read_text().splitlines()] if asked.log and asked.log.exists() else []
+    known = {(row["script"], row["kind"]): row for row in done}
+    for row in (written if asked.written else rows)(asked, known):
+        done.append(row)
+        print(row["script"], row["kind"], row["outcome"], row["why"] or row["message"][:100], flush=True)
+        if asked.log:
+            with asked.log.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    print(table([row for row in done if re.search(asked.only, row["script"])]))
+    return 0
+
+
+def rows(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iterator[Row]:
+    """Yield the outcomes that the log does not have."""
+    for name, text, args in chosen(asked):
+        if (name, "") not in done:
+            done[name, ""] = outcome(name, "", text, args)
+            yield done[name, ""]
+        if done[name, ""]["outcome"] != "passed":
+            continue
+        before = {(f.rule, f.message) for f in findings(Job(text, args))}
+        for kind, changed in list(seeds(text))[: asked.most]:
+            said = [f for f in findings(Job(changed, args)) if (f.rule, f.message) not in before]
+            if (name, kind) not in done and not any(f.blocks or f.severity is Severity.WARNING for f in said):
+                yield outcome(name, kind, changed, args)
+
+
+def written(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iterator[Row]:
+    """Yield the outcomes of the written faults that the log does not have."""
+    listed = [c for c in cases(TESTS / "corpus/first_step_unseen.jsonl") if re.search(asked.only, f"{c.repo}/{c.path}")]
+    lost = list(fetch(asked.folder, asked.mirrors, [Script(c.repo, c.commit, c.path) for c in listed]))
+    assert not lost, lost
+    for case in listed:
+        name, text = f"{case.repo}/{case.path}", (asked.folder / case.repo / case.path).read_text(encoding="utf-8")
+        if (name, "") not in done:
+            done[name, ""] = outcome(name, "", text, (), case)
+            yield done[name, ""]
+        before = {(f.rule, f.message) for f in findings(Job(text))}
+        for fault in case.faults if done[name, ""]["outcome"] == "passed" else ():
+            changed = fault.put_into(text)
+            said = [f for f in findings(Job(changed)) if (f.rule, f.message) not in before]
+            if (name, fault.kind) in done:
+                continue
+            if any(f.blocks or f.severity is Severity.WARNING for f in said):
+                yield {"script": name, "kind": fault.kind, "outcome": "static", "why": said[0].rule, "message": ""}
+                continue
+            row = outcome(name, fault.kind, changed, (), case)
+            if row["outcome"] == "fault" and not re.search(fault.words, f"{row['message']} {row['text']}"):
+                row["outcome"], row["why"] = "other fault", f"expected {fault.words}"
+            yield row
+
+
+def chosen(asked: argparse.Namespace) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield name, text and arguments of the scripts that are asked for."""
+    if asked.folder is None:
+        found = [(path.stem, path.read_text(encoding="utf-8"), ()) for path in sorted(SCRIPTS.glob("*.py"))]
+    else:
+        listed = [s for s in scripts() if s.unseen is asked.unseen and (asked.folder / s.repo / s.path).exists()]
+        found = [(s.name, (asked.folder / s.repo / s.path).read_text(encoding="utf-8"), s.args) for s in listed]
+    yield from (row for row in found if re.search(asked.only, row[0]))
+
+
+def outcome(name: str, kind: str, text: str, args: tuple[str, ...], case: Case | None = None) -> Row:
+    """Rehearse one text, with the files of a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = {path: Path(folder, path) for path, _ in case.files} if case else {}
+        for path, content in case.files if case else ():
+            inputs[path].write_text(content, encoding="utf-8")
+        found = rehearsed(text, args, inputs=inputs)
+    kept = found.model_dump(
+        include={"outcome", "certain", "why", "message", "line", "text", "seconds", "cpu_s", "peak_mb"}
+    )
+    return {"script": name, "kind": kind, **kept}
+
+
+def table(done: list[Row]) -> str:
+    """Return what came of the scripts and of the faults, in Markdown."""
+    seen = [row for row in done if row["outcome"] != "static"]
+    bases, faults = ([row for row in seen if bool(row["kind"]) is seeded] for seeded in (False, True))
+    ended = Counter(row["outcome"] for row in bases)
+    lines = [f"{len(bases)} scripts as they are: {', '.join(f'{n} {what}' for what, n in ended.most_common())}", ""]
+    lines += ["| fault | seeded | found | another found | called inconclusive | passed |", "|---|--:|--:|--:|--:|--:|"]
+    for kind in [*dict.fromkeys(row["kind"] for row in faults), "all"]:
+        some = Counter(row["outcome"] for row in faults if kind in (row["kind"], "all"))
+        counts = [some[what] for what in ("fault", "other fault", "stopped", "passed")]
+        lines.append(f"| {kind} | {some.total()} | {' | '.join(map(str, counts))} |")
+    if faults:
+        seconds, cpu = sorted(r["seconds"] for r in faults), sorted(r["cpu_s"] for r in faults)
+        over = sum(s > 60 for s in seconds)
+        lines += [
+            "",
+            (
+                f"{median(seconds):.0f} s at the median, {seconds[-1]:.0f} at most, {over} over 60 s; "
+                f"{median(cpu):.0f} s of processor time at the median, {cpu[-1]:.0f} at most"
+            ),
+        ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
