@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests check format lint types selftest prove endurance evidence gguf engines kube sky attacks corruption bench docs picture wheel clean
+.PHONY: help demo test tests check format lint types selftest prove proofs endurance evidence gguf engines kube sky real lock newest attacks corruption bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -16,9 +16,10 @@ SYNC = UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --locked --inexact --py
 # Tests start Python hundreds of times: without kept bytecode each start compiles what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CONSTRAINTS ?= constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS))
 
-$(READY): pyproject.toml $(wildcard uv.lock)
+$(READY): pyproject.toml $(wildcard uv.lock constraints.txt)
 	@{ [ -n "$(UV)" ] && $(SYNC); } \
 	|| { $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade "pip>=25.1" && $(PIP) --editable . --group dev; }
 	@touch $@
@@ -26,6 +27,16 @@ $(READY): pyproject.toml $(wildcard uv.lock)
 $(VENV)/.docs: $(READY)
 	@{ [ -n "$(UV)" ] && $(SYNC) --group docs; } || $(PIP) --group docs
 	@touch $@
+
+real: $(READY)
+	@$(PIP) torch && $(PIP) --group real
+
+lock:  ## write uv.lock again, and constraints.txt, which says the same to pip
+	$(UV) lock $(ARGS)
+	$(UV) export --quiet --locked --all-groups --all-extras --no-emit-project --no-hashes --no-annotate --no-header > constraints.txt
+
+newest: clean  ## run the tests with the newest releases that pyproject.toml allows, real libraries included
+	$(MAKE) UV= CONSTRAINTS= real tests
 
 demo: $(READY)  ## walk one training job through its whole life, for real, at no cost
 	$(BIN)/gpuwarden demo $(ARGS)
@@ -62,8 +73,11 @@ SKY = $(or $(GPUWARDEN_SKY_PYTHON),$(ENGINES)/sky/bin/python)
 prove: $(READY)  ## the slow proofs
 	$(TESTS) -m prove $(addprefix --ignore=,$(ENGINE_TESTS)) $(ARGS)
 
+proofs: $(READY)  ## the slow proofs that protect money and data, which CI runs
+	$(TESTS) -m "prove and protects" $(addprefix --ignore=,$(ENGINE_TESTS)) $(ARGS)
+
 endurance: $(READY)  ## the proofs that repeat themselves, in full: hundreds of kills and cuts, a gigabyte, minutes away
-	GPUWARDEN_ENDURANCE=1 $(TESTS) -m endurance $(ARGS)
+	GPUWARDEN_ENDURANCE=1 GPUWARDEN_TEST_PATIENCE=10 $(TESTS) -m endurance $(ARGS)
 
 evidence: $(READY)  ## play every trial behind the README's evidence and compare each
 	GPUWARDEN_EVIDENCE=all $(TESTS) -m prove tests/test_evals_evidence.py $(ARGS)

@@ -19,6 +19,20 @@ ENDURANCE = os.environ.get("GPUWARDEN_ENDURANCE") == "1"
 HANG_S = 600.0
 """Seconds after which whatever a test waits for hangs. A machine that is ten times as slow stays far below."""
 
+PATIENCE = float(os.environ.get("GPUWARDEN_TEST_PATIENCE", "1"))
+"""Factor on every time limit of a test; CI sets 4."""
+
+PROTECTS = (
+    "alternatives", "cli_approve", "crash", "fan_out_l", "http_approving", "kept", "ledger", "lifecycle", "next_step",
+    "parking", "pausing", "policy", "private", "rehearsal_crash", "relaunch", "remote_cuts", "remote_disasters",
+    "remote_hostile", "sandbox", "serve_mcp", "standing_orders", "team",
+    "checkpoints_hostile", "checkpoints_inert", "checkpoints_pickle", "checkpoints_savelib", "checkpoints_sealing",
+)  # fmt: skip
+"""How the names of the modules begin whose tests protect money or data: ledger, kills, gates, teardown, exploit files.
+
+`.ci/run` runs their proofs. A failed one is never run again, because a race there is a bug.
+"""
+
 # A busy machine is not a failure. CI draws the same examples each time; a run by hand looks further.
 settings.register_profile(
     "gpuwarden", deadline=None, derandomize=REQUIRE_REAL, database=None if REQUIRE_REAL else settings.default.database
@@ -28,12 +42,18 @@ settings.load_profile("gpuwarden")
 pytest_plugins = ["postgres_kit"]
 
 
-@pytest.hookimpl(trylast=True)  # once `-m` and `-k` have chosen
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what an attack declares, and whose client runs, among the test's properties for `tools/attacks.py`."""
-    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        items[:] = long_first(items, workers)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark tests before `-m` and `-k` choose among them, and put those that take long first afterwards.
+
+    What an attack declares, and whose client runs, goes among the test's properties for `tools/attacks.py`.
+    """
     for item in items:
+        if item.path.stem.removeprefix("test_").startswith(PROTECTS):
+            item.add_marker(pytest.mark.protects)
+            item.add_marker(pytest.mark.flaky(reruns=0))
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout((600 if item.get_closest_marker("prove") else 120) * PATIENCE))
         if marker := item.get_closest_marker("attack"):
             area, what = marker.args
             item.user_properties.append(("attack", (area, what)))
@@ -41,6 +61,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             platform = item.path.stem.rpartition("clients")[2].strip("_") or "the Hub"
             client = next((name for name in ("skypilot", "dstack", "runpodctl") if name in item.name), marker.args[0])
             item.user_properties.append(("client", (platform, client)))
+    yield
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = long_first(items, workers)
 
 
 def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

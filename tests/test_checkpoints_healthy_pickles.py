@@ -169,7 +169,10 @@ def _tensors() -> dict[str, Any]:
 def test_every_dtype_and_layout(tmp_path: Path, zip_format: bool) -> None:
     torch = there("torch")
     broken: dict[str, Cause | None] = {}
-    for name, tensor in _tensors().items():
+    tensors = _tensors()
+    if not zip_format:  # torch writes sizes that it never set, so a load fails or not by chance
+        del tensors["nested"]
+    for name, tensor in tensors.items():
         path = tmp_path / name / "model.pt"
         path.parent.mkdir()
         try:
@@ -182,9 +185,6 @@ def test_every_dtype_and_layout(tmp_path: Path, zip_format: bool) -> None:
             torch.load(path, weights_only=False)
         except AttributeError:  # torch can't load what it wrote itself: newer types in the older format
             broken[name] = None
-        except RuntimeError:  # nor this, a nested tensor: it reads a size that was never set
-            path.unlink()
-            path.parent.rmdir()
     assert len(list(tmp_path.iterdir())) >= 44 and (not broken or not zip_format)
     check(tmp_path, broken)
 

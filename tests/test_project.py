@@ -31,7 +31,7 @@ def locked(entries: list[dict[str, str]]) -> set[tuple[str, str]]:
 
 
 def test_the_lock_is_of_these_requirements() -> None:
-    """Fails after a change of a dependency; `uv lock` writes the file."""
+    """Fails after a change of a dependency; `make lock` writes the file."""
     extras = [line for lines in PROJECT["project"]["optional-dependencies"].values() for line in lines]
     assert locked(OWN["metadata"]["requires-dist"]) == wanted([*PROJECT["project"]["dependencies"], *extras])
     groups = {name: wanted(lines) for name, lines in PROJECT["dependency-groups"].items()}
@@ -43,6 +43,13 @@ def test_the_lock_names_the_public_index_only() -> None:
     assert set(re.findall(r"https?://([^/\"]+)", text)) == {"pypi.org", "files.pythonhosted.org"}
     sources = [p["source"] for p in LOCK["package"] if p is not OWN]
     assert {tuple(s.items()) for s in sources} == {(("registry", "https://pypi.org/simple"),)}
+
+
+def test_the_constraints_of_pip_are_the_lock() -> None:
+    """Fails after a change of a dependency; `make lock` writes the file."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    constraints = {(r.name, str(r.specifier).removeprefix("==")) for r in map(Requirement, lines)}
+    assert constraints == {(p["name"], p["version"]) for p in LOCK["package"] if p != OWN}
 
 
 def picture() -> str:
