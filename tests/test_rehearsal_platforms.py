@@ -258,9 +258,10 @@ sys.path.insert(0, {here!r})
 from pathlib import Path
 from gpuwarden.profiles import load_profile
 from rehearsal_kit import World, on
+profile = load_profile("runpod")  # while the checkout may still be read
 if os.getuid() == 0:
     os.setuid(65534)
-world = World(Path(sys.argv[1]), load_profile("runpod"))
+world = World(Path(sys.argv[1]), profile)
 box = world.rent()
 deep = on(box.place, "/opt/locked/deeper")
 deep.mkdir(parents=True)
