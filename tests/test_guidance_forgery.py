@@ -6,10 +6,8 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import anyio
 import pytest
 
-from conftest import HANG_S
 from gpuwarden.core.models import Handle, Instance, InstanceState, Known, Observation, Place
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
@@ -22,6 +20,7 @@ from gpuwarden.remote.launch import observation
 from gpuwarden.remote.runner.command import OF_INTENT, Reason
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
 from lifecycle_kit import JumpingClock, launch, open_house, records, rent_cloud, training
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 
@@ -32,26 +31,23 @@ LINES = (
 )
 FORGE = """
 import json, os, signal, sys, time
-said, lies, lines, then, seconds = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4], 0.6
+said, lies, lines, then, turns = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4], 120
 folder = os.environ["GPUWARDEN_RUN_DIR"]
 file = folder + "/status.json"
 with open(said, "a") as out:
     out.write("launched\\n")
 if then == "stay" and open(said).read().count("launched") == 1:
-    seconds = 600
+    turns = 120_000
 print(*lines, sep="\\n", flush=True)
 real = json.load(open(file))
 if then == "kill":
     os.kill(real["pid"], signal.SIGKILL)
-    seconds = 0
-end = time.monotonic() + seconds
-while True:
+    turns = 1
+for _ in range(turns):
     for lie in lies:
         with open(file + ".x", "w") as out:
             json.dump({**real, **lie}, out)
         os.rename(file + ".x", file)
-    if time.monotonic() >= end:
-        break
     time.sleep(0.005)
 """
 GONE = {"pid": 4_000_000, "child_pid": 4_000_001}
@@ -88,13 +84,14 @@ class House:
         return await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
 
     async def until(self, job: str, good: Callable[[Checked], object]) -> Checked:
-        with anyio.fail_after(HANG_S):
-            while True:
-                seen = await check(self.ctx, job)
-                self.states.add(seen.job.state)
-                if good(seen):
-                    return seen
-                await anyio.sleep(0.02)
+        async def look() -> Checked | None:
+            seen = await check(self.ctx, job)
+            self.states.add(seen.job.state)
+            return seen if good(seen) else None
+
+        seen = await soon(look)
+        assert seen
+        return seen
 
     @property
     def launches(self) -> int:
