@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ runpy.run_module("sky.server.server", run_name="__main__", alter_sys=True)
 """
 START_S = 200.0
 """Within these seconds SkyPilot's server starts: it imports every cloud first."""
-NOW = 1_700_000_000.0
-"""The time of everything that the double records."""
+NOW = datetime.now(UTC).timestamp()
+"""The time of all that the double records. It is real, since gpuwarden compares it with its own clock."""
 REQUESTS = {"jobs/queue/v2": "sky.jobs.queue_v2", "jobs/launch": "sky.jobs.launch", "jobs/cancel": "sky.jobs.cancel"}
 FINAL = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED"}
 
@@ -317,9 +318,10 @@ class SkyServer:
         self.requests[ident] = {
             "request_id": ident, "name": REQUESTS.get(verb, f"sky.{verb}"), "entrypoint": NOTHING,
             "request_body": NOTHING,
-            "status": self.state_of(verb, error), "created_at": NOW + len(self.requests), "user_id": "abc",
+            "status": self.state_of(verb, error), "created_at": NOW + len(self.requests) / 1_000, "user_id": "abc",
             "return_value": json.dumps(value), "error": error, "pid": 1, "schedule_type": "short", "user_name": None,
-            "cluster_name": name, "status_msg": None, "should_retry": False, "finished_at": NOW + len(self.requests),
+            "cluster_name": name, "status_msg": None, "should_retry": False,
+            "finished_at": NOW + len(self.requests) / 1_000,
             "file_mounts_blob_id": None, "body": json.dumps(body),
         }  # fmt: skip
         return ident

@@ -135,7 +135,7 @@ async def test_a_launch_that_is_on_its_way_is_found_and_not_sent_again(
         with anyio.move_on_after(60):
             handle = await backend.submit(engine.job("true"), place, "m-slow", secrets={})
         sent = server.count("/jobs/launch")
-        later = {"name": "sky.status", "status": "SUCCEEDED", "created_at": NOW + 1_000}
+        later = {"name": "sky.status", "status": "SUCCEEDED", "created_at": NOW + 1}
         row = next(r for r in server.requests.values() if r["name"] == "sky.jobs.launch")
         server.requests |= {f"r{n}": {**row, **later, "request_id": f"r{n}"} for n in range(200)}
         assert await backend.submit(engine.job("true"), place, "m-slow", secrets={}) == handle
