@@ -30,7 +30,7 @@ from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault as CloudFault
-from lifecycle_kit import JumpingClock, open_house, story
+from lifecycle_kit import clock_of_today, open_house, story
 
 RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 
@@ -85,7 +85,7 @@ class House:
     """A warden with one platform's account, and its machines."""
 
     def __init__(self, home: Path, platform: Platform, server: Web, env: pytest.MonkeyPatch) -> None:
-        self.platform, self.home, self.clock = platform, home, JumpingClock()
+        self.platform, self.home, self.clock = platform, home, clock_of_today()
         self.account = platform.account(home / "cloud", self.clock)
         self.machines = Machines(self.account, home / "machines")
         for name, value in {
@@ -128,7 +128,7 @@ class House:
             issued = self.ctx.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
             assert issued is not None and "unknown" in first.ask
             grant_spending(self.ctx, issued, "terminal", "test")
-        self.clock.ahead += 15  # or a rate limit answers the create, whose reply is lost in its stead
+        self.clock.time += 15  # or a rate limit answers the create, whose reply is lost in its stead
         done = await submit(self.ctx, spec, receipt=first.receipt)
         assert done.job is not None
         return done.job.id
@@ -139,7 +139,7 @@ class House:
             seen = await check(self.ctx, job)
             if done(seen):
                 return seen
-            self.clock.ahead += jump_s
+            self.clock.time += jump_s
             await anyio.sleep(0.05)
         raise AssertionError(f"{seen}\n{self.story()}")
 
@@ -172,7 +172,7 @@ class House:
             cloud.stop(ident)
         else:
             cloud.inject(ident, CloudFault(kind="vanish"))
-        self.clock.ahead += 6
+        self.clock.time += 6
         self.machines.follow(ident)
 
     def billing(self) -> list[str]:
@@ -213,6 +213,6 @@ async def take_down(house: House, job: str, loss: str | None = None) -> None:
     for _ in range(12):
         if view.record.state is Teardown.VERIFIED_STOPPED:
             break
-        house.clock.ahead += 61
+        house.clock.time += 61
         view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.VERIFIED_STOPPED, house.story()
