@@ -21,7 +21,7 @@ from conftest import need
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.policy import Caps, Policy
-from gpuwarden.core.states import TERMINAL_JOBS, Teardown
+from gpuwarden.core.states import TERMINAL_JOBS, Job, Teardown
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -31,6 +31,7 @@ from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault as CloudFault
 from lifecycle_kit import clock_of_today, open_house, story
+from waiting import soon
 
 RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 
@@ -79,6 +80,10 @@ each_platform = pytest.mark.parametrize(
     [pytest.param(p, id=p.name, marks=() if p.name in ORDINARY else pytest.mark.prove) for p in PLATFORMS],
     indirect=True,
 )
+
+
+MACHINE_S = 60.0
+"""A machine of namespaces boots, and OpenSSH starts in it."""
 
 
 class House:
@@ -134,14 +139,16 @@ class House:
         return done.job.id
 
     async def until(self, job: str, done: Callable[[Checked], bool], *, jump_s: float = 0.0) -> Checked:
-        """Check again and again, as an agent does."""
-        for _ in range(1_000):
-            seen = await check(self.ctx, job)
+        """Check again and again, as an agent does. The clock jumps only while no process of the job is waited for."""
+
+        def good(seen: Checked) -> bool:
             if done(seen):
-                return seen
-            self.clock.time += jump_s
-            await anyio.sleep(0.05)
-        raise AssertionError(f"{seen}\n{self.story()}")
+                return True
+            at_work = seen.observation is not None and seen.observation.state in {Job.QUEUED, Job.RUNNING}
+            self.clock.advance(0.0 if at_work else jump_s)
+            return False
+
+        return await soon(lambda: check(self.ctx, job), MACHINE_S, every=0.05, good=good)
 
     async def running(self, job: str) -> Checked:
         return await self.until(job, lambda c: c.job.handle is not None, jump_s=5)

@@ -85,7 +85,9 @@ class House:
 
         words = (json.dumps(lies), json.dumps(LINES), then)
         command = (sys.executable, "-I", "-S", "-c", FORGE, str(self.said), *words)
-        return await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
+        job = await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
+        self.clock.advance(1)  # the machine boots meanwhile
+        return job
 
     async def until(self, job: str, good: Callable[[Checked], object]) -> Checked:
         with anyio.fail_after(HANG_S):

@@ -256,7 +256,7 @@ def quiet(tmp_path: Path) -> Context:
 
 
 async def told(ctx: Context, liar: Liar) -> httpx2.Response:
-    async with served(ctx, liar.issuer) as (parts, http):
+    async with served(ctx, liar.issuer) as (_, http):
         _, asked = await begun(http)
         liar.nonce = asked["nonce"]
         return await http.get(f"/signin/callback?code=c&state={asked['state']}")
@@ -320,7 +320,7 @@ WRONG: list[dict[str, Any]] = [
 
 @pytest.mark.attack("page", "signs in with claims of a wrong type")
 async def test_a_claim_of_a_wrong_type_is_never_a_crash(quiet: Context, liar: Liar) -> None:
-    async with served(quiet, liar.issuer) as (parts, http):
+    async with served(quiet, liar.issuer) as (_, http):
         for wrong in WRONG:
             liar.twist = lambda claims, wrong=wrong: claims.update(wrong)  # type: ignore[misc]
             _, asked = await begun(http)
@@ -334,7 +334,7 @@ async def test_a_claim_of_a_wrong_type_is_never_a_crash(quiet: Context, liar: Li
 async def test_a_name_is_folded_in_ascii_only(quiet: Context, liar: Liar) -> None:
     for name, status in (("KATE@example.org", 200), ("\u212aate@example.org", 403)):  # the Kelvin sign
         liar.twist = lambda claims, name=name: claims.update(email=name)  # type: ignore[misc]
-        async with served(quiet, liar.issuer, allowed=("kate@example.org",)) as (parts, http):
+        async with served(quiet, liar.issuer, allowed=("kate@example.org",)) as (_, http):
             _, asked = await begun(http)
             liar.nonce = asked["nonce"]
             answer = await http.get(f"/signin/callback?code=c&state={asked['state']}")
