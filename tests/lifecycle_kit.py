@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fakes import FakeClock
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.models import JobSpec, Level, Report, Verdict
+from gpuwarden.core.models import InstanceState, JobSpec, Level, Report, Verdict
 from gpuwarden.core.policy import Caps, Local, Policy
 from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.ledger.event import Event
@@ -103,9 +103,10 @@ async def until(ctx: Context, job_id: str, good: Callable[[Checked], object] = o
 
 
 def moves_on(cloud: Cloud, seconds: float) -> None:
-    """Let time pass in a cloud, unless a real process runs there: that one takes real time."""
+    """Let time pass in a cloud if a machine boots there or no process runs: processes are real and take real time."""
     assert isinstance(cloud.clock, FakeClock)
-    if not any(truth.processes for truth in cloud.truths().values()):
+    truths = cloud.truths().values()
+    if any(truth.state is InstanceState.BOOTING for truth in truths) or not any(truth.processes for truth in truths):
         cloud.clock.advance(seconds)
 
 

@@ -113,6 +113,7 @@ async def _strike(ctx: Context, fan_id: str, cloud: Cloud, said: Path, cell: int
 
     async def runs() -> bool:
         await advance_fan_out(ctx, fan_id)
+        moves_on(cloud, 1)
         return str(cell) in (said.read_text().split() if said.exists() else [])
 
     await soon(runs, every=0.1)
