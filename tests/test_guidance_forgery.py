@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.remote.launch import observation
 from gpuwarden.remote.runner.command import OF_INTENT, Reason
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
-from lifecycle_kit import JumpingClock, launch, open_house, records, rent_cloud, training
+from lifecycle_kit import clock_of_today, launch, open_house, records, rent_cloud, training
 from waiting import soon
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +71,7 @@ class House:
     """A spot machine on a pretend cloud, with the real runner and real processes."""
 
     def __init__(self, folder: Path) -> None:
-        self.said, self.clock = folder / "said", JumpingClock()
+        self.said, self.clock = folder / "said", clock_of_today()
         self.ctx: Context = open_house(folder / "home", self.clock)
         self.cloud = rent_cloud(self.ctx)
         self.states: set[Job] = set()
@@ -81,7 +81,9 @@ class House:
 
         words = (json.dumps(lies), json.dumps(LINES), then)
         command = (sys.executable, "-I", "-S", "-c", FORGE, str(self.said), *words)
-        return await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
+        job = await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
+        self.clock.advance(1)  # the machine boots meanwhile
+        return job
 
     async def until(self, job: str, good: Callable[[Checked], object]) -> Checked:
         async def look() -> Checked | None:
@@ -104,7 +106,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     yield made
     for record in records(made.cloud):
         made.cloud.terminate(record.id)
-    made.clock.ahead += 60
+    made.clock.time += 60
     made.cloud.list()
 
 
@@ -123,7 +125,7 @@ async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, l
     job = await house.start(LIES[lie], then="kill")
     seen = await house.until(job, lambda c: c.job.state is Job.UNKNOWN)
     assert seen.job.reason is Code.INTERRUPTION_UNSEEN, "the platform has a while to show that it took the machine"
-    house.clock.ahead += INTERRUPTION_S + 1
+    house.clock.time += INTERRUPTION_S + 1
     seen = await house.until(job, lambda c: c.job.state is not Job.UNKNOWN)
     assert seen.job.state is Job.FAILED and seen.job.reason in {Code.NOT_INTERRUPTED, Code.VANISHED}
     assert Job.PREEMPTED not in house.states and house.launches == 1
@@ -143,7 +145,7 @@ async def test_a_machine_that_was_really_taken_is_relaunched_whatever_the_file_s
     job = await house.start({"state": "running"}, then="stay")
     await house.until(job, lambda c: c.job.state is Job.RUNNING and house.said.exists())
     house.cloud.preempt(records(house.cloud)[0].id)
-    house.clock.ahead += 60
+    house.clock.time += 60
     await house.until(job, lambda c: c.job.attempt == 2 or c.job.state is Job.SUCCEEDED)
     assert Job.PREEMPTED in house.states or house.launches == 2
 

@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from conftest import need
 from gpuwarden.core.models import JobSpec, Level, Verdict
 from gpuwarden.core.policy import Approval, Local
-from gpuwarden.core.states import TERMINAL_JOBS, Job, Teardown
+from gpuwarden.core.states import Job, Teardown
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -24,8 +23,9 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.rehearsal.cloud import Cloud
-from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, launch, promises, records, rent_cloud
+from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, launch, over, promises, records, rent_cloud
 from trainer_kit import FAULTS, METHODS, NEEDS, SCRIPTS, curve
+from waiting import soon
 
 pytestmark = [
     pytest.mark.prove,
@@ -47,7 +47,7 @@ def ctx(tmp_path: Path) -> Context:
         update={"approval": approval, "local": Local(unsandboxed=True, paths=tuple(folders), caches=False)}
     )
     home = tmp_path / "home"
-    clock = JumpingClock()
+    clock = clock_of_today()
     made = Context(Ledger(home / "ledger.db", clock, "cli"), policy, clock, home, env={})
     made.cwd = tmp_path / "project"
     made.cwd.mkdir()
@@ -77,14 +77,18 @@ def job(script: str, flags: tuple[str, ...], inputs: tuple[str, ...], **changes:
     )
 
 
+TRAINING_S = 200.0
+"""A trainer imports torch and trains for tens of seconds."""
+
+
 async def until(ctx: Context, job_id: str, done: Any) -> Checked:
     """Look again and again until a job is as wanted; a job that has ended otherwise fails the test."""
-    while True:
-        seen = await check(ctx, job_id, limit=4000)
-        if done(seen):
-            return seen
-        assert seen.job.state not in TERMINAL_JOBS, (seen.job.why, seen.log.text if seen.log else "")
-        await anyio.sleep(0.5)
+
+    def good(seen: Checked) -> bool:
+        assert done(seen) or not over(seen), (seen.job.why, seen.log.text if seen.log else "")
+        return bool(done(seen))
+
+    return await soon(lambda: check(ctx, job_id, limit=4000), TRAINING_S, every=0.5, good=good)
 
 
 async def ended(ctx: Context, cloud: Cloud, job_id: str, level: Level = Level.RESUME) -> PullResult:
