@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.rehearsal.cloud import Cloud
-from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, launch, over, promises, records, rent_cloud
+from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, launch, moves_on, over, promises, records, rent_cloud
 from trainer_kit import FAULTS, METHODS, NEEDS, SCRIPTS, curve
 from waiting import soon
 
@@ -81,10 +81,11 @@ TRAINING_S = 200.0
 """A trainer imports torch and trains for tens of seconds."""
 
 
-async def until(ctx: Context, job_id: str, done: Any) -> Checked:
+async def until(ctx: Context, cloud: Cloud, job_id: str, done: Any) -> Checked:
     """Look again and again until a job is as wanted; a job that has ended otherwise fails the test."""
 
     def good(seen: Checked) -> bool:
+        moves_on(cloud, 1)
         assert done(seen) or not over(seen), (seen.job.why, seen.log.text if seen.log else "")
         return bool(done(seen))
 
@@ -122,12 +123,12 @@ async def test_a_trainers_whole_life(ctx: Context, method: str) -> None:
     spec = job(method, flags, inputs)
     spec = spec.model_copy(update={"env": {**spec.env, "FAULT_STEP": str(HELD_AT)}})
     job_id = await launch(ctx, spec)
-    seen = await until(ctx, job_id, lambda s: s.observation and s.observation.step == HELD_AT)
+    seen = await until(ctx, cloud, job_id, lambda s: s.observation and s.observation.step == HELD_AT)
     assert seen.job.state is Job.RUNNING and seen.job.attempt == 1
     [machine] = records(cloud)
     assert cloud.truth(machine.id).processes
     cloud.preempt(machine.id)
-    seen = await until(ctx, job_id, lambda s: s.job.state is Job.SUCCEEDED)
+    seen = await until(ctx, cloud, job_id, lambda s: s.job.state is Job.SUCCEEDED)
     assert seen.job.attempt == 2
     pulled = await ended(ctx, cloud, job_id)
     out = pulled.dest / "out"
@@ -145,7 +146,7 @@ async def test_a_conversions_whole_life(ctx: Context) -> None:
     cloud = rent_cloud(ctx)
     flags = ("--llama-cpp", source, "--llama-cpp-build", build, "--types", "F16,Q4_K_M,Q8_0")
     job_id = await launch(ctx, job("merge_and_gguf", flags, project(ctx, SCRIPTS / "merge_and_gguf.py")))
-    await until(ctx, job_id, lambda s: s.job.state is Job.SUCCEEDED)
+    await until(ctx, cloud, job_id, lambda s: s.job.state is Job.SUCCEEDED)
     pulled = await ended(ctx, cloud, job_id, Level.LOAD)
     files = {f["type"]: f["tensors"] for f in json.loads((pulled.dest / "out" / "result.json").read_text())["files"]}
     assert files["Q4_K_M"]["Q4_K"] and files["Q8_0"]["Q8_0"]
