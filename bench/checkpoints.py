@@ -1,6 +1,6 @@
 """How fast verification is, as multiples of a plain sequential read of the same files in the same run.
 
-    python bench/checkpoints.py [--gib 2] [--files 16] [--repeats 5] [--folder DIR]
+    python bench/checkpoints.py [--gib 0.5] [--files 16] [--repeats 3] [--folder DIR]
 
 Each row is measured in turn with the plain read, so that both meet the same machine. The ratio is what counts: it
 carries over between machines, seconds do not. "Warm" is out of the page cache; "cold" is after the files were put out
@@ -10,7 +10,6 @@ installed.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -26,6 +25,10 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench._figures import arguments, figure
+
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.values.checksums import digests
 from gpuwarden.checkpoints.verify import verify
@@ -39,11 +42,11 @@ class Bench:
     """Files of one kind, and the plain read of them that everything is measured against."""
 
     def __init__(self, folder: Path, repeats: int) -> None:
-        self.folder, self.repeats = folder, repeats
+        self.folder, self.repeats, self.what = folder, repeats, ""
         self.gib = sum(p.stat().st_size for p in folder.iterdir()) / 2**30
 
     def row(self, label: str, work: Callable[[], Any], *, cold: bool = False) -> None:
-        """Time the plain read and the work in turn, and print the middle and the best of both."""
+        """Time the plain read and the work in turn, and print the medians of the time and of the ratio."""
         reads, works = [], []
         self._prepare(cold)
         for _ in range(self.repeats):
@@ -54,15 +57,13 @@ class Bench:
             if cold:
                 self._prepare(cold)
         took, ratio = statistics.median(works), statistics.median(w / r for w, r in zip(works, reads, strict=True))
-        print(
-            f"{label:58} {took * 1000:9.1f} ms {ratio:7.2f}x {min(works) / min(reads):7.2f}x {self.gib / took:6.1f}",
-            flush=True,
-        )
+        peer = f"plain read {statistics.median(reads) * 1000:.1f} ms"
+        figure(f"{self.what}, {'cold' if cold else 'warm'}: {label}", f"{took * 1000:.1f} ms", peer, ratio)
 
     def head(self, what: str) -> None:
-        """Print what is measured, and what each column is."""
-        print(f"\n{what}\n{'':58} {'median':>12} {'median':>8} {'best':>8} {'GiB/s':>6}")
-        self.row("plain sequential read, 1 thread", self.read)
+        """Print what is measured, and keep its kind for the rows."""
+        print(f"{self.gib:.2f} GiB of {what}")
+        self.what = what.partition(" in ")[2]
 
     def read(self) -> None:
         """Read every file once, 1 MiB at a time: what the ratios are to."""
@@ -104,12 +105,9 @@ def timed(work: Callable[[], Any]) -> float:
 
 def main() -> None:
     """Print the tables."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--gib", type=float, default=2.0)
-    ask.add_argument("--files", type=int, default=16)
-    ask.add_argument("--repeats", type=int, default=5)
-    ask.add_argument("--folder", type=Path, default=None, help="where to put the files for a while")
-    args = ask.parse_args()
+    folder = tempfile.gettempdir()
+    sizes = {"gib": (0.5, 0.01), "files": (16, 2), "repeats": (3, 1)}
+    args = arguments(__doc__, {**sizes, "folder": (folder, folder)})
     kinds: list[tuple[Callable[..., None], Callable[[Bench], None], int]] = [
         (safetensors, shards, args.files),
         (archives, zips, args.files),
@@ -159,7 +157,7 @@ def archives(folder: Path, gib: float, files: int) -> None:
 
 def shards(bench: Bench) -> None:
     """A sharded model, as safetensors."""
-    bench.head(f"{bench.gib:.1f} GiB of bf16 in {len(list(bench.folder.iterdir()))} safetensors files, warm")
+    bench.head(f"bf16 in {len(list(bench.folder.iterdir()))} safetensors")
     bench.row("structure", bench.proven(Level.STRUCTURE))
     quick, sure = bench.roster(FAST), bench.roster("sha256")
     bench.row("content: scan, 1 thread", bench.proven(Level.CONTENT, threads=1))
@@ -180,7 +178,7 @@ def shards(bench: Bench) -> None:
 def zips(bench: Bench) -> None:
     """The same amount in archives with CRCs."""
     kind = "torch archives" if TORCH else "npz archives"
-    bench.head(f"{bench.gib:.1f} GiB of fp32 in {len(list(bench.folder.iterdir()))} {kind}, warm")
+    bench.head(f"fp32 in {len(list(bench.folder.iterdir()))} {kind}")
     quick = bench.roster(FAST)
     bench.row("structure", bench.proven(Level.STRUCTURE))
     bench.row("content: scan + CRC, 1 thread", bench.proven(Level.CONTENT, threads=1))
@@ -197,7 +195,7 @@ def zips(bench: Bench) -> None:
 
 def lone(bench: Bench) -> None:
     """A single file, which two threads share."""
-    bench.head(f"{bench.gib:.1f} GiB of bf16 in one safetensors file, warm")
+    bench.head("bf16 in one safetensors")
     quick = bench.roster(FAST)
     bench.row("content: scan, 1 thread", bench.proven(Level.CONTENT, threads=1))
     bench.row("content: scan, 2 threads", bench.proven(Level.CONTENT))
@@ -209,8 +207,6 @@ def cold(bench: Bench, *rows: tuple[str, Manifest | None]) -> None:
     """The same with nothing in the page cache, where the system lets us empty it."""
     if not hasattr(os, "posix_fadvise"):
         return
-    print("cold")
-    bench.row("plain sequential read, 1 thread", bench.read, cold=True)
     for label, roster in rows:
         bench.row(label, bench.proven(Level.CONTENT, roster), cold=True)
 
@@ -226,14 +222,17 @@ def finite(*names: str) -> None:
 def memory(bench: Bench) -> None:
     """What a fresh process needs; this one has made the files and remembers them. Linux only: getrusage inherits."""
     code = (
-        "import pathlib, sys; from gpuwarden.checkpoints import manifest; from gpuwarden.core.models import Manifest;"
+        "import pathlib, sys; from gpuwarden.checkpoints.sealing import manifest;"
+        "from gpuwarden.core.models import Manifest;"
         "from gpuwarden.checkpoints.verify import verify; folder = pathlib.Path(sys.argv[1]);"
         "verify(folder, manifest=Manifest.model_validate(manifest.take(folder)));"
         "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0])"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(bench.folder)], check=False, capture_output=True)
-    peak = f"{int(done.stdout) / 1024:.0f} MiB" if done.returncode == 0 else "unknown here"
-    print(f"peak memory of a process that takes a manifest and verifies all of it: {peak}", flush=True)
+    if sys.platform != "linux":
+        return
+    peak = int(subprocess.check_output([sys.executable, "-c", code, str(bench.folder)])) / 1024
+    size = 1024 * bench.gib
+    figure(f"{bench.what}: peak memory of manifest and check", f"{peak:.0f} MiB", f"files {size:.0f} MiB", peak / size)
 
 
 if __name__ == "__main__":

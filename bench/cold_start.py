@@ -1,25 +1,27 @@
 """Measure the MCP server's cold start against a bare server of the SDK, on this machine, in one run.
 
-    python bench/cold_start.py [--rounds 7] [--events 0,1000,10000]
+    python bench/cold_start.py [--rounds 5] [--events 0,1000,10000]
 
 Prints ratios to a server with ten trivial tools that does nothing but `MCPServer(...).run()`: from the start of the
 process to the answer to tools/list (aim 1.2 at most), in both protocol eras, and with a ledger that has grown; and to
-the answer to a first call, which only the whole server can give and for which there is no aim. Each ratio is of the
-fastest runs and of the medians; every round runs all of them, one after the other.
+the answer to a first call, which only the whole server can give and for which there is no aim. Times and ratios are
+those of the fastest runs; every round runs all of them, one after the other.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench._figures import arguments, figure
 
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.ledger.events import PinWrong
@@ -80,19 +82,9 @@ def grown(home: Path, events: int) -> Path:
     return home
 
 
-def show(what: str, ours: list[float], bare: list[float], aim: str) -> None:
-    """One line: the ratio of the fastest runs and of the medians, and the fastest times."""
-    fastest, median = (pick(ours) / pick(bare) for pick in (min, statistics.median))
-    times = f"ours {min(ours) * 1000:.0f}, bare SDK {min(bare) * 1000:.0f} ms"
-    print(f"{what:<46} ratio {fastest:.2f} fastest, {median:.2f} median ({aim})   {times}", flush=True)
-
-
 def main() -> None:
     """Run all of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--events", default="0,1000,10000", help="sizes of the ledger")
-    options = parser.parse_args()
+    options = arguments(__doc__, {"rounds": (5, 1), "events": ("0,1000,10000", "0")})
     command = [sys.executable, "-m", "gpuwarden", "mcp"]
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder:
         bare = Path(folder, "bare.py")
@@ -105,9 +97,10 @@ def main() -> None:
                 for n, home in homes.items():
                     times.setdefault(str(n), []).append(start(command, home, era))
             for n in homes:
-                for at, what, aim in ((0, "tools/list", "aim 1.2"), (1, "first call", "no aim")):
-                    ours, theirs = [t[at] for t in times[str(n)]], [t[at] for t in times["bare"]]
-                    show(f"{what}, {era}, {n:,} events", ours, theirs, aim)
+                for at, what in enumerate(("tools/list (aim 1.2)", "first call")):
+                    ours, theirs = (min(t[at] for t in times[who]) for who in (str(n), "bare"))
+                    peer = f"bare SDK {theirs * 1000:.0f} ms"
+                    figure(f"{what}, {era}, {n:,} events", f"{ours * 1000:.0f} ms", peer, ours / theirs)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Sessions of 60 calls and about 280 KB, in Claude Code's form, since it is the fattest. The ratio to a plain `json.loads`
 of the same lines in the same run says more than the rate: it does not depend on the machine.
-Run from the checkout: python bench/evals.py [SECONDS]
+
+    python bench/evals.py [--seconds 3]
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench._figures import arguments, figure
 from evals.scoring.cases import load_cases
 from evals.scoring.verdict import Verdict, score
 from evals.selftest.witness import witness
@@ -83,8 +85,9 @@ def rate(work: Callable[[], object], seconds: float) -> float:
     return best
 
 
-def main(seconds: float) -> int:
+def main() -> int:
     """Print the rates; 1 where a verdict is wrong."""
+    seconds = arguments(__doc__, {"seconds": (3.0, 0.3)}).seconds
     with tempfile.TemporaryDirectory() as folder:
         path = session(Path(folder))
         case, end = load_cases()[CASE], witness(load_cases()[CASE]).end_state()
@@ -97,12 +100,11 @@ def main(seconds: float) -> int:
         checks = rate(lambda: score(case, transcript, end=end), seconds)
     size, calls, kinds = len(text) / 1000, len(transcript.calls), len(case.all_checks)
     print(f"session: {size:.0f} KB, {calls} calls, {kinds} checks, {verdict.value}")
-    print(f"file to verdict   {whole:8.0f} transcripts/s per core")
-    print(f"checks alone      {checks:8.0f} transcripts/s per core")
-    print(f"json.loads alone  {plain:8.0f} transcripts/s per core")
-    print(f"ratio             {whole / plain:8.2f} of plain json.loads")
+    peer = f"json.loads alone {plain:.0f}/s"
+    figure("transcripts that a core scores, from file to verdict", f"{whole:.0f}/s", peer, whole / plain)
+    figure("the same without reading them", f"{checks:.0f}/s", peer, checks / plain)
     return 0 if verdict is Verdict.PASS else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(float(sys.argv[1]) if len(sys.argv) > 1 else 6.0))
+    raise SystemExit(main())

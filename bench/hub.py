@@ -1,25 +1,31 @@
 """Verify 50 repos at 50 ms of simulated latency: ours against a loop over the client library.
 
-Run: python bench/hub.py. Prints seconds, the ratio, and the cost in requests. Both sides look for the same 48 repos
-that exist and 2 that do not; ours also ranks suggestions for those two.
+    python bench/hub.py [--repos 50] [--rounds 3]
+
+Prints seconds and the cost in requests, with their ratios. Both sides look for the same repos, of which all
+but 2 exist; ours also ranks suggestions for those two.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import anyio
 
-REPOS = 50
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench._figures import arguments, figure
+
 LATENCY_S = 0.05
-ROUNDS = 3
 
 
 def main() -> None:
-    """Measure, and print one line for each side."""
+    """Measure, and print the figures."""
+    asked = arguments(__doc__, {"repos": (50, 10), "rounds": (3, 1)})
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("HF_HOME", tempfile.mkdtemp())
     from gpuwarden.rehearsal.hub.seed import TOKEN
@@ -27,21 +33,20 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as root, HubServer(Path(root)) as server:
         server.store.add_user(TOKEN, "rehearsal")
-        ids = [f"bench/model-{n}" for n in range(REPOS)]
+        ids = [f"bench/model-{n}" for n in range(asked.repos)]
         for repo_id in ids[2:]:
             server.store.put("model", repo_id, {"config.json": "{}", "model.bin": b"x" * 100})
         server.conditions.latency_s = LATENCY_S
-        loop, loop_requests = _measure(server, lambda: _loop(server, ids))
-        ours, our_requests = _measure(server, lambda: _ours(server, ids))
-    print(f"hub: {REPOS} repos, {LATENCY_S * 1000:.0f} ms latency, best of {ROUNDS}")
-    print(f"  one after another  {loop:6.2f} s  {loop_requests} requests")
-    print(f"  gpuwarden          {ours:6.2f} s  {our_requests} requests (suggestions for the missing included)")
-    print(f"  ratio              {loop / ours:6.1f} x")
+        loop, loop_requests = _measure(server, lambda: _loop(server, ids), asked.rounds)
+        ours, our_requests = _measure(server, lambda: _ours(server, ids), asked.rounds)
+    what, peer = f"{asked.repos} repos at {LATENCY_S * 1000:.0f} ms of latency", "one after another"
+    figure(f"{what}, best of {asked.rounds}", f"{ours:.2f} s", f"{peer} {loop:.2f} s", ours / loop)
+    figure("  requests", str(our_requests), f"{peer} {loop_requests}", our_requests / loop_requests)
 
 
-def _measure(server, call) -> tuple[float, int]:  # type: ignore[no-untyped-def]
+def _measure(server, call, rounds: int) -> tuple[float, int]:  # type: ignore[no-untyped-def]
     best, requests = float("inf"), 0
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         server.conditions.requests.clear()
         start = time.perf_counter()
         call()

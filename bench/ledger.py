@@ -1,9 +1,11 @@
-"""How the ledger's figures grow with the jobs that have ended: 100, 1,000, 10,000 and 100,000, rented and local.
+"""How the ledger's figures grow with the jobs that have ended: 100, 1,000, and 10,000, rented and local.
 
-Each figure is told as a ratio: to the same figure at 100 jobs, and to one bare insert or select of sqlite3 on the same
-disk in the same run. Jobs ended one a minute, each with the events of a whole life; two live ones are watched. The
-loop's figure is the longest time that the event loop ran no other task while the watch went round. Times are CPU time.
-Run from the checkout: python bench/ledger.py [MOST_JOBS]
+Each figure is told as a ratio: to the same figure at the smallest size, and to one bare insert or select of sqlite3 on
+the same disk in the same run. Jobs ended one a minute, each with the events of a whole life; two live ones are watched.
+The loop's figure is the longest time that the event loop ran no other task while the watch went round. Times are CPU
+time.
+
+    python bench/ledger.py [--jobs 100,1000,10000]
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench._figures import arguments, figure
 
 from gpuwarden.core.models import (
     Handle,
@@ -44,7 +50,6 @@ from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.budgets import spent_today
 
-SIZES = (100, 1_000, 10_000, 100_000)
 MINUTE = 60.0
 LIVE = ("jlive0", "jlive1")
 RICH = Policy(caps=Caps(per_job_usd=1e6, per_day_usd=1e6, per_instance_usd=1e6))
@@ -284,23 +289,23 @@ def bare(folder: Path) -> tuple[float, float]:
 
 
 def show(name: str, first: dict[str, float], now: dict[str, float], bares: tuple[float, float], jobs: int) -> None:
-    """Print one table."""
-    print(f"{name}, {jobs:,} jobs")
+    """Print what each operation costs, as ratios to sqlite3 and to the smallest ledger."""
     for what, took in now.items():
         peer, which = (bares[0], "insert") if "write" in what else (bares[1], "select")
-        ratio = f"{took / first[what]:6.2f} x the figure at 100 jobs"
-        print(f"  {what:26} {took * 1e3:8.2f} ms  {ratio}, {took / peer:9.1f} x a bare {which}")
+        row = f"{name}, {jobs:,} jobs: {what}", f"{took * 1e3:.2f} ms"
+        figure(*row, f"bare {which} {peer * 1e3:.3f} ms", took / peer)
+        if now is not first:
+            figure(*row, f"smallest ledger {first[what] * 1e3:.2f} ms", took / first[what])
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Print the figures of both kinds of jobs at every size."""
-    most = int(argv[1]) if len(argv) > 1 else SIZES[-1]
+    sizes = arguments(__doc__, {"jobs": ("100,1000,10000", "20,40")}).jobs
     for name, platform in (("local", "local"), ("rented", "vastai")):
         with tempfile.TemporaryDirectory() as folder:
             house, first = House(Path(folder) / "home", platform), dict[str, Any]()
             bares = bare(Path(folder))
-            print(f"bare sqlite3: insert {bares[0] * 1e3:.2f} ms, select {bares[1] * 1e6:.0f} us (p99)")
-            for jobs in (size for size in SIZES if size <= most):
+            for jobs in map(int, sizes.split(",")):
                 house.grow(jobs)
                 now = figures(house)
                 first = first or now
@@ -308,4 +313,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    main()

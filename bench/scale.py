@@ -1,10 +1,11 @@
-"""Measure how the watch's costs grow with the jobs: 1,000, 3,000 and 10,000 jobs on a tenth as many machines.
+"""Measure how the watch's costs grow with the jobs, of which there are ten for each machine.
 
 Every job's whole life is played in pretend time: its machine is rented, boots, is interrupted in waves, runs the job,
 and is ended by an approval. Meanwhile the platform takes a limited number of calls a minute and is silent for some
 minutes. Real are the ledger, the use cases, the watch and the rehearsal cloud's API with its verbs, transitions, meter
 and faults. Pretended are the cloud's files and the processes on its machines. Times are CPU time.
-Run from the checkout: python bench/scale.py [JOBS ...]
+
+    python bench/scale.py [--jobs 300,1000]
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench._figures import arguments, figure
 from bench.ledger import HandClock
 
 from gpuwarden.core.errors import Unreachable, WardenError
@@ -53,7 +58,6 @@ from gpuwarden.rehearsal.cloud import Cloud, Session
 from gpuwarden.rehearsal.model import Call, Fault, Faults, Record, Settings, State
 from gpuwarden.rehearsal.store import Config
 
-SIZES = (1_000, 3_000, 10_000)
 PLATFORM = "rehearsal/vastai"
 EVERY_S = 60.0
 LENGTH_S = 480.0
@@ -380,17 +384,21 @@ class Scale:
         }
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Print the figures of every size; the smallest first, since the peak of memory is the process's."""
-    for jobs in sorted(int(size) for size in argv[1:]) or SIZES:
+    first: dict[str, float] = {}
+    for jobs in sorted(map(int, arguments(__doc__, {"jobs": ("300,1000", "20,40")}).jobs.split(","))):
         with tempfile.TemporaryDirectory() as folder:
             run, begun = Scale(Path(folder), jobs, jobs // 10), time.process_time()
             anyio.run(run.run)
             print(f"{jobs:,} jobs on {jobs // 10:,} machines, {time.process_time() - begun:.0f} s of CPU time")
             print(f"  {dict(run.states())}, {dict(run.provider.calls)}, {dict(run.backend.calls)}")
-            for what, figure in run.figures().items():
-                print(f"  {what:32} {figure:12,.2f}", flush=True)
+            found = run.figures()
+            first = first or found
+            for what, value in found.items():
+                peer = "" if found is first else f"the fewest jobs {first[what]:,.2f}"
+                figure(f"{jobs:,} jobs: {what}", f"{value:,.2f}", peer, value / first[what] if peer and value else None)
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    main()

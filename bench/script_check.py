@@ -1,6 +1,6 @@
 """Measure the reading of training scripts against Python's own compiler, on this machine, in one run.
 
-    python bench/script_check.py [--rounds 5]
+    python bench/script_check.py [--rounds 3]
 
 Prints, over the shipped trainers, which are far longer than usual scripts, the CPU seconds of one reading with the
 tables of released libraries (aim 0.5 s at the median), and their ratio to those of `compile`. Then, over one small
@@ -10,7 +10,6 @@ check): each round runs all of them, one after the other.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import statistics
@@ -20,6 +19,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench._figures import arguments, figure
 
 from gpuwarden.data import data_dir
 from gpuwarden.scripts.package_checks import Libraries
@@ -69,21 +72,23 @@ def show_commands(rounds: int) -> None:
         argvs = {what: [sys.executable, "-m", "gpuwarden", *words.split()] for what, words in COMMANDS.items()}
         for argv in (compiling, *argvs.values()):  # bytecode is written, and the ledger created
             seconds_of(argv, folder)
-        ratios: dict[str, list[float]] = {what: [] for what in argvs}
+        took: dict[str, list[float]] = {what: [] for what in argvs}
+        least = []
         for _ in range(rounds):
-            least = seconds_of(compiling, folder)
+            least.append(seconds_of(compiling, folder))
             for what, argv in argvs.items():
-                ratios[what].append(seconds_of(argv, folder) / least)
-        for what, found in ratios.items():
-            print(f"gpuwarden {what:<10} {statistics.median(found):.1f} x python -m py_compile")
+                took[what].append(seconds_of(argv, folder))
+        for what, found in took.items():
+            ratio = statistics.median(mine / other for mine, other in zip(found, least, strict=True))
+            peer = f"py_compile {statistics.median(least):.2f} s"
+            figure(f"gpuwarden {what}, CPU", f"{statistics.median(found):.2f} s", peer, ratio)
 
 
 def main() -> None:
     """Measure and print."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--rounds", type=int, default=5)
-    rounds = ask.parse_args().rounds
-    paths = sorted((data_dir("skills") / "gpu-training" / "scripts").glob("*.py"))
+    asked = arguments(__doc__, {"rounds": (3, 1), "scripts": (100, 2)})
+    rounds = asked.rounds
+    paths = sorted((data_dir("skills") / "gpu-training" / "scripts").glob("*.py"))[: asked.scripts]
     texts = [path.read_text(encoding="utf-8") for path in paths]
     first = seconds(lambda: check(texts[0]))
     read = statistics.median(seconds(lambda t=t: check(t)) for _ in range(rounds) for t in texts)  # type: ignore[misc]
@@ -92,8 +97,10 @@ def main() -> None:
         for _ in range(rounds)
         for t in texts
     )
-    print(f"{len(texts)} scripts: {read:.3f} s of CPU at the median, the first {first:.3f} s")
-    print(f"  ratio to compile {read / built:.1f} x")
+    figure(
+        f"read one of {len(texts)} scripts, CPU (aim 0.5 s)", f"{read:.3f} s", f"compile {built:.4f} s", read / built
+    )
+    figure("  the first one of a process", f"{first:.3f} s", f"compile {built:.4f} s", first / built)
     show_commands(rounds)
 
 

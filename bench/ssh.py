@@ -1,6 +1,6 @@
 """Measure the SSH backend against the system's own tools, on this machine, in one run.
 
-    python bench/ssh.py [--gib 1] [--files 10000] [--rounds 5] [--folder DIR] [--only status,push,pull]
+    python bench/ssh.py [--gib 0.25] [--files 1000] [--rounds 3] [--folder DIR] [--only status,push,pull]
 
 Prints ratios: at most 1.0 for a status check of ten jobs against one `ssh` exec over a ControlMaster, at most 1.1 for
 pushes and pulls, of one large file and of many small ones, against the better of `rsync -a` and `scp -r`. Those are
@@ -19,7 +19,6 @@ of both sides together. Needs sshd, ssh, scp and rsync; everything listens on lo
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import os
@@ -37,7 +36,10 @@ from typing import Final
 
 import anyio
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from bench._figures import arguments, figure
 
 from contract_backend import ended, shell, until
 from gpuwarden.backends.base import artifacts
@@ -70,14 +72,14 @@ async def atimed(work: Callable[[], Awaitable[object]]) -> float:
 
 
 def show(what: str, times: dict[str, list[float]], peers: list[str], aim: float, unit: float = 1.0) -> None:
-    """One line for each of ours: the median of its ratios to the better peer of the same round."""
+    """Print for each of ours the median of its ratios to the better peer of the same round."""
     best = [min(round_) for round_ in zip(*(times[name] for name in peers), strict=True)]
-    middles = ", ".join(f"{name} {statistics.median(times[name]) * unit:.2f}" for name in peers)
+    fastest = min(peers, key=lambda name: statistics.median(times[name]))
+    peer = f"{fastest} {statistics.median(times[fastest]) * unit:.2f}"
     for name in [n for n in times if n.startswith("ours")]:
-        ratios = sorted(mine / other for mine, other in zip(times[name], best, strict=True))
-        ends = f"{statistics.median(ratios):.2f} (aim {aim:.1f}; {ratios[0]:.2f} to {ratios[-1]:.2f})"
+        ratio = statistics.median(mine / other for mine, other in zip(times[name], best, strict=True))
         mine = statistics.median(times[name]) * unit
-        print(f"{what + name.removeprefix('ours'):<52} ratio {ends}   ours {mine:.2f}, {middles}", flush=True)
+        figure(f"{what}{name.removeprefix('ours')} (aim {aim:.1f})", f"{mine:.2f}", peer, ratio)
 
 
 class Processors:
@@ -95,8 +97,7 @@ class Processors:
         before = self.read()
         yield
         if self.known:
-            self.wait(self.server)
-            self.wait(os.getpid())
+            self.settle()
             spent = [after - was for was, after in zip(before, self.read(), strict=True)]
             self.spent.setdefault(name, []).append(spent)
 
@@ -109,9 +110,14 @@ class Processors:
         far = sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
         return [time.process_time(), ended.ru_utime + ended.ru_stime, far]
 
+    def settle(self) -> None:
+        """Wait until both sides have no process but the server."""
+        for parent in (self.server, os.getpid()) if self.known else ():
+            self.wait(parent)
+
     def wait(self, parent: int) -> None:
         """Wait until a process has no children but the server."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             with suppress(ChildProcessError):
                 while parent == os.getpid() and os.waitpid(-1, os.WNOHANG)[0]:
@@ -120,16 +126,17 @@ class Processors:
             if not set(map(int, found)) - {self.server}:
                 return
             time.sleep(0.01)
-        raise AssertionError(f"process {parent} still has children: {found}")
+        words = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in found]
+        raise AssertionError(f"process {parent} still has children: {words}")
 
     def show(self) -> None:
-        """One line: for each, the middle of what it spent on this side and on the other."""
-        words = []
-        for name, spent in self.spent.items():
-            own, clients, far = (statistics.median(column) * 1000 for column in zip(*spent, strict=True))
-            words.append(f"{name} {own + clients + far:.0f} ({own:.0f} + {clients:.0f} + {far:.0f})")
-        if words:
-            print(f"{'  processors (ms: here + clients + far side)':<52} {', '.join(words)}", flush=True)
+        """Print the processor time of both sides: ours against the least of its peers."""
+        totals = {name: statistics.median(map(sum, spent)) * 1000 for name, spent in self.spent.items()}
+        peers = [name for name in totals if not name.startswith("ours")]
+        for name in [n for n in totals if n.startswith("ours")]:
+            least = min(peers, key=totals.__getitem__)
+            what = f"  processors of both sides, ms{name.removeprefix('ours')}"
+            figure(what, f"{totals[name]:.0f}", f"{least} {totals[least]:.0f}", totals[name] / totals[least])
         self.spent.clear()
 
 
@@ -159,7 +166,8 @@ class Bench:
                 times["ours"].append(await atimed(lambda: self.backend.poll(handles)))
         finally:
             timed([*self.ssh, "-O", "exit", "-o", control, "box"])
-            await self.backend.aclose()  # who counts processors waits for every connection's end
+            await self.backend.aclose()
+        self.processors.settle()  # else the first client that is counted has these connections' time too
         show("status of 10 jobs (ms)", times, ["ssh ControlMaster"], 1.0, 1000)
 
     async def pull(self, what: str, text: str, token: str, rounds: int) -> None:
@@ -264,11 +272,7 @@ async def main(gib: float, files: int, rounds: int, only: str, folder: Path) -> 
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--gib", type=float, default=1.0)
-    options.add_argument("--files", type=int, default=10_000)
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--only", default="status,push,pull")
-    options.add_argument("--folder", type=Path, help="where to work; a RAM disk measures the tools, not the disk")
-    asked = options.parse_args()
-    anyio.run(main, asked.gib, asked.files, asked.rounds, asked.only, asked.folder)
+    everything, folder = "status,push,pull", tempfile.gettempdir()  # a RAM disk measures the tools, not the disk
+    sizes = {"gib": (0.25, 0.01), "files": (1_000, 20), "rounds": (3, 1)}
+    asked = arguments(__doc__, {**sizes, "only": (everything, everything), "folder": (folder, folder)})
+    anyio.run(main, asked.gib, asked.files, asked.rounds, asked.only, Path(asked.folder))

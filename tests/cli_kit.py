@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from doors import JOB, PLATFORM, TRAIN, environment, quick_warden
@@ -19,8 +17,9 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
-from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.submission.submit import submit
+from lifecycle_kit import until
+from waiting import eventually
 
 
 @pytest.fixture(name="home")
@@ -92,12 +91,8 @@ def launched(run: Cli, train: Path, *more: str) -> str:
 
 
 def ended(run: Cli, job_id: str, *states: str) -> dict[str, Any]:
-    for _ in range(5_000):
-        body = run("check", job_id)[1]
-        if body["state"] in (states or ("succeeded",)):
-            return body
-        time.sleep(0.05)
-    raise AssertionError(body)
+    good = states or ("succeeded",)
+    return eventually(lambda: run("check", job_id)[1], every=0.05, good=lambda body: body["state"] in good)
 
 
 def proven(run: Cli, train: Path) -> str:
@@ -118,8 +113,7 @@ class Life:
         spec = build(JobSpec, JOB)
         job = (await submit(self.ctx, spec, receipt=(await submit(self.ctx, spec)).receipt)).job
         assert job is not None
-        while (await check(self.ctx, job.id)).job.state != "succeeded":
-            await anyio.sleep(0.15)
+        await until(self.ctx, job.id, lambda seen: seen.job.state == "succeeded")
         self.job_id = job.id
         return (await request(self.ctx, job.id, "terminate")).record.id
 

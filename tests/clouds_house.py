@@ -21,7 +21,7 @@ from conftest import need
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.policy import Caps, Policy
-from gpuwarden.core.states import TERMINAL_JOBS, Teardown
+from gpuwarden.core.states import TERMINAL_JOBS, Job, Teardown
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -30,7 +30,8 @@ from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault as CloudFault
-from lifecycle_kit import JumpingClock, open_house, story
+from lifecycle_kit import clock_of_today, open_house, story
+from waiting import soon
 
 RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 
@@ -81,11 +82,15 @@ each_platform = pytest.mark.parametrize(
 )
 
 
+MACHINE_S = 60.0
+"""A machine of namespaces boots, and OpenSSH starts in it."""
+
+
 class House:
     """A warden with one platform's account, and its machines."""
 
     def __init__(self, home: Path, platform: Platform, server: Web, env: pytest.MonkeyPatch) -> None:
-        self.platform, self.home, self.clock = platform, home, JumpingClock()
+        self.platform, self.home, self.clock = platform, home, clock_of_today()
         self.account = platform.account(home / "cloud", self.clock)
         self.machines = Machines(self.account, home / "machines")
         for name, value in {
@@ -128,20 +133,22 @@ class House:
             issued = self.ctx.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
             assert issued is not None and "unknown" in first.ask
             grant_spending(self.ctx, issued, "terminal", "test")
-        self.clock.ahead += 15  # or a rate limit answers the create, whose reply is lost in its stead
+        self.clock.time += 15  # or a rate limit answers the create, whose reply is lost in its stead
         done = await submit(self.ctx, spec, receipt=first.receipt)
         assert done.job is not None
         return done.job.id
 
     async def until(self, job: str, done: Callable[[Checked], bool], *, jump_s: float = 0.0) -> Checked:
-        """Check again and again, as an agent does."""
-        for _ in range(1_000):
-            seen = await check(self.ctx, job)
+        """Check again and again, as an agent does. The clock jumps only while no process of the job is waited for."""
+
+        def good(seen: Checked) -> bool:
             if done(seen):
-                return seen
-            self.clock.ahead += jump_s
-            await anyio.sleep(0.05)
-        raise AssertionError(f"{seen}\n{self.story()}")
+                return True
+            at_work = seen.observation is not None and seen.observation.state in {Job.QUEUED, Job.RUNNING}
+            self.clock.advance(0.0 if at_work else jump_s)
+            return False
+
+        return await soon(lambda: check(self.ctx, job), MACHINE_S, every=0.05, good=good)
 
     async def running(self, job: str) -> Checked:
         return await self.until(job, lambda c: c.job.handle is not None, jump_s=5)
@@ -172,7 +179,7 @@ class House:
             cloud.stop(ident)
         else:
             cloud.inject(ident, CloudFault(kind="vanish"))
-        self.clock.ahead += 6
+        self.clock.time += 6
         self.machines.follow(ident)
 
     def billing(self) -> list[str]:
@@ -213,6 +220,6 @@ async def take_down(house: House, job: str, loss: str | None = None) -> None:
     for _ in range(12):
         if view.record.state is Teardown.VERIFIED_STOPPED:
             break
-        house.clock.ahead += 61
+        house.clock.time += 61
         view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.VERIFIED_STOPPED, house.story()

@@ -12,16 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from waiting import PATIENCE
 from warm_children import Children
 
 REQUIRE_REAL = os.environ.get("GPUWARDEN_REQUIRE_REAL") == "1"
 ENDURANCE = os.environ.get("GPUWARDEN_ENDURANCE") == "1"
-HANG_S = 600.0
-"""Seconds after which whatever a test waits for hangs. A machine that is ten times as slow stays far below."""
-
-PATIENCE = float(os.environ.get("GPUWARDEN_TEST_PATIENCE", "1"))
-"""Factor on every time limit of a test; CI sets 4."""
-
 PROTECTS = (
     "alternatives", "cli_approve", "crash", "fan_out_l", "http_approving", "kept", "ledger", "lifecycle", "next_step",
     "parking", "pausing", "policy", "private", "rehearsal_crash", "relaunch", "remote_cuts", "remote_disasters",

@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import anyio
 import pytest
 
-from contract_backend import DEADLINE_S, Engine, ended, until
+from contract_backend import ENGINE_S, Engine, ended, until
 from gpuwarden.backends.base import Arrayed, ArrayTask
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.core.models import Handle, Known, Place, StopResult, Unknown
 from gpuwarden.core.states import Job
+from waiting import soon
 
 LIVE = {Job.RUNNING, Job.QUEUED}
 
@@ -42,15 +42,12 @@ async def states(backend: Arrayed, handles: Sequence[Handle]) -> list[Job]:
 
 async def settled(backend: Arrayed, handles: Sequence[Handle], running: int) -> None:
     """Wait until so many jobs run and no other can."""
-    found: list[Job] = []
-    with anyio.move_on_after(DEADLINE_S):
-        while True:
-            found = await states(backend, handles)
-            assert found.count(Job.RUNNING) <= running, found
-            if found.count(Job.RUNNING) == running:
-                return
-            await anyio.sleep(0.05)
-    pytest.fail(f"{running} jobs were to run at a time; last seen: {found}")
+
+    def good(found: list[Job]) -> bool:
+        assert found.count(Job.RUNNING) <= running, found
+        return found.count(Job.RUNNING) == running
+
+    await soon(lambda: states(backend, handles), ENGINE_S, every=0.05, good=good)
 
 
 class ArrayContract:

@@ -3,10 +3,11 @@
 `python crash_driver.py` imports everything and reads the profiles once: loading is most of what a short command costs,
 and nobody loses anything by a death in it. Then it reads orders, one JSON object per line on stdin. For each it forks a
 child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is about to run
-that many lines of gpuwarden, counted over all of its threads; with `after` it is killed from outside that many seconds
-later. With `stranger` the process has the key of another account on the same platform; `through`, an ssh_config and a
-port, is how it reaches machines. `only_checks` asks for a receipt where nothing is metered, `profiles` are a user's
-own. The answer says how the child ended, what the use case answered, and how many lines it ran.
+that many lines of gpuwarden, counted over all of its threads; with `after` it is killed from outside after that many
+looks at it, which are a millisecond or more apart. With `stranger` the process has the key of another account on the
+same platform; `through`, an ssh_config and a port, is how it reaches machines. `only_checks` asks for a receipt where
+nothing is metered, `profiles` are a user's own. The answer says how the child ended, what the use case answered, and
+for how many looks it lived.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import FAST, PLATFORM, open_house
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
-PATIENCE_S = 300.0
 
 
 class Behind(SshBackend):
@@ -62,11 +62,7 @@ class Behind(SshBackend):
 class PlainClock:
     """The machine's clock, but none that the cloud starts host processes for: what is due happens at the next look."""
 
-    def now(self) -> float:
-        return time.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
+    now, sleep = SystemClock().now, SystemClock().sleep
 
 
 class Tripwire:
@@ -163,7 +159,6 @@ def child(order: dict[str, Any], note: int) -> None:
 def carry_out(order: dict[str, Any]) -> dict[str, Any]:
     """Fork, wait, and kill when the time has come."""
     reader, writer = os.pipe()
-    began = time.monotonic()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
@@ -178,15 +173,13 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
         finally:
             os._exit(code)
     os.close(writer)
-    end = began + (order.get("after") or PATIENCE_S)
-    ended = 0
-    while not ended:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if not ended and time.monotonic() > end:
+    looks = 0
+    while not (seen := os.waitpid(pid, os.WNOHANG))[0]:
+        if looks == order.get("after"):
             os.kill(pid, signal.SIGKILL)
-            ended, status = os.waitpid(pid, 0)
-        elif not ended:
-            time.sleep(0.001)
+        looks += 1
+        time.sleep(0.001)
+    status = seen[1]
     note = b""
     while block := os.read(reader, 65_536):
         note += block
@@ -194,8 +187,7 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
             break
     os.close(reader)
     said = json.loads(note) if note else {}
-    took = time.monotonic() - began
-    return {"killed": os.WIFSIGNALED(status), "code": os.waitstatus_to_exitcode(status), "took": took, **said}
+    return {"killed": os.WIFSIGNALED(status), "code": os.waitstatus_to_exitcode(status), "looks": looks, **said}
 
 
 def load_all() -> None:

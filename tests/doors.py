@@ -8,9 +8,8 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +18,7 @@ from gpuwarden.app import open_context
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.policy_record import RECORD, Record, write_record
 from gpuwarden.rehearsal.model import Settings
+from waiting import PATIENCE, eventually
 
 PLATFORM = "rehearsal/vastai"
 QUICK = Settings(boot_s=0.0, stop_s=0.0, resume_s=0.0, settle_s=0.05, host_life_s=120.0)
@@ -79,8 +79,8 @@ def gpuwarden(
     """Run the command in a process of its own, without a terminal."""
     return subprocess.run(
         [sys.executable, "-m", "gpuwarden", *words], env=environment(home, **env), input=stdin, text=True,
-        stdin=subprocess.DEVNULL if stdin is None else None, capture_output=True, timeout=timeout, check=False,
-        start_new_session=True,
+        stdin=subprocess.DEVNULL if stdin is None else None, capture_output=True, timeout=timeout * PATIENCE,
+        check=False, start_new_session=True,
     )  # fmt: skip
 
 
@@ -106,14 +106,14 @@ def at_terminal(
     home: Path,
     *words: str,
     says: Mapping[str, str] | Iterable[tuple[str, str]],
-    timeout: float = 120.0,
+    timeout: float = 60.0,
     enough: Callable[[str], bool] = lambda shown: False,
     **env: str,
 ) -> tuple[int, str]:
     """Run the command on a pseudo-terminal. When it shows a prompt of `says`, in order, type the answer.
 
-    Returns the exit code and everything that was shown. Raises AssertionError with what a command has shown that does
-    not end, once that is `enough`.
+    Returns the exit code and everything that was shown. A command that has no end is killed once it has shown `enough`;
+    then an AssertionError has everything that was shown.
     """
     import pty
 
@@ -124,23 +124,31 @@ def at_terminal(
             os.execve(sys.executable, [sys.executable, "-m", "gpuwarden", *words], environment(home, **env))
         finally:
             os._exit(127)
-    shown, fresh, until = "", "", time.monotonic() + timeout
+    shown, fresh, over = "", "", ""
+
+    def turn() -> str:
+        """Read once and answer; say why that is all."""
+        nonlocal shown, fresh
+        if enough(shown):
+            return "enough"
+        if not select.select([fd], [], [], 0.2)[0]:
+            return ""
+        block = b""
+        with suppress(OSError):  # the other end is closed
+            block = os.read(fd, 65_536)
+        if not block:
+            return "ended"
+        shown += block.decode("utf-8", "replace")
+        fresh += block.decode("utf-8", "replace")
+        if script and script[0][0] in fresh:
+            os.write(fd, script.pop(0)[1].encode() + b"\n")
+            fresh = ""
+        return ""
+
     try:
-        while time.monotonic() < until and not enough(shown):
-            if not select.select([fd], [], [], 0.2)[0]:
-                continue
-            try:
-                block = os.read(fd, 65_536)
-            except OSError:  # the other end is closed
-                break
-            if not block:
-                break
-            shown += block.decode("utf-8", "replace")
-            fresh += block.decode("utf-8", "replace")
-            if script and script[0][0] in fresh:
-                os.write(fd, script.pop(0)[1].encode() + b"\n")
-                fresh = ""
-        else:
+        with suppress(AssertionError):
+            over = eventually(turn, timeout, every=0)
+        if over != "ended":
             os.kill(pid, 9)
             raise AssertionError(f"still running; it showed:\n{shown}")
     finally:

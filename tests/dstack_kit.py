@@ -17,7 +17,6 @@ import socket
 import sqlite3
 import subprocess
 import threading
-import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ import pytest
 from gpuwarden.backends.dstack import DstackBackend
 from gpuwarden.core.models import JobSpec, Place, Unknown
 from gpuwarden.providers._http import ApiResponse
+from waiting import eventually
 
 TOKEN = "dstack-token-of-the-tests"
 PLACE = Place(platform="dstack/main", instance_id="lease-1", run_root="/job")
@@ -258,14 +258,15 @@ class RealDstack:
         self.process = subprocess.Popen(argv, env=own, stdout=self.log, stderr=subprocess.STDOUT, cwd=folder)
 
     def start(self) -> RealDstack:
-        end = time.monotonic() + 180
-        while True:
-            with suppress(OSError):
-                self.call("/api/server/get_info", {})
-                return self
-            said = (self.folder / "server.log").read_text(errors="replace")[-2000:]
-            assert self.process.poll() is None and time.monotonic() < end, said
-            time.sleep(0.2)
+        eventually(self._answers, 90, every=0.2)  # it makes its database first
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "server.log").read_text(errors="replace")[-2000:]
+        with suppress(OSError):
+            self.call("/api/server/get_info", {})
+            return True
+        return False
 
     def close(self) -> None:
         self.processes.close()

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from mcp.client.client import Client
 
@@ -16,6 +15,7 @@ from gpuwarden.app import open_context
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
+from waiting import soon
 
 ENDED = {"succeeded", "failed", "canceled", "preempted"}
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -76,12 +76,12 @@ class Jobs:
         good: Callable[[dict[str, Any]], bool] = over,
     ) -> dict[str, Any]:
         """Look until the job has ended, has come to a step, or is what `good` wants."""
-        with anyio.fail_after(seconds):
-            while True:
-                body = await self.call("check_job", job_id=job_id, log_bytes=4_000)
-                if good(body) if step is None else body["step"] == step:
-                    return body
-                await anyio.sleep(0.15)
+
+        async def look() -> dict[str, Any] | None:
+            body = await self.call("check_job", job_id=job_id, log_bytes=4_000)
+            return body if (good(body) if step is None else body["step"] == step) else None
+
+        return await soon(look, seconds, every=0.15)
 
     def folder(self, job_id: str) -> Path:
         """A job's run folder."""

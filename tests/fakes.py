@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import anyio
+
+from waiting import soon
 
 
 class FakeClock:
@@ -20,3 +26,35 @@ class FakeClock:
     async def sleep(self, seconds: float) -> None:
         self.time += seconds
         await anyio.lowlevel.checkpoint()
+
+
+class Limits:
+    """Stands for `anyio` in a module of the product: its time limits pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.open: list[anyio.CancelScope] = []
+        self.time = 0.0
+
+    @contextmanager
+    def fail_after(self, delay: float | None) -> Iterator[anyio.CancelScope]:
+        with anyio.CancelScope() as scope:
+            self.open.append(scope)
+            try:
+                yield scope
+            finally:
+                self.open.remove(scope)
+        if scope.cancelled_caught:
+            raise TimeoutError
+
+    def current_time(self) -> float:
+        return self.time
+
+    async def pass_when(self, happened: Callable[[], object], seconds: float = 60.0) -> None:
+        """Let the time of all open limits pass once something has happened."""
+        await soon(happened)
+        self.time += seconds
+        for scope in self.open:
+            scope.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(anyio, name)

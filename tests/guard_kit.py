@@ -7,16 +7,17 @@ starts with `@tool` is a call of a tool: its name, then its input as JSON.
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import peers
+from counting import lines_run
+from gpuwarden.interfaces.hooks.guard import limits
 from gpuwarden.interfaces.hooks.guard.calls import Rules, judged
 from gpuwarden.interfaces.hooks.guard.declared import table
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
-from peers import shlex_s
 
 FOLDER = Path(__file__).with_name("guard_spellings")
 USER = "/home/me"
@@ -63,29 +64,53 @@ def event(spelling: str) -> dict[str, Any]:
     return {"tool_name": "Bash", "tool_input": {"command": spelling}, "cwd": f"{USER}/project"}
 
 
+LOOKS = 10_000
+"""How often the parser looks at the clock, once in a hundred of its steps, before its time is over in these tests."""
+
+
+class Turns:
+    """Stands for the module `time` in the guard: its clock goes on by the parser's looks at it."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __getattr__(self, clock: str) -> Callable[[], float]:
+        return self._look
+
+    def _look(self) -> float:
+        self.looks += 1
+        return self.looks * limits.MOST_PARSE_S / LOOKS
+
+
+def judge(event: dict[str, Any], rules: Rules) -> tuple[str | None, int]:
+    """Return the guard's verdict, the same on any machine, and how often its parser looked at the clock."""
+    turns = Turns()
+    with mock.patch.object(limits, "time", turns):
+        return judged(event, rules), turns.looks
+
+
 def verdict(spelling: str) -> str | None:
-    return judged(event(spelling), rules())
+    return judge(event(spelling), rules())[0]
+
+
+def bash(command: str) -> dict[str, Any]:
+    return {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": USER}
 
 
 def shell(command: str, rules: Rules) -> str | None:
-    return judged({"tool_name": "Bash", "tool_input": {"command": command}, "cwd": "/home/me"}, rules)
+    return judge(bash(command), rules)[0]
 
 
-MOST_SHLEX = 8
-"""How many times as long as `shlex` for 132 kB a verdict on any text may take; the slowest known takes 2.6 times."""
+MOST_STEPS = 2_000_000
+"""The most that a verdict on any text may cost; the dearest one known costs 660,000."""
 
 
-@cache
-def most_cpu_s() -> float:
-    """Return the most processor seconds that a verdict may take on this machine."""
-    return MOST_SHLEX * shlex_s()
+def steps(command: str) -> int:
+    """Return the cost of a verdict: lines of Python, and a hundred for each look of the parser at the clock."""
+    looks = 0
 
+    def work() -> None:
+        nonlocal looks
+        looks = judge(bash(command), RULES)[1]
 
-def cpu_s(command: str) -> float:
-    """Return the processor's seconds that a verdict takes, at best of five where it takes long."""
-    best = math.inf
-    for _ in range(5):
-        best = min(best, peers.cpu_s(lambda: shell(command, RULES), 1))
-        if best < most_cpu_s():
-            break
-    return best
+    return lines_run(work) + 100 * looks

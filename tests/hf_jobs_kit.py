@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import anyio
 import pytest
 
-from conftest import HANG_S
 from gpuwarden.backends.hf_jobs import HfJobsBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Handle, JobSpec, Observation, Place
@@ -19,6 +17,7 @@ from gpuwarden.profiles import load_profile
 from gpuwarden.providers.hf_jobs import HfJobsProvider
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hubserver import config, hub_server
+from waiting import soon
 
 PLACE = Place(platform="hf-jobs", instance_id="lease-1", run_root="/job")
 
@@ -41,12 +40,11 @@ def provider(server: HubServer, tmp_path: Path) -> HfJobsProvider:
 
 async def ended(backend: HfJobsBackend, handle: Handle) -> Observation:
     """Poll until the job has ended."""
-    with anyio.fail_after(HANG_S):
-        while True:
-            seen = (await backend.poll([handle]))[handle.token]
-            if seen.state not in {Job.RUNNING, Job.QUEUED}:
-                return seen
-            await anyio.sleep(0.05)
+
+    async def look() -> Observation:
+        return (await backend.poll([handle]))[handle.token]
+
+    return await soon(look, every=0.05, good=lambda seen: seen.state not in {Job.RUNNING, Job.QUEUED})
 
 
 class HubEngine:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import anyio
 import pytest
 
 from gpuwarden.core.clock import SystemClock
@@ -22,6 +21,7 @@ from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check, pause, resume
 from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import open_house
+from waiting import soon
 
 # Saves a step when it is told to end, and goes on from the saved one. It ends once a file `go` is there.
 TRAIN = """# /// script
@@ -96,15 +96,15 @@ def train(**changes: object) -> JobSpec:
 
 
 async def until(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> Checked:
-    """Check the job until the answer is good; fail with the last one after a bounded time."""
-    seen = None
-    with anyio.move_on_after(120):
-        while True:
-            seen = await check(ctx, job_id)
-            if good(seen):
-                return seen
-            await anyio.sleep(0.1)
-    pytest.fail(f"last seen: {seen}")
+    """Check the job until the answer is good."""
+
+    async def look() -> Checked | None:
+        seen = await check(ctx, job_id)
+        return seen if good(seen) else None
+
+    seen = await soon(look, 60, every=0.1)
+    assert seen is not None
+    return seen
 
 
 async def refused(ctx: Context, spec: JobSpec) -> list[str]:

@@ -4,45 +4,36 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-import anyio
-
+from fakes import FakeClock
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.models import JobSpec, Level, Report, Verdict
+from gpuwarden.core.models import InstanceState, JobSpec, Level, Report, Verdict
 from gpuwarden.core.policy import Caps, Local, Policy
-from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, Job, Lease, Teardown
+from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts import local_copies
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Record, Settings
 from postgres_kit import kept_ledger
+from waiting import real_time, soon
 
 PLATFORM = "rehearsal/vastai"
 WEALTHY = Policy(rehearsal_caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 FAST = Settings(boot_s=0.05, stop_s=0.02, resume_s=0.05, settle_s=0.05)
 
 
-class JumpingClock:
-    """The machine's clock, ahead of it by what was slept: boots and second looks take no time, processes do."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def now(self) -> float:
-        return time.time() + self.ahead
-
-    async def sleep(self, seconds: float) -> None:
-        self.ahead += seconds
-        await anyio.lowlevel.checkpoint()
+def clock_of_today() -> FakeClock:
+    """Return a clock that stands at the real time: real processes write times that the product compares with it."""
+    return FakeClock(real_time())
 
 
 # A job that says that it was started (a line in a file outside of the machine), works a while, and saves a checkpoint.
@@ -99,6 +90,24 @@ async def launch(ctx: Context, spec: JobSpec) -> str:
     done = await submit(ctx, spec, receipt=first.receipt)
     assert done.job is not None
     return done.job.id
+
+
+def over(seen: Checked) -> bool:
+    """Whether the job has ended."""
+    return seen.job.state in TERMINAL_JOBS
+
+
+async def until(ctx: Context, job_id: str, good: Callable[[Checked], object] = over) -> Checked:
+    """Look at a job whose processes are real until it is `good`. The clock stands still meanwhile."""
+    return await soon(lambda: check(ctx, job_id), every=0.1, good=good)
+
+
+def moves_on(cloud: Cloud, seconds: float) -> None:
+    """Let time pass in a cloud if a machine boots there or no process runs: processes are real and take real time."""
+    assert isinstance(cloud.clock, FakeClock)
+    truths = cloud.truths().values()
+    if any(truth.state is InstanceState.BOOTING for truth in truths) or not any(truth.processes for truth in truths):
+        cloud.clock.advance(seconds)
 
 
 async def prove(ctx: Context, job_id: str) -> Report | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
 from bench.ledger import begins, ends
 
+from fakes import FakeClock
 from gpuwarden.core.models import (
     Account,
     Answer,
@@ -40,19 +39,6 @@ HOUR = 3_600.0
 EVIL = "<script>document.title='evil'</script><img src=x onerror=alert(1)>\"'`${1}{{1301*7}}"
 """Markup of each kind that a stranger could hope for."""
 PRICE = 2.49
-
-
-class WallClock:
-    """The machine's clock, behind it by what `ahead` is negative: a past is recorded first, and then lived in."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def now(self) -> float:
-        return time.time() + self.ahead
-
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
 
 
 class Machines:
@@ -111,7 +97,7 @@ class World:
     """The context over such a ledger, and its pretended machines."""
 
     ctx: Context
-    clock: WallClock
+    clock: FakeClock
     machines: dict[str, Machines]
     runs: Runs
 
@@ -120,7 +106,8 @@ class World:
 
     def rent(self, job: str, name: str, *, platform: str = "vastai", price: float = PRICE, hours: float = 2.0) -> None:
         """Let a job begin so many hours ago, on a machine that bills since."""
-        self.clock.ahead = -hours * HOUR
+        present = self.clock.time
+        self.clock.time -= hours * HOUR
         now = self.clock.now()
         place = Place(
             platform=platform, instance_id=f"m-{job}", host="203.0.113.7", port=22, user="root", run_root="/w"
@@ -141,14 +128,14 @@ class World:
         self.add(f"job/{job}", accepted)
         self.add(f"lease/{job}-i1", ev.CreateIntent(job=job, platform=platform, generation=1, account=account))
         self.add(f"job/{job}", ev.JobProvisioning(lease=f"{job}-i1", generation=1))
-        self.clock.ahead += 40
+        self.clock.advance(40)
         self.add(f"lease/{job}-i1", ev.LeaseCreated(instance=machine))
         self.add(f"job/{job}", ev.JobSubmitting(place=place))
         self.add(f"job/{job}", ev.SubmitIntent(attempt=1))
         handle = Handle(backend="local", token=job, run_dir=f"/w/gw-{job}", place=place)
         self.add(f"job/{job}", ev.JobSubmitted(handle=handle, attempt=1))
         self.add(f"job/{job}", ev.MachineSeen(machine="boot-1/9"))
-        self.clock.ahead = 0.0
+        self.clock.time = present
 
     def run(self, job: str, step: int, total: int, *, log: str = "", **more: object) -> None:
         """Let a job be seen at a step."""
@@ -169,9 +156,9 @@ class World:
         self.runs.logs_of[job] = log or "".join(f"step {n} loss {loss(n):.4f}\n" for n in range(0, step, 2))
 
 
-def open_world(home: Path) -> World:
+def open_world(home: Path, clock: FakeClock | None = None) -> World:
     """Return a context over an empty ledger, with a provider and a backend that answer at once."""
-    clock, machines, runs = WallClock(), {"vastai": Machines(), "runpod": Machines()}, Runs()
+    clock, machines, runs = clock or FakeClock(), {"vastai": Machines(), "runpod": Machines()}, Runs()
     policy = Policy(caps=Caps(per_job_usd=100, per_day_usd=60, per_instance_usd=200))
     home.mkdir(parents=True, exist_ok=True)
     ctx = Context(Ledger(home / "ledger.db", clock, "agent"), policy, clock, home, env={})
@@ -180,21 +167,22 @@ def open_world(home: Path) -> World:
     return World(ctx, clock, machines, runs)
 
 
-def busy_world(home: Path) -> World:
+def busy_world(home: Path, clock: FakeClock | None = None) -> World:
     """Return a week: jobs that run, one that failed, one to be ended, a price to approve, and an old past."""
-    world = open_world(home)
+    world = open_world(home, clock)
+    present = world.clock.time
     for n, (hours, name) in enumerate([(150, "llama-8b-sft"), (100, "whisper-ft"), (75, "llama-8b-dpo"), (28, "vit")]):
         job = f"jpast{n}"
-        world.clock.ahead = -hours * HOUR
+        world.clock.time = present - hours * HOUR
         for subject, body in begins(job, "vastai"):
             world.add(subject, _named(body, name))
-        world.clock.ahead = -(hours - 3 - n) * HOUR
+        world.clock.time = present - (hours - 3 - n) * HOUR
         for subject, body in ends(job, "vastai"):
             cost = 4.31 * (n + 1)
             if isinstance(body, ev.LeaseStopped):
                 body = body.model_copy(update={"cost_usd": cost})
             world.add(subject, body.model_copy(update={"cost": cost}) if isinstance(body, ev.LeaseLook) else body)
-    world.clock.ahead = 0.0
+    world.clock.time = present
     world.rent("jlive", "llama-8b-lora", hours=2.1)
     world.run("jlive", 2_310, 5_000)
     world.rent("jtwin", "llama-8b-lora-b", platform="runpod", price=1.89, hours=0.8)

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,10 +25,11 @@ import pytest
 from conftest import need
 from gpuwarden.backends import _ray_api
 from gpuwarden.core.models import JobSpec, Place
+from waiting import eventually
 
 PORT = 28265
-PATIENCE_S = 900.0
-"""Bounds a wait. A machine that is busy with other tests needs minutes for what takes Ray seconds."""
+RAYS_OWN_S = 900.0
+"""How long Ray's processes wait for one another. A machine that is busy needs minutes for what takes Ray seconds."""
 ODD = json.dumps({"welcome": "to the cluster"}).encode()
 
 # Runs in Ray's network: what comes to a socket of the file system goes on to the dashboard.
@@ -56,12 +56,13 @@ PATIENT = """
 import sys, time
 from ray._private import services
 from ray.scripts.scripts import main
-ask, end = services.get_node, time.monotonic() + float(sys.argv.pop(1))
+ask, left = services.get_node, [5 * int(sys.argv.pop(1))]
 def get_node(*words):
     while True:
         try: return ask(*words)
         except RuntimeError:
-            if time.monotonic() > end: raise
+            left[0] -= 1
+            if left[0] < 0: raise
             time.sleep(0.2)
 services.get_node = get_node
 begin = services.start_ray_process
@@ -146,18 +147,22 @@ class Head:
     def _start_once(self) -> str:
         """Start the head. Return an empty string once a first job has run, else why it did not come to that."""
         self._launch()
-        end = time.monotonic() + PATIENCE_S
-        while not self._ready():
-            if died := self._last_words():  # `ray start` itself waits on for a raylet that is dead
-                return died
-            assert self.process is not None
-            with suppress(OSError):
-                seen, own = (os.readlink(f"/proc/{pid}/ns/net") for pid in (self.process.pid, "self"))
-                self.network = seen if seen != own else self.network
-            if self.process.poll() is not None or time.monotonic() > end:
-                return (self.folder / "log").read_text(errors="replace") or "no job ended in time"
-            time.sleep(0.2)
-        return ""
+        (why,) = eventually(self._outcome, 200, every=0.2)  # Ray starts a dozen processes, one after the other
+        return why
+
+    def _outcome(self) -> tuple[str, ...]:
+        """Return nothing as long as the start may come to something, then one text: empty where it did."""
+        if self._ready():
+            return ("",)
+        if died := self._last_words():  # `ray start` itself waits on for a raylet that is dead
+            return (died,)
+        assert self.process is not None
+        with suppress(OSError):
+            seen, own = (os.readlink(f"/proc/{pid}/ns/net") for pid in (self.process.pid, "self"))
+            self.network = seen if seen != own else self.network
+        if self.process.poll() is not None:
+            return ((self.folder / "log").read_text(errors="replace") or "it ended without a word",)
+        return ()
 
     def _last_words(self) -> str:
         """Return what the raylet wrote when a check of its own failed; an empty string while none has."""
@@ -175,10 +180,10 @@ class Head:
         words = [sys.executable, str(self.socket), str(PORT), str(python), str(self.folder / "ray"), INSIDE, PATIENT]
         # Ray gives its environment to every job: none of the server's own variables, and no proxy, which has no way in.
         env = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(self.folder), "LANG": "C.UTF-8"}
-        env |= {name: f"{PATIENCE_S * unit:.0f}" for name, unit in SETTINGS.items()}
+        env |= {name: f"{RAYS_OWN_S * unit:.0f}" for name, unit in SETTINGS.items()}
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                ["unshare", "--net", "sh", "-c", START, "sh", *words, f"{PATIENCE_S}"],
+                ["unshare", "--net", "sh", "-c", START, "sh", *words, f"{RAYS_OWN_S:.0f}"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
             )  # fmt: skip
 
@@ -193,7 +198,7 @@ class Head:
             return found[0]["status"] == "SUCCEEDED"
         return False
 
-    def ask(self, method: str, path: str, body: bytes = b"", wait_s: float = PATIENCE_S) -> tuple[int, bytes]:
+    def ask(self, method: str, path: str, body: bytes = b"", wait_s: float = RAYS_OWN_S) -> tuple[int, bytes]:
         """Ask the dashboard itself."""
         way = UnixConnection(self.socket, wait_s)
         try:
@@ -233,7 +238,7 @@ class Head:
         self.network = ""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(PATIENCE_S)
+            self.process.wait()
 
     def _handler(head) -> type[BaseHTTPRequestHandler]:  # noqa: N805
         class Relay(BaseHTTPRequestHandler):
@@ -301,8 +306,8 @@ class RayEngine:
 @pytest.fixture(autouse=True, name="patient")
 def patient_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the backend wait for a reply as long as a busy machine needs."""
-    monkeypatch.setattr(_ray_api, "REPLY_S", PATIENCE_S)
-    monkeypatch.setattr(_ray_api, "CONNECT_S", PATIENCE_S)
+    monkeypatch.setattr(_ray_api, "REPLY_S", RAYS_OWN_S)
+    monkeypatch.setattr(_ray_api, "CONNECT_S", RAYS_OWN_S)
 
 
 @pytest.fixture(scope="session", name="head")

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -20,8 +19,8 @@ from gpuwarden.remote.launch import runner_source
 from gpuwarden.remote.runner.log import segments
 from gpuwarden.remote.runner.observe import observe
 from gpuwarden.remote.runner.status import FINAL
+from waiting import eventually
 
-DEADLINE_S = 300.0
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 
@@ -57,19 +56,18 @@ def look(folder: Path) -> dict[str, Any]:
     return found
 
 
-def until(folder: Path, good: Callable[[dict[str, Any]], Any], deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-    """Look until it is good, for a bounded time."""
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
+def until(folder: Path, good: Callable[[dict[str, Any]], Any], within: float = 30.0) -> dict[str, Any]:
+    """Look at a run folder until it is good; return the last look."""
+
+    def good_one() -> dict[str, Any]:
         seen = observe(str(folder))
-        if good(seen):
-            return seen
-        time.sleep(0.02)
-    pytest.fail(f"not within {deadline_s} s: {seen}")
+        return seen if good(seen) else {}
+
+    return eventually(good_one, within)
 
 
-def ended(folder: Path, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-    return until(folder, lambda s: s["state"] in FINAL and s["alive"] is False, deadline_s)
+def ended(folder: Path, within: float = 30.0) -> dict[str, Any]:
+    return until(folder, lambda s: s["state"] in FINAL and s["alive"] is False, within)
 
 
 def log(folder: Path) -> str:

@@ -13,12 +13,12 @@ import pickle
 import signal
 import subprocess
 import threading
-import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from gpuwarden.core.models import JobSpec
 from gpuwarden.remote.sky import client
 from gpuwarden.remote.sky.client import sky_python
 from sshd import free_port
+from waiting import PATIENCE, eventually
 
 HEALTH = {
     "status": "healthy", "api_version": "62", "version": "0.14.1", "version_on_disk": "0.14.1", "commit": "0" * 40,
@@ -49,8 +50,10 @@ from sky.server.requests.queues import base
 base.set_queue_backend_factory(base.LocalQueueFactory())
 runpy.run_module("sky.server.server", run_name="__main__", alter_sys=True)
 """
-PATIENCE_S = 900.0
-"""Bounds a wait. A machine that is busy with other tests needs minutes for what takes SkyPilot seconds."""
+START_S = 200.0
+"""Within these seconds SkyPilot's server starts: it imports every cloud first."""
+NOW = datetime.now(UTC).timestamp()
+"""The time of all that the double records. It is real, since gpuwarden compares it with its own clock."""
 REQUESTS = {"jobs/queue/v2": "sky.jobs.queue_v2", "jobs/launch": "sky.jobs.launch", "jobs/cancel": "sky.jobs.cancel"}
 FINAL = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED"}
 
@@ -77,7 +80,7 @@ class FarJob:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
-    submitted_at: float = field(default_factory=time.time)
+    submitted_at: float = NOW
     canceled: bool = False
 
     @property
@@ -91,7 +94,7 @@ class FarJob:
         over = self.status in FINAL
         return {
             "job_id": self.id, "job_name": self.name, "username": "me", "user_hash": "abc", "resources": "1x[CPU:1]",
-            "submitted_at": self.submitted_at, "start_at": self.submitted_at, "end_at": time.time() if over else None,
+            "submitted_at": self.submitted_at, "start_at": self.submitted_at, "end_at": NOW if over else None,
             "status": self.status, "log_path": f"~/sky_logs/{self.id}", "metadata": {}, "links": {},
         }  # fmt: skip
 
@@ -108,7 +111,7 @@ class FarManaged:
     recoveries: int = 0
     forced: str = ""
     cleaned: bool = True
-    submitted_at: float = field(default_factory=time.time)
+    submitted_at: float = NOW
 
     @property
     def log(self) -> Path:
@@ -145,7 +148,7 @@ class FarManaged:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
             self.process.kill()
-            self.process.wait(PATIENCE_S)
+            self.process.wait()
 
     def recover(self) -> None:
         self.recoveries += 1
@@ -169,7 +172,7 @@ class FarManaged:
             "job_id": self.id, "task_id": 0, "job_name": self.name, "task_name": self.name, "status": self.status,
             "schedule_state": "DONE" if over and self.cleaned else "ALIVE", "cloud": "AWS", "infra": "AWS (us-east-1)",
             "resources": "1x[CPU:1]", "cluster_resources": "1x(cpus=1)", "submitted_at": self.submitted_at,
-            "start_at": self.submitted_at, "end_at": time.time() if over else None, "recovery_count": self.recoveries,
+            "start_at": self.submitted_at, "end_at": NOW if over else None, "recovery_count": self.recoveries,
             "failure_reason": why, "current_cluster_name": f"{self.name}-{self.id}",
         }  # fmt: skip
 
@@ -227,7 +230,7 @@ class SkyServer:
         for job in [job for queue in self.jobs.values() for job in queue]:
             with suppress(OSError):
                 os.killpg(job.process.pid, signal.SIGKILL)
-            job.process.wait(PATIENCE_S)
+            job.process.wait()
         for managed in self.managed_jobs:
             managed.end("CANCELLED")
 
@@ -237,7 +240,7 @@ class SkyServer:
     def up(self, name: str, **changes: Any) -> None:
         """Add a cluster."""
         self.clusters[name] = {
-            "name": name, "launched_at": int(time.time()), "status": "UP", "autostop": -1, "to_down": False,
+            "name": name, "launched_at": int(NOW), "status": "UP", "autostop": -1, "to_down": False,
             "cluster_hash": uuid.uuid4().hex, "cluster_ever_up": True, "user_hash": "abc", "user_name": "me",
             "workspace": "default", "is_managed": False, "nodes": 1, "cloud": "aws", "region": "us-east-1",
             "last_use": "", "status_updated_at": 0, "labels": {}, **changes,
@@ -315,9 +318,10 @@ class SkyServer:
         self.requests[ident] = {
             "request_id": ident, "name": REQUESTS.get(verb, f"sky.{verb}"), "entrypoint": NOTHING,
             "request_body": NOTHING,
-            "status": self.state_of(verb, error), "created_at": time.time(), "user_id": "abc",
+            "status": self.state_of(verb, error), "created_at": NOW + len(self.requests) / 1_000, "user_id": "abc",
             "return_value": json.dumps(value), "error": error, "pid": 1, "schedule_type": "short", "user_name": None,
-            "cluster_name": name, "status_msg": None, "should_retry": False, "finished_at": time.time(),
+            "cluster_name": name, "status_msg": None, "should_retry": False,
+            "finished_at": NOW + len(self.requests) / 1_000,
             "file_mounts_blob_id": None, "body": json.dumps(body),
         }  # fmt: skip
         return ident
@@ -452,16 +456,20 @@ class RealServer:
             process = subprocess.Popen(
                 argv, env=env | small, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        server, end = cls(process, url, env), time.monotonic() + PATIENCE_S
-        while True:
-            assert process.poll() is None and time.monotonic() < end, (home / "server.log").read_text()[-3000:]
+        server = cls(process, url, env)
+
+        def answers() -> bool:
+            assert process.poll() is None, (home / "server.log").read_text()[-3000:]
             with suppress(OSError):
                 server.read("/api/health")
-                return server
-            time.sleep(0.2)
+                return True
+            return False
+
+        eventually(answers, START_S, every=0.2)
+        return server
 
     def read(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as reply:
+        with urllib.request.urlopen(self.url + path, timeout=60 * PATIENCE) as reply:
             return json.load(reply)
 
     def stop(self) -> None:
@@ -532,7 +540,7 @@ class ManagedEngine(SkyEngine):
 @pytest.fixture(autouse=True, name="patient")
 def patient_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the client wait for an answer as long as a busy machine needs."""
-    monkeypatch.setattr(client, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(client, "ANSWER_S", 900.0 * PATIENCE)
 
 
 @pytest.fixture(scope="session", name="server")

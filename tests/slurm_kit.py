@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from gpuwarden.data import data_dir
 from gpuwarden.lifecycle.context import Context
 from lifecycle_kit import open_house
 from sshd import free_port
+from waiting import eventually
 
 CONFIG = """\
 ClusterName=probe
@@ -159,10 +159,8 @@ class Cluster:
         self._run("slurmctld", "-f", conf, "-c")
         for node in self.names:
             self._run("slurmd", "-f", conf, "-N", node)
-        end = time.monotonic() + 300
-        while self._run("sinfo", "-h", "-t", "idle", "-p", "low", "-o", "%D").strip() != str(len(self.names)):
-            assert time.monotonic() < end, (self.folder / "slurmctld.log").read_text()
-            time.sleep(0.1)
+        idle = ("sinfo", "-h", "-t", "idle", "-p", "low", "-o", "%D")
+        eventually(lambda: self._run(*idle).strip() == str(len(self.names)), every=0.1)
         self._count()
         return self
 
@@ -265,10 +263,13 @@ class Accounted(Cluster):
     def _until(self, *argv: str) -> None:
         """Ask until there is an answer: a daemon that has ended gives none."""
         env = {**os.environ, **self.env}
-        while subprocess.run(argv, env=env, capture_output=True, timeout=300, check=False).returncode:
+
+        def answered() -> bool:
             said = "".join(path.read_text(errors="replace") for path in self.folder.glob("*.out"))
             assert all(daemon.poll() is None for daemon in self.daemons), said
-            time.sleep(0.1)
+            return not subprocess.run(argv, env=env, capture_output=True, timeout=300, check=False).returncode
+
+        eventually(answered, 60, every=0.1)  # MariaDB makes its first tables
 
     @contextmanager
     def without_accounts(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.openssh import Master
 from sshd import Sshd
+from waiting import eventually
 
 CLIENTS = ["openssh", "paramiko"]
 
@@ -30,9 +30,7 @@ def cut(ssh: Ssh) -> None:
     opened = ssh.link.connection()
     if isinstance(opened, Master):
         os.kill(opened.control.pid(), signal.SIGKILL)
-        end = time.monotonic() + 300
-        while opened.alive and time.monotonic() < end:
-            time.sleep(0.005)
+        eventually(lambda: not opened.alive)
     else:
         opened.transport.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
 

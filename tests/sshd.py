@@ -8,14 +8,15 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import need
+from waiting import eventually
 
 CONFIG = """\
 ListenAddress 127.0.0.1
@@ -34,7 +35,7 @@ X11Forwarding no
 PrintMotd no
 UseDNS no
 MaxStartups 100:30:200
-LogLevel ERROR
+LogLevel INFO
 Subsystem sftp internal-sftp
 SetEnv SHLVL=5 PATH={path} {variables}
 {more}
@@ -46,10 +47,21 @@ PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that nobody listens on now, for a server that takes no socket. It may be taken before the server has it.
+
+    Whoever starts such a server starts it again at another port then.
+    """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+@pytest.fixture(name="closed_port")
+def closed_port_fixture() -> Iterator[int]:
+    """A port on loopback that refuses connections: it is taken, and nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 def find_sshd() -> str:
@@ -64,6 +76,28 @@ def find_sshd() -> str:
 def keygen(path: Path) -> None:
     """A new ed25519 key without a passphrase."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=300)
+
+
+def launched(argv: list[str], log: Path, **more: Any) -> subprocess.Popen[bytes] | None:
+    """Start a server and wait until it says that it listens. None where another process has its port."""
+    with log.open("ab") as file:
+        begin = file.tell()
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **more)
+
+    def said() -> bytes:
+        over = process.poll() is not None
+        text = log.read_bytes()[begin:]
+        return text if over or b"Server listening on" in text else b""
+
+    try:
+        text = eventually(said)
+    except BaseException:
+        process.kill()
+        raise
+    if b"Server listening on" in text:
+        return process
+    assert b"Address already in use" in text, text.decode()
+    return None
 
 
 @dataclass
@@ -99,7 +133,8 @@ class Sshd:
             f"  UserKnownHostsFile {self.folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
         )
 
-    def start(self) -> Sshd:
+    def start(self, tries: int = 3) -> Sshd:
+        """Start it, at another port where its own is taken."""
         self.prepare()
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -107,16 +142,12 @@ class Sshd:
             CONFIG.format(port=self.port, folder=self.folder, more=self.more, path=self.path, variables=self.variables)
         )
         argv = [*self.before, find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
-        with (self.folder / "sshd.log").open("ab") as log:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + 300
-        while time.monotonic() < end and self.process.poll() is None:
-            try:
-                socket.create_connection((self.host, self.port), timeout=10).close()
-                return self
-            except OSError:
-                time.sleep(0.02)
-        raise AssertionError((self.folder / "sshd.log").read_text())
+        self.process = launched(argv, self.folder / "sshd.log")
+        if self.process is not None:
+            return self
+        assert tries > 1, "three ports were taken"
+        self.port = free_port()
+        return self.start(tries - 1)
 
     def stop(self) -> None:
         if self.process is not None:

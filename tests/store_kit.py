@@ -7,14 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conftest import need
+from waiting import eventually
 
 REGION = "us-east-1"
 WRITER, READER, ADMIN = ("AKWRITER", "w" * 40), ("AKREADER", "r" * 40), ("AKADMIN", "a" * 40)
@@ -28,12 +28,14 @@ class S3Server:
     endpoint: str
     folder: Path
 
-    def client(self, who: tuple[str, str] = ADMIN) -> Any:
+    def client(self, who: tuple[str, str] = ADMIN, **how: Any) -> Any:
         import boto3
+        from botocore.config import Config
 
         return boto3.client(
-            "s3", endpoint_url=self.endpoint, region_name=REGION, aws_access_key_id=who[0], aws_secret_access_key=who[1]
-        )
+            "s3", endpoint_url=self.endpoint, region_name=REGION, aws_access_key_id=who[0],
+            aws_secret_access_key=who[1], config=Config(**how),
+        )  # fmt: skip
 
     def writer(self, who: tuple[str, str] = WRITER) -> dict[str, str]:
         """What an uploader is given."""
@@ -52,16 +54,12 @@ class S3Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, each with the one 10,000 above it, which the server takes for gRPC."""
-    found: list[int] = []
-    for port in range(20_000 + time.monotonic_ns() // 1000 % 20_000, 50_000, 7):
-        with suppress(OSError), socket.socket() as low, socket.socket() as high:
-            low.bind(("127.0.0.1", port))
-            high.bind(("127.0.0.1", port + 10_000))
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
+    """As many ports that nobody listens on now."""
+    with ExitStack() as stack:
+        socks = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in socks:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in socks]
 
 
 def identity(name: str, who: tuple[str, str], *actions: str) -> dict[str, Any]:
@@ -79,11 +77,11 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         identity("writer", WRITER, f"Write:{BUCKET}"),
         identity("reader", READER, f"Read:{BUCKET}", f"List:{BUCKET}"),
     ]
-    for attempt in range(3):  # a port may be taken between the look and the start
+    for attempt in range(3):  # a port may be taken before the server has it, and then the server ends
         home = folder / str(attempt)
         home.mkdir(parents=True)
         (home / "s3.json").write_text(json.dumps({"identities": rights}))
-        ports = free_ports(4)
+        ports = free_ports(8)
         process, server = start(weed, home, ports)
         try:
             if answers(process, server):
@@ -92,7 +90,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         finally:
             process.kill()
             process.wait()
-            for port in (p + above for p in ports for above in (0, 10_000)):
+            for port in ports:
                 for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # there, whatever folder it is given
                     left.unlink(missing_ok=True)
     log = (home / "server.log").read_text("utf-8", "replace")
@@ -101,32 +99,30 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 def start(weed: str, folder: Path, ports: list[int]) -> tuple[subprocess.Popen[bytes], S3Server]:
     """Start the program on these ports."""
-    master, volume, filer, s3 = ports
+    kinds = ("master", "volume", "filer", "s3")
+    listens = dict(zip([f"{kind}.port{grpc}" for kind in kinds for grpc in ("", ".grpc")], ports, strict=True))
     options = {
-        "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": str(folder), "master.port": master, "volume.port": volume,
-        "filer.port": filer, "s3.port": s3, "s3.config": str(folder / "s3.json"), "volume.max": 30,
-        "master.volumeSizeLimitMB": 64, "master.telemetry": "false", "s3.port.iceberg": 0, "iam": "false",
+        "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": str(folder), **listens, "volume.max": 30,
+        "master.volumeSizeLimitMB": 64, "master.telemetry": "false", "iam": "false",
+        "s3.config": str(folder / "s3.json"), "s3.port.iceberg": 0, "s3.port.lance": 0,
     }  # fmt: skip
     argv = [weed, "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    return process, S3Server(f"http://127.0.0.1:{s3}", folder)
+    return process, S3Server(f"http://127.0.0.1:{listens['s3.port']}", folder)
 
 
 def answers(process: subprocess.Popen[bytes], server: S3Server) -> bool:
-    """Wait until a server takes an object; false where it died or never does."""
-    end = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < end:
-        try:
-            client = server.client()
-            client.create_bucket(Bucket=BUCKET)
-        except Exception as error:
-            if "BucketAlready" not in str(error):
-                time.sleep(0.2)
-                continue
-        try:
-            client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")  # volumes come last
+    """Wait until a server takes an object, which is when its volumes are there; false where it died."""
+    client = server.client(connect_timeout=5, read_timeout=5)  # a stranger at its port may say nothing
+
+    def over() -> bool:
+        with suppress(Exception):
+            with suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
+                client.create_bucket(Bucket=BUCKET)
+            client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")
             return True
-        except Exception:
-            time.sleep(0.2)
-    return False
+        return process.poll() is not None
+
+    eventually(over, 60, every=0.2)  # it has four servers to start
+    return process.poll() is None

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from conftest import need
 from doors import environment, quick_warden
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
+from waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -45,14 +45,15 @@ with open("out/model.safetensors", "wb") as file:
     file.truncate(1 << 20)
 """
 SWAPS = """
-import ctypes, os, time
-libc, end = ctypes.CDLL(None), time.monotonic() + 60
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+signal.alarm(120)
 os.makedirs("out/d")
 for name in ("out/d/f", "out/g"):
     open(name, "w").write("innocent")
 os.symlink({folder!r}, "link")
 os.symlink({secret!r}, "file")
-while time.monotonic() < end:
+while True:
     for one, two in ((b"out/d", b"link"), (b"out/g", b"file")):
         libc.renameat2(-100, one, -100, two, 2)
 """
@@ -103,9 +104,15 @@ class Agent:
         """Run a script as a local job; its id."""
         words = {"platform": "local", "name": "attack", "script": script, "outputs": ["out"]}
         job_id = str(self.tool("submit_job", **words, timeout_s=600, estimate_s=60)["job_id"])
-        while wait and (seen := self.tool("check_job", job_id=job_id))["state"] not in {"succeeded", "failed"}:
-            assert seen["ok"], seen
+        if wait:
+            eventually(lambda: self.over(job_id))
         return job_id
+
+    def over(self, job_id: str) -> bool:
+        """Return whether a job has ended."""
+        seen = self.tool("check_job", job_id=job_id)
+        assert seen["ok"], seen
+        return seen["state"] in {"succeeded", "failed"}
 
     def close(self) -> None:
         self.process.communicate(timeout=60)
@@ -239,8 +246,7 @@ def test_what_is_declared_later_is_pulled_from_its_machine_and_from_no_other(age
     words = {"platform": "rehearsal/vastai", "name": "later", "outputs": ["out"], "timeout_s": 600, "estimate_s": 60}
     words |= {"script": LEAVES.format(folder=str(agent.secret.parent)), "max_cost_usd": 1.0}
     job_id = agent.tool("submit_job", **words, receipt=agent.tool("submit_job", **words)["receipt"])["job_id"]
-    while agent.tool("check_job", job_id=job_id)["state"] not in {"succeeded", "failed"}:
-        time.sleep(0.1)
+    eventually(lambda: agent.over(job_id), every=0.1)
     assert agent.tool("pull_artifacts", job_id=job_id, also=["/workspace/extra"], dest="later")["files"] == 2
     for also in ("/workspace/linked", "/workspace/linked/f"):
         assert agent.tool("pull_artifacts", job_id=job_id, also=[also], dest="later")["files"] == 2

@@ -25,7 +25,7 @@ from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults
-from lifecycle_kit import FAST, JumpingClock, open_house, rent_cloud
+from lifecycle_kit import FAST, clock_of_today, open_house, rent_cloud
 
 pytestmark = pytest.mark.anyio
 FIRST, SECOND, THIRD = "rehearsal/vastai", "rehearsal/runpod", "rehearsal/lambda"
@@ -34,7 +34,7 @@ PRICES = {FIRST: 1.0, SECOND: 3.0, THIRD: 2.0}
 
 @pytest.fixture
 def ctx(tmp_path: Path) -> Iterator[Context]:
-    ctx = open_house(tmp_path / "house", JumpingClock())
+    ctx = open_house(tmp_path / "house", clock_of_today())
     yield ctx
     ctx.ledger.close()
 

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from mcp.client import Client
 
-from conftest import HANG_S
 from contract_backend import EngineContract
 from gpuwarden.app import open_context
 from gpuwarden.backends.base import load_backend
@@ -38,6 +36,7 @@ from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hf_jobs_kit import PLACE, HubEngine, backend, ended, provider, server  # noqa: F401
 from hubserver import READER, config
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 
@@ -86,9 +85,7 @@ async def test_a_script_arrives_as_it_is_and_gets_its_arguments(backend: HfJobsB
 @pytest.mark.slow
 async def test_the_log_of_a_quiet_running_job_does_not_block(backend: HfJobsBackend) -> None:
     handle = await backend.submit(job("import time; print('up', flush=True); time.sleep(600)"), PLACE, "j3", secrets={})
-    with anyio.fail_after(HANG_S):
-        while not (chunk := await backend.logs(handle)).text:
-            pass
+    chunk = await soon(lambda: backend.logs(handle), good=lambda chunk: chunk.text)
     assert chunk.text == "up\n"
     assert await backend.stop(handle) is StopResult.STOPPED
     assert await backend.stop(handle) is StopResult.GONE
@@ -222,11 +219,10 @@ async def test_a_reservation_lives_and_ends_with_its_job(provider: HfJobsProvide
     assert (made.value.state, made.value.meter) == (InstanceState.RUNNING, False)
     assert made.value.place is not None
     handle = await backend.submit(job("import time; time.sleep(600)"), made.value.place, "j1", secrets={})
-    with anyio.fail_after(HANG_S):
-        while (
-            (seen := await provider.get("lease-9")) and isinstance(seen, Known) and seen.value and not seen.value.meter
-        ):
-            await anyio.sleep(0.05)
+    seen = await soon(
+        lambda: provider.get("lease-9"),
+        good=lambda seen: not (isinstance(seen, Known) and seen.value and not seen.value.meter),
+    )
     assert isinstance(seen, Known)
     assert seen.value is not None
     assert seen.value.meter is True
@@ -294,12 +290,11 @@ async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, mon
             return reply
 
         async def finished(job_id: str) -> dict[str, Any]:
-            with anyio.fail_after(HANG_S):
-                while True:
-                    seen = await call("check_job", job_id=job_id)
-                    if seen["state"] in {"succeeded", "failed", "canceled"}:
-                        return seen
-                    await anyio.sleep(0.2)
+            return await soon(
+                lambda: call("check_job", job_id=job_id),
+                every=0.2,
+                good=lambda seen: seen["state"] in {"succeeded", "failed", "canceled"},
+            )
 
         # Look before asking: the id is wrong, and the tools say what was meant.
         found = await call("hub_repo_details", repo_ids=["trl-lib/capybara"], repo_type="dataset")

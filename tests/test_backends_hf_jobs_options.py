@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from conftest import HANG_S, need
+from conftest import need
 from gpuwarden.app import open_context
 from gpuwarden.backends._hf_options import Volume, read_options, settle, volumes_of
 from gpuwarden.backends.hf_jobs import HfJobsBackend, beat_of, ssh_of
@@ -23,7 +22,6 @@ from gpuwarden.interfaces.results.check import checked
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.hf_jobs import HfJobsProvider
@@ -32,6 +30,8 @@ from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
 from hf_jobs_kit import PLACE, backend, ended, provider, server  # noqa: F401
+from lifecycle_kit import until
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 ORG = "rehearsal-org"
@@ -229,9 +229,7 @@ async def test_a_running_job_s_use_and_address_are_shown(ctx: Context, server: H
                secrets=["HF_TOKEN"], outputs=["/hub/models/rehearsal/x"])  # fmt: skip
     launched = await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)
     assert launched.job is not None
-    with anyio.fail_after(HANG_S):
-        while not (reply := checked(await check(ctx, launched.job.id))).usage:
-            await anyio.sleep(0.05)
+    reply = checked(await until(ctx, launched.job.id, lambda seen: checked(seen).usage))
     assert reply.usage["mem_limit"] == 15 << 30
     assert reply.usage["gpu_util"] == 0
     (running,) = server.jobs.jobs.values()
@@ -252,9 +250,7 @@ async def test_other_jobs_and_schedules_are_listed_as_what_spends(
     spec = {"image": "i", "command": ["true"], "flavor": "t4-small", "namespace": USER}
     hourly = api.create_scheduled_job(**spec, schedule="@hourly")
     paused = api.create_scheduled_job(**spec, schedule="@daily", suspend=True)
-    with anyio.fail_after(HANG_S):
-        while server.jobs.jobs[other.id].stage != "RUNNING":
-            await anyio.sleep(0.02)
+    await soon(lambda: server.jobs.jobs[other.id].stage == "RUNNING")
     listed = await provider.list()
     assert isinstance(listed, Known)
     rows = {instance.id: instance for instance in listed.value}
@@ -302,10 +298,8 @@ async def test_an_output_on_a_bucket_outlives_the_container_and_is_pulled_and_pr
     launched = await submit(ctx, spec, receipt=issued.receipt)
     assert launched.job is not None
     assert launched.job.outputs == (f"/hub/buckets/{USER}/ck/run1",)
-    with anyio.fail_after(HANG_S):
-        while (seen := await check(ctx, launched.job.id)).job.state is not Job.SUCCEEDED:
-            assert seen.job.state is not Job.FAILED, seen.log
-            await anyio.sleep(0.1)
+    seen = await until(ctx, launched.job.id)
+    assert seen.job.state is Job.SUCCEEDED, seen.log
     pulled = await pull(ctx, launched.job.id)
     (file,) = pulled.received.files
     assert (

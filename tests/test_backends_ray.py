@@ -15,7 +15,7 @@ from doors import TRAIN
 from gpuwarden.backends._ray_api import submission_id
 from gpuwarden.backends.ray import RayBackend
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.engine import UNLIMITED
+from gpuwarden.core.engine import UNLIMITED, EngineLimits
 from gpuwarden.core.errors import Conflict, NoSandbox, NotSupported
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Handle, JobSpec, Known, Place, StopResult, Verdict
@@ -35,7 +35,8 @@ from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rules import catalog
 from lifecycle_kit import open_house
-from ray_kit import PATIENCE_S, Head, RayEngine, head_fixture, patient_fixture, place_of  # noqa: F401
+from ray_kit import Head, RayEngine, head_fixture, patient_fixture, place_of  # noqa: F401
+from waiting import soon
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]  # each job takes Ray some seconds
 
@@ -66,20 +67,32 @@ class TestRay(BackendContract):
         return RayEngine(head)
 
 
+async def limits(backend: RayBackend, spec: JobSpec, place: Place) -> EngineLimits:
+    """Return the cluster's limits: Ray says only some seconds after its start that nothing adds nodes."""
+
+    async def look() -> EngineLimits | None:
+        found = await backend.limits(spec, place)
+        return found if found.queue and found.queue.nodes else None
+
+    found = await soon(look, 60, every=0.2)
+    assert found is not None
+    return found
+
+
 async def test_the_cluster_says_what_it_has(backend: RayBackend, place: Place, engine: RayEngine) -> None:
     spec = engine.job("true", gpu="a100", gpu_count=2, options={"cpus": 2.5, "memory_gb": 3})
-    with anyio.fail_after(PATIENCE_S):  # Ray says only some seconds after its start that nothing adds nodes
-        while (found := await backend.limits(spec, place)).queue is None or found.queue.nodes is None:
-            await anyio.sleep(0.2)
+    found = await limits(backend, spec, place)
     assert found.engine == "ray" and found.version[:1].isdigit()
     assert (found.asked.gpu, found.asked.gpus, found.asked.cpus, found.asked.memory_mb) == ("a100", 2, 3, 3072)
     assert (found.queue.nodes, found.queue.cpus, found.queue.gpus, found.queue.max_s) == (1, 2, {}, UNLIMITED)
 
 
 async def test_a_header_is_compared_with_the_python_of_the_cluster(backend: RayBackend, place: Place) -> None:
-    with anyio.fail_after(PATIENCE_S):  # a node's report comes some seconds after its start
-        while not (lacks := await backend.readiness(place, Needs("<3.8", ("torch",)))).unmet:
-            await anyio.sleep(0.2)
+    async def unmet() -> bool:
+        return bool((await backend.readiness(place, Needs("<3.8", ("torch",)))).unmet)
+
+    await soon(unmet, 60, every=0.2)  # a node's report comes some seconds after its start
+    lacks = await backend.readiness(place, Needs("<3.8", ("torch",)))
     assert lacks.unmet == ("Python <3.8",) and lacks.python.startswith("3.")
     assert not (await backend.readiness(place, Needs(f">={lacks.python}", ("torch",)))).unmet
 
@@ -92,9 +105,7 @@ async def test_a_job_whose_node_fails_is_preempted_and_the_next_attempt_goes_on(
     head.kill_supervisor(handle.run_dir)
     seen = await until(backend, handle, lambda o: o.state is Job.PREEMPTED)
     assert seen.reason is Code.ENGINE_TOOK and seen.meter is False
-    with anyio.fail_after(PATIENCE_S):
-        while _alive(handle):
-            await anyio.sleep(0.05)
+    await soon(lambda: not _alive(handle))
     await backend.submit(engine.job(RESUMES), place, "r-kill", secrets={})
     assert (await backend.poll([handle]))["r-kill"].state is Job.PREEMPTED, "a repetition starts nothing"
     await backend.submit(engine.job(RESUMES), place, "r-kill", secrets={}, attempt=2)
@@ -130,7 +141,7 @@ async def test_a_script_gets_what_its_header_asks_for(backend: RayBackend, place
     header = f'# /// script\n# dependencies = ["tinydep @ {wheel.as_uri()}"]\n# ///\n'
     spec = JobSpec(platform="ray/local", script=header + "import tinydep\nprint(tinydep.VALUE + 1)\n")
     handle = await backend.submit(spec, place, "r-deps", secrets={})
-    seen = await until(backend, handle, lambda o: o.state not in {Job.QUEUED, Job.RUNNING}, PATIENCE_S)
+    seen = await until(backend, handle, lambda o: o.state not in {Job.QUEUED, Job.RUNNING})
     assert seen.state is Job.SUCCEEDED, seen
     assert (await backend.logs(handle)).text == "42\n"
 
@@ -238,10 +249,14 @@ def train(**changes: object) -> JobSpec:
 
 async def checked(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> Checked:
     """Check a job until the view is good."""
-    with anyio.fail_after(PATIENCE_S):
-        while not good(seen := await check(ctx, job_id)):
-            assert seen.job.state not in TERMINAL_JOBS, seen
-            await anyio.sleep(0.2)
+
+    async def look() -> Checked | None:
+        seen = await check(ctx, job_id)
+        assert good(seen) or seen.job.state not in TERMINAL_JOBS, seen
+        return seen if good(seen) else None
+
+    seen = await soon(look, 120, every=0.2)
+    assert seen is not None
     return seen
 
 
@@ -275,9 +290,7 @@ async def test_the_submit_gate_asks_the_cluster(ctx: Context, head: Head, engine
         return {f.rule for f in found if f.blocks}
 
     place = ctx.owned_place("ray/lab")
-    with anyio.fail_after(PATIENCE_S):
-        while not (found := await RayBackend(SystemClock()).limits(train(), place)).queue or not found.queue.nodes:
-            await anyio.sleep(0.2)
+    await limits(RayBackend(SystemClock()), train(), place)
     assert not await blocked()
     assert await blocked(gpu="a100") == {"PF-ENG-005"}
     assert await blocked(options={"cpus": 64}) == {"PF-ENG-005"}

@@ -17,7 +17,7 @@ from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.models import Place
 from gpuwarden.core.states import Job
 from gpuwarden.remote.sky.client import SkyClient
-from sky_kit import PATIENCE_S, SkyEngine, SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
+from sky_kit import SkyEngine, SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]
@@ -61,9 +61,9 @@ async def test_a_job_that_never_came_to_its_runner_shows_skypilots_own_log(
     await ended(backend, handle)
     shutil.rmtree(handle.run_dir)
     queue = server.jobs[str(place.instance_id)]
-    queue[-1].process.wait(PATIENCE_S)
+    queue[-1].process.wait()
     queue[-1] = replace(queue[-1], process=subprocess.Popen(["false"]))
-    queue[-1].process.wait(PATIENCE_S)
+    queue[-1].process.wait()
     queue[-1].log.write_text("\x1b[31msetup failed: no disk\x1b[0m\n")
     seen = (await backend.poll([handle]))["s-none"]
     assert (seen.state, seen.meter) == (Job.FAILED, True) and "no disk" in seen.why

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from conftest import HANG_S
 from contract_backend import EngineContract, ended, until
 from gpuwarden.backends._sky_jobs_task import command, named, stem_of
 from gpuwarden.backends.sky import SkyBackend
@@ -24,7 +22,8 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.remote.sky.client import SkyClient
 from gpuwarden.remote.sky.rows import Done, ManagedJob, ManagedQueue
-from sky_kit import FarManaged, ManagedEngine, SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
+from sky_kit import NOW, FarManaged, ManagedEngine, SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
+from waiting import soon
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]
 PLACE = Place(platform="sky-jobs/aws", run_root="~/gpuwarden")
@@ -75,9 +74,11 @@ async def test_a_recovery_is_shown_and_starts_in_an_empty_folder(
 ) -> None:
     handle = await backend.submit(engine.job("ls; touch saved; echo ready; sleep 1800"), place, "m-spot", secrets={})
     job = server.managed_jobs[-1]
-    with anyio.fail_after(HANG_S):
-        while "ready" not in (await backend.logs(handle)).text:
-            await anyio.sleep(0.05)
+
+    async def printed() -> bool:
+        return (await backend.logs(handle)).text.endswith("ready\n")
+
+    await soon(printed)
     job.end("RECOVERING")
     seen = (await backend.poll([handle]))["m-spot"]
     assert (seen.state, seen.meter) == (Job.QUEUED, None) and "its machine was taken" in seen.why
@@ -85,9 +86,8 @@ async def test_a_recovery_is_shown_and_starts_in_an_empty_folder(
     job.recover()
     seen = await until(backend, handle, lambda o: o.state is Job.RUNNING)
     assert seen.meter is True and seen.allocation is not None and seen.allocation.restarts == 1
-    with anyio.fail_after(HANG_S):
-        while (await backend.logs(handle)).text != "ready\n":
-            await anyio.sleep(0.05)
+    await soon(printed)
+    assert (await backend.logs(handle)).text == "ready\n", "nothing that the last machine had"
     assert await backend.stop(handle) is StopResult.STOPPED
 
 
@@ -135,7 +135,7 @@ async def test_a_launch_that_is_on_its_way_is_found_and_not_sent_again(
         with anyio.move_on_after(60):
             handle = await backend.submit(engine.job("true"), place, "m-slow", secrets={})
         sent = server.count("/jobs/launch")
-        later = {"name": "sky.status", "status": "SUCCEEDED", "created_at": time.time()}
+        later = {"name": "sky.status", "status": "SUCCEEDED", "created_at": NOW + 1}
         row = next(r for r in server.requests.values() if r["name"] == "sky.jobs.launch")
         server.requests |= {f"r{n}": {**row, **later, "request_id": f"r{n}"} for n in range(200)}
         assert await backend.submit(engine.job("true"), place, "m-slow", secrets={}) == handle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,8 @@ from gpuwarden.remote.ssh.host_keys import HostKeyChanged, fingerprint
 from gpuwarden.remote.ssh.link import SESSIONS
 from gpuwarden.remote.ssh.session import Session
 from gpuwarden.remote.transfer.receive import receive
-from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
+from sshd import Sshd, closed_port_fixture, keygen, sshd_fixture  # noqa: F401
+from waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -71,9 +71,9 @@ async def test_a_machine_with_another_key_is_an_error_and_gets_nothing(
     await fresh.aclose()
 
 
-async def test_a_machine_that_does_not_answer_is_unknown(sshd: Sshd) -> None:
+async def test_a_machine_that_does_not_answer_is_unknown(sshd: Sshd, closed_port: int) -> None:
     fresh = SshBackend(SystemClock(), config=sshd.config)
-    nowhere = Place(platform="ssh", host="127.0.0.1", port=free_port(), run_root="/tmp/x")
+    nowhere = Place(platform="ssh", host="127.0.0.1", port=closed_port, run_root="/tmp/x")
     (finding,) = await fresh.check(nowhere)
     assert finding.severity is Severity.UNKNOWN
 
@@ -120,14 +120,13 @@ async def test_a_poll_that_was_canceled_leaves_no_answer_for_the_next(backend: S
 async def test_a_polling_runner_that_was_killed_is_started_again(backend: SshBackend, place: Place) -> None:
     handle = await backend.submit(shell("exit 3"), place, "t-kill", secrets={})
     await ended(backend, handle)
+    serving = f"{place.run_root}/.gpuwarden/runner.* serve"
     for _ in range(SESSIONS + 1):  # none of the dead keeps its place
-        subprocess.run(["pkill", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], check=True, timeout=300)
+        subprocess.run(["pkill", "-f", serving], check=True, timeout=300)
         assert (await backend.poll([handle]))["t-kill"].exit_code == 3
         assert (await backend.poll([handle]))["t-kill"].exit_code == 3
     await backend.aclose()
-    end = time.monotonic() + 300
-    while subprocess.run(["pgrep", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], timeout=300).returncode == 0:
-        assert time.monotonic() < end, "it outlived its connection"
+    eventually(lambda: subprocess.run(["pgrep", "-f", serving], timeout=300).returncode == 1)
 
 
 async def test_a_runner_that_was_removed_is_shipped_again(backend: SshBackend, place: Place) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from counting import counted_lines, lines_run
 from gpuwarden.checkpoints import zips
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.file_model import Limits
@@ -71,18 +71,11 @@ def test_lines_beyond_the_limit_are_left_out_and_said_so(tmp_path: Path) -> None
 
 
 def test_a_line_costs_little(tmp_path: Path) -> None:
-    """A tenth of the second that 200,000 lines took when each was parsed by itself."""
+    """Two lines of Python for each good line; one call of `json.loads` runs more than ten."""
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 12345, "loss": 1.25}\n' * 200_000)
     with Source(path) as source:
-        started = time.process_time()
-        jsonl.read(source, Limits())
-        spent = time.process_time() - started
-        started = time.process_time()
-        for _ in range(200_000):
-            json.loads('{"step": 12345, "loss": 1.25}', parse_constant=float)
-        each = time.process_time() - started
-    assert spent < each
+        assert lines_run(lambda: jsonl.read(source, Limits())) < 3 * 200_000
 
 
 @pytest.mark.parametrize(
@@ -114,19 +107,19 @@ def test_odd_lines_that_are_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_a_hundred_thousand_tensors_are_judged_in_bounded_time(tmp_path: Path) -> None:
-    count = 100_000
-    header = {f"l.{i}.w": {"dtype": "F32", "shape": [4], "data_offsets": [16 * i, 16 * i + 16]} for i in range(count)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path = tmp_path / "many.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text + np.ones(4 * count, "f4").tobytes())
-    started = time.process_time()
-    json.loads(text)
-    unit = time.process_time() - started
-    started = time.process_time()
-    assert verify(path, Level.CONTENT).verdict is Verdict.PROVEN
-    assert time.process_time() - started < 40 * unit
+def test_a_hundred_thousand_tensors_cost_four_times_a_quarter_of_them(tmp_path: Path) -> None:
+    def cost(count: int) -> int:
+        ranges = ([16 * i, 16 * i + 16] for i in range(count))
+        header = {f"l.{i}.w": {"dtype": "F32", "shape": [4], "data_offsets": at} for i, at in enumerate(ranges)}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        path = tmp_path / f"{count}.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + np.ones(4 * count, "f4").tobytes())
+        with counted_lines() as lines:
+            assert verify(path, Level.CONTENT).verdict is Verdict.PROVEN
+            return lines()
+
+    assert cost(100_000) < 4.4 * cost(25_000)
 
 
 def test_a_machine_that_fails_while_it_loads_refutes_no_file(tmp_path: Path) -> None:

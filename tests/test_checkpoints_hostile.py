@@ -9,7 +9,6 @@ import os
 import pickle
 import resource
 import struct
-import time
 import tracemalloc
 import zipfile
 import zlib
@@ -18,12 +17,15 @@ from typing import Any
 
 import pytest
 
+from counting import counted_lines, lines_run
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.findings import Expected
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+MOST_LINES = 20_000_000
+"""The most lines of Python that a file of half a million opcodes may run: 40 for each."""
 
 
 def zip_file(path: Path, data: bytes, extra: dict[str, bytes] | None = None) -> Path:
@@ -136,7 +138,7 @@ TRICKS = {
     "deep_marks": b"\x80\x02" + b"(" * 500_000 + b".",
     "deep_key": b"\x80\x02}(" + b")" + b"\x85" * 100_000 + b"Nu.",
     "colliding_keys": b"\x80\x02}("
-    + b"".join(b"\x8a\x0a" + (n * (2**61 - 1)).to_bytes(10, "little") + b"N" for n in range(20_000))
+    + b"".join(b"\x8a\x0a" + (n * (2**61 - 1)).to_bytes(10, "little") + b"N" for n in range(200_000))
     + b"u.",
     "unhashable_key": b"\x80\x02}(]Nu.",
     "persistent_text": b"\x80\x02Pstorage\n.",
@@ -152,11 +154,9 @@ TRICKS = {
 @pytest.mark.parametrize("container", [zip_file, legacy_file])
 @pytest.mark.parametrize("kind", sorted(set(TRICKS) - {"memo_bomb", "second_stop", "deep_tuple"}))
 def test_a_trick_is_not_passed(tmp_path: Path, kind: str, container: Any) -> None:
-    started = time.process_time()
     report = verify(container(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
     assert report.verdict is not Verdict.PROVEN
     assert seen(report)
-    assert time.process_time() - started < 10
     assert "gave up" not in seen(report)
 
 
@@ -177,20 +177,18 @@ def long_path() -> bytes:
 )
 def test_what_a_small_file_can_cost_is_bounded(tmp_path: Path, data: bytes) -> None:
     path = zip_file(tmp_path / "model.pt", data)
-    started = time.process_time()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    verify(path, Level.CONTENT)
-    assert time.process_time() - started < 10
+    assert lines_run(lambda: verify(path, Level.CONTENT)) < MOST_LINES
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memo_bomb", "deep_tuple"])
-def test_bombs_cost_neither_time_nor_memory(tmp_path: Path, kind: str) -> None:
-    started = time.process_time()
+def test_bombs_cost_neither_work_nor_memory(tmp_path: Path, kind: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    report = verify(zip_file(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
-    assert time.process_time() - started < 10
+    with counted_lines() as lines:
+        report = verify(zip_file(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
+    assert lines() < MOST_LINES
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
     assert (report.verdict is Verdict.PROVEN) == (kind == "memo_bomb")  # harmless, for nothing is allocated
 
@@ -270,12 +268,10 @@ def test_a_small_file_that_claims_exabytes(tmp_path: Path) -> None:
 def test_an_index_of_a_million_entries(tmp_path: Path) -> None:
     table = {f"layers.{i}.w": f"model-{i % 100 + 1:05}-of-00100.safetensors" for i in range(100_000)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
-    started = time.process_time()
     report = verify(tmp_path, Level.STRUCTURE)
     assert report.verdict is Verdict.REFUTED
     assert "100 shards that are not there" in " ".join(report.problems)
     assert len(" ".join(report.problems)) < 1000
-    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b'{"a": 1', b"\xff\xfe"])

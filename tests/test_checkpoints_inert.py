@@ -14,12 +14,11 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from conftest import HANG_S, need
+from conftest import need
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.clock import SystemClock
@@ -32,6 +31,7 @@ from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.records import read_job
 from lifecycle_kit import launch, open_house, rent_cloud, training
+from waiting import soon
 
 WEIGHTS = save({"w": np.random.default_rng(0).normal(size=(64, 64)).astype("f4")})
 
@@ -246,6 +246,10 @@ def test_a_bomb_costs_nothing(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- the gate
 
 
+async def over(ctx: Context, job: str) -> bool:
+    return (await check(ctx, job)).job.state in TERMINAL_JOBS
+
+
 @pytest.fixture(scope="module")
 async def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, str]:
     """A job that has ended; each test decides what its outputs are."""
@@ -253,9 +257,7 @@ async def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, str]
     ctx = open_house(home / "home", SystemClock())
     rent_cloud(ctx)
     job = await launch(ctx, training(home / "said", 0.0))
-    with anyio.fail_after(HANG_S):
-        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.15)
+    await soon(lambda: over(ctx, job), every=0.1)
     return ctx, job
 
 
@@ -309,19 +311,19 @@ async def test_a_copy_that_rotted_here_blocks_whatever_became_of_the_job(tmp_pat
     ctx = open_house(tmp_path / "home", SystemClock())
     rent_cloud(ctx)
     job = await launch(ctx, training(tmp_path / "said", 600.0))
-    with anyio.fail_after(HANG_S):
-        while not (tmp_path / "said").exists():
-            await anyio.sleep(0.05)
-            handle = (await check(ctx, job)).job.handle
+
+    async def begun() -> bool:
+        return (await check(ctx, job)).job.handle is not None and (tmp_path / "said").exists()
+
+    await soon(begun, every=0.1)
+    handle = read_job(ctx.ledger, job).handle
     assert handle is not None
     out = Path(handle.run_dir) / "work/out"
     out.mkdir()
     (out / "good.safetensors").write_bytes(WEIGHTS)
     (out / "torn.safetensors").write_bytes(WEIGHTS[:-1])
     await cancel(ctx, job)
-    with anyio.fail_after(HANG_S):
-        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.15)
+    await soon(lambda: over(ctx, job), every=0.1)
     copy = (await pull(ctx, job)).dest / "out/good.safetensors"
     for change, severity in ((0, "warning"), (1, "error")):
         copy.write_bytes(WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ change]))

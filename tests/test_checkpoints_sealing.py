@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from gpuwarden.remote.runner.process import all_pids
 from gpuwarden.remote.runner.seals import seals
 from gpuwarden.remote.runner.status import FINAL
 from runner_kit import runner_file
+from waiting import eventually
 
 KEY = "5e" * 32
 SAVE = """
@@ -71,16 +72,6 @@ def start(folder: Path, text: str, **more: Any) -> None:
     assert answer["ok"], answer
 
 
-def until(good: Callable[[], Any], seconds: float = 300.0) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = good()
-        if found:
-            return found
-        time.sleep(0.02)
-    pytest.fail("not in time")
-
-
 def roster(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["path"]: row for row in call("manifest", folder, {"paths": ["out"]}) if "path" in row}
 
@@ -104,7 +95,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.prove
 def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
-    rows = until(lambda: seal_log.read(folder / "seals.jsonl"))
+    rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     assert str(place) in rows
     known = roster(folder)
@@ -118,7 +109,7 @@ def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder
 @pytest.mark.prove
 def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
-    until(lambda: seal_log.read(folder / "seals.jsonl"))
+    eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     before, times = roster(folder)["out/checkpoint-1/model.safetensors"], place.stat()
     data = bytearray(place.read_bytes())
@@ -132,7 +123,7 @@ def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
 @pytest.mark.prove
 def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
-    until(lambda: seal_log.read(folder / "seals.jsonl"))
+    eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     sealed = seal_log.read(folder / "seals.jsonl")[str(place)]
     data = bytearray(place.read_bytes())
@@ -153,8 +144,8 @@ def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path)
 @pytest.mark.slow
 def test_what_was_saved_last_is_sealed_at_the_end(folder: Path) -> None:
     start(folder, "time.sleep(1); save(2)", seal_quiet_s=3600)
-    until(lambda: over(folder))
-    rows = until(lambda: seal_log.read(folder / "seals.jsonl"))
+    eventually(lambda: over(folder))
+    rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     assert str(folder / "work/out/checkpoint-2/model.safetensors") in rows
 
 
@@ -166,7 +157,7 @@ def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path
         "    if step > 2: shutil.rmtree(f'out/checkpoint-{step - 2}')\n"
     )
     start(folder, rotate, seal_quiet_s=0.01, seal_every_s=0.01)
-    until(lambda: over(folder), 60)
+    eventually(lambda: over(folder), within=60)
     assert observe(str(folder))["state"] == "succeeded"
     assert {p.name for p in (folder / "work/out").iterdir()} == {"checkpoint-58", "checkpoint-59"}
 
@@ -175,7 +166,7 @@ def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path
 @pytest.mark.parametrize("pyz", ["", "../evil.pyz", "gpuwarden-checkpoints-0123456789abcdef.pyz", None, 7])
 def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, pyz: object) -> None:
     start(folder, "time.sleep(0.6); save(1)", archive=pyz)
-    until(lambda: over(folder))
+    eventually(lambda: over(folder))
     assert observe(str(folder))["state"] == "succeeded"
     assert not (folder / "seals.jsonl").exists()
     assert "seal" not in roster(folder)["out/checkpoint-1/model.safetensors"]
@@ -185,7 +176,7 @@ def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, pyz: object)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
-    until(lambda: seal_log.read(folder / "seals.jsonl"))
+    eventually(lambda: seal_log.read(folder / "seals.jsonl"))
 
     def sealers() -> list[int]:
         lines = {p: Path(f"/proc/{p}/cmdline") for p in all_pids()}
@@ -196,7 +187,7 @@ def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
     (sealer,) = sealers()
     assert not [text for text in processes(None) if text.startswith(f"pid {sealer}:")]
     os.kill(observe(str(folder))["pid"], signal.SIGKILL)
-    until(lambda: not sealers())
+    eventually(lambda: not sealers())
 
 
 # ---------------------------------------------------------------------------------------------------------- the book
@@ -282,7 +273,7 @@ FORGED: list[dict[str, Any]] = [
 def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[str, Any]) -> None:
     """The job may write the book. What makes no sense there is passed over, and the bytes are hashed."""
     start(folder, "save(1); time.sleep(600)")
-    rows = until(lambda: seal_log.read(folder / "seals.jsonl"))
+    rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = str(folder / "work/out/checkpoint-1/model.safetensors")
     with (folder / "seals.jsonl").open("a") as out:
         out.write("\n" + json.dumps({**rows[place], **forged}) + "\n")
@@ -294,7 +285,7 @@ def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
 def test_the_key_is_in_no_file_no_argument_and_no_environment(folder: Path) -> None:
     start(folder, "save(1); print(dict(os.environ)); time.sleep(60)")
-    until(lambda: seal_log.read(folder / "seals.jsonl", KEY.encode()))
+    eventually(lambda: seal_log.read(folder / "seals.jsonl", KEY.encode()))
     for path in (p for p in folder.rglob("*") if p.is_file()):
         assert KEY.encode() not in path.read_bytes(), path
     supervisor = int(observe(str(folder))["pid"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import shlex
-import time
 from pathlib import Path
 
 import pytest
@@ -214,14 +213,9 @@ def test_a_script_is_read_with_restraint(line: str, leaks: bool) -> None:
 @pytest.mark.parametrize(
     "piece", ["api_key", "https://", "Bearer ", "a.b-c_", "--token ", "x=", "://:", "?key=", "a", "{", "{=", "x=$"]
 )
-def test_a_megabyte_takes_no_more_than_a_moment(piece: str) -> None:
-    """Four times the text takes about four times as long, not sixteen."""
-
-    def cost(size: int) -> float:
-        text = piece * (size // len(piece))
-        began = time.process_time()
-        list(spelled_in(text)), list(spelled_in_script(text)), list(spelled([text[:32_768]]))
-        return time.process_time() - began
-
-    small, large = min(cost(1 << 17) for _ in range(3)), cost(1 << 19)
-    assert large < 12 * small + 0.2
+def test_a_secret_is_found_behind_megabytes_that_look_like_one(piece: str) -> None:
+    """A search that goes back over the text would take hours here."""
+    text = piece * ((1 << 21) // len(piece))
+    leak = '\napi_key = "Zx81kQ0vLm2pRt7w"\n'
+    assert list(spelled_in(text + leak)) and list(spelled_in_script(text + leak))
+    assert list(spelled([text, "--api-key", "Zx81kQ0vLm2pRt7w"]))

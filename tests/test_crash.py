@@ -13,7 +13,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from lifecycle_kit import (
     training,
 )
 from postgres_kit import HERE, Server, kept_ledger
+from waiting import eventually
 
 PHASES = ("quote", "submit", "check", "pull", "verify", "teardown", "approve", "list")
 SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
@@ -47,6 +47,8 @@ STRANGER = ("check", "pull", "verify", "teardown", "approve", "list")
 """The steps of a life of two accounts that the other account's key tries first, killed at the same line."""
 CALM_AFTER = 5
 """So many kills in a row of one step, then it is let through, so that every life comes to its end."""
+LIFE_S = 300.0
+"""For one step of a life: each look at it takes several processes, most of which are killed."""
 
 
 class Driver:
@@ -78,18 +80,18 @@ class Driver:
         assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
         self.process.stdout.close()
-        self.process.wait(30)
+        self.process.wait()
         self.errors.close()
 
 
 @dataclass
 class Tally:
-    """What was hit, over all lives. `maps` and `took` are the lines and the seconds of each step, as last seen."""
+    """What was hit, over all lives. `maps` and `looks` are the lines of each step and the looks that it lived for."""
 
     kills: Counter[str] = field(default_factory=Counter)
     points: set[str] = field(default_factory=set)
     maps: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    took: dict[str, float] = field(default_factory=dict)
+    looks: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, phase: str) -> list[str]:
         """The lines of a step at which nobody has died yet."""
@@ -127,7 +129,7 @@ class Life:
             self.hold(phase, reply)
             if not reply["killed"]:
                 self.tally.maps.setdefault(phase, {}).update(json.loads(map_file.read_text()))
-                self.tally.took[phase] = max(self.tally.took.get(phase, 0.0), reply["took"])
+                self.tally.looks[phase] = max(self.tally.looks.get(phase, 0), reply["looks"])
                 answer: dict[str, Any] = reply["answer"]
                 return answer
         raise AssertionError(f"{phase} never came to an end")
@@ -137,7 +139,7 @@ class Life:
         if phase not in self.tally.maps or self.rng.random() < 0.15:
             return {}
         if self.rng.random() < 0.2:
-            return {"after": self.rng.uniform(0.0, self.tally.took[phase])}
+            return {"after": self.rng.randrange(self.tally.looks[phase] + 1)}
         at = self.rng.choice(self.tally.fresh(phase) or list(self.tally.maps[phase]))
         return {"line": self.rng.choice(self.tally.maps[phase][at])}
 
@@ -204,24 +206,17 @@ class Life:
         raise AssertionError("never accepted")
 
     def torn_down(self, job: str) -> None:
-        for _ in range(5_000):
+        def down() -> bool:
             view = self.step("teardown", job=job)
-            if view.get("state") == Teardown.VERIFIED_STOPPED:
-                return
             if view.get("state") == Teardown.AWAITING_HUMAN:
                 assert all(r.state == InstanceState.RUNNING for r in records(self.cloud)), "touched before a yes"
                 self.step("approve", ticket=view["ticket"], digest=view["digest"])
-            time.sleep(0.01)
-        raise AssertionError(f"never torn down: {view}")
+            return bool(view.get("state") == Teardown.VERIFIED_STOPPED)
+
+        eventually(down, LIFE_S)
 
     def until(self, phase: str, done: Any, **more: Any) -> dict[str, Any]:
-        end = time.monotonic() + 300
-        while time.monotonic() < end:
-            answer = self.step(phase, **more)
-            if done(answer):
-                return answer
-            time.sleep(0.02)
-        raise AssertionError(f"{phase} does not get on: {answer}")
+        return eventually(lambda: self.step(phase, **more), LIFE_S, good=done)
 
     def ended(self, files: list[str]) -> None:
         """Everything is safe, everything is off, everything was done once."""

@@ -12,7 +12,6 @@ import json
 import random
 import struct
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -82,17 +81,9 @@ class CutLife(Life):
             self.hit[phase] += self.proxy.cuts - before
 
     def plan(self, phase: str) -> dict[str, Any]:
-        if phase in self.tally.took and self.rng.random() < 0.1:
-            return {"after": self.rng.uniform(0.0, self.tally.took[phase])}
+        if phase in self.tally.looks and self.rng.random() < 0.1:
+            return {"after": self.rng.randrange(self.tally.looks[phase] + 1)}
         return {}
-
-    def until(self, phase: str, done: Any, **more: Any) -> dict[str, Any]:
-        for _ in range(5_000):
-            answer = self.step(phase, **more)
-            if done(answer):
-                return answer
-            time.sleep(0.02)
-        raise AssertionError(f"{phase} does not get on: {answer}")
 
     def saved(self) -> list[str]:
         return sorted(map(saved, SIZES.values()))

@@ -17,7 +17,10 @@ ENV = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
 
 def demo(tmp_path: Path, *flags: str, columns: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpuwarden", "demo", *flags]
-    env = ENV | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)} | ({"COLUMNS": columns} if columns else {})
+    # A zone that never changes its clocks: a night has 15 hours from 18:00 to 9:00.
+    env = (
+        ENV | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TZ": "UTC"} | ({"COLUMNS": columns} if columns else {})
+    )
     return subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
         start_new_session=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import email.utils
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,11 +144,11 @@ def test_what_may_pass_is_tried_again(bad: Answer, waited: float | None, talk: T
     assert [waited] * 2 == WAITS if waited else all(0.5 <= w <= 1 for w in WAITS)
 
 
-def test_a_date_to_wait_for() -> None:
+def test_a_date_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from evals.harness.chat import retry_after
 
-    soon = retry_after(email.utils.formatdate(time.time() + 30, usegmt=True))
-    assert soon is not None and 25 < soon <= 31
+    monkeypatch.setattr("evals.harness.chat.time.time", lambda: 1_700_000_000.0)
+    assert retry_after(email.utils.formatdate(1_700_000_030, usegmt=True)) == 30
     assert retry_after(None) is None and retry_after("soon") is None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -179,11 +178,9 @@ def test_a_key_in_what_a_program_wrote_is_not_kept(playing: Playing, tmp_path: P
 
 @pytest.mark.slow
 def test_a_program_that_hangs_is_stopped(playing: Playing) -> None:
-    start = time.monotonic()
     trial = playing("codex", LIST, {"trick": "hang"}, timeout_s=6.0)
     assert trial.score.verdict is Verdict.INFRA
     assert "longer than 6 s" in trial.score.why
-    assert time.monotonic() - start < 400
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from gpuwarden.lifecycle.fan_out.records import fan_out_ids
 from gpuwarden.lifecycle.monitoring.check import cancel
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import job_ids, read_job
-from lifecycle_kit import JumpingClock, moves_along_the_tables, open_house
+from lifecycle_kit import clock_of_today, moves_along_the_tables, open_house
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +155,7 @@ def engine() -> Playing:
 
 @pytest.fixture
 def clock() -> Clock:
-    return JumpingClock()
+    return clock_of_today()
 
 
 def warden(home: Path, clock: Clock, engine: Playing) -> Context:

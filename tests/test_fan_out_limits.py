@@ -38,7 +38,7 @@ from gpuwarden.lifecycle.records import job_ids, read_job
 from gpuwarden.lifecycle.submission.submit import NeedsApproval
 from gpuwarden.rehearsal.model import Fault
 from gpuwarden.remote.sandbox.detect import Kind, Sandbox
-from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, open_house, records, rent_cloud
+from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, open_house, records, rent_cloud
 
 pytestmark = pytest.mark.anyio
 TINY = 0.0001
@@ -77,7 +77,7 @@ async def _rise(ctx: Context, fan_id: str, **limits: Any) -> Rise:
 
 
 async def test_a_budget_is_raised_with_a_receipt_of_its_own_and_once(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     held = await _accepted(ctx, max_cost_usd=TINY)
     fan_id = _id(held)
@@ -101,7 +101,7 @@ async def test_a_budget_is_raised_with_a_receipt_of_its_own_and_once(tmp_path: P
 
 
 async def test_lower_limits_need_nobody_and_a_receipt_is_stale_after_them(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
     rise = await _rise(ctx, fan_id, max_cost_usd=300.0, max_machines=2)
@@ -120,7 +120,7 @@ async def test_lower_limits_need_nobody_and_a_receipt_is_stale_after_them(tmp_pa
 
 async def test_the_caps_hold_for_a_rise_as_for_a_launch_and_not_in_small_steps(tmp_path: Path) -> None:
     policy = Policy(rehearsal_caps=Caps(per_job_usd=20.0, per_day_usd=1e6, per_instance_usd=1e6))
-    ctx = open_house(tmp_path / "home", JumpingClock(), policy=policy)
+    ctx = open_house(tmp_path / "home", clock_of_today(), policy=policy)
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
     for most in (10.0, 19.0):
@@ -139,7 +139,7 @@ async def test_the_caps_hold_for_a_rise_as_for_a_launch_and_not_in_small_steps(t
 
 async def test_what_a_person_approved_only_a_person_raises_and_it_does_not_expire_half_way(tmp_path: Path) -> None:
     policy = Policy(rehearsal_caps=Caps(per_job_usd=0.001, per_day_usd=1e6, per_instance_usd=1e6))
-    ctx = open_house(tmp_path / "home", JumpingClock(), policy=policy)
+    ctx = open_house(tmp_path / "home", clock_of_today(), policy=policy)
     cloud = rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=0.002))
     ctx.policy = WEALTHY  # the caps would allow it now
@@ -155,7 +155,7 @@ async def test_what_a_person_approved_only_a_person_raises_and_it_does_not_expir
 
 
 async def test_a_fan_out_without_a_budget_spends_what_its_receipt_showed_at_most(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     asked = await fan_out(ctx, _roster(), dry_run=True)
     found = await _accepted(ctx)
@@ -164,7 +164,7 @@ async def test_a_fan_out_without_a_budget_spends_what_its_receipt_showed_at_most
 
 
 async def test_the_same_cells_are_not_paid_for_twice_unasked(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
     again = await fan_out(ctx, _roster(max_cost_usd=300.0))
@@ -178,7 +178,7 @@ async def test_the_same_cells_are_not_paid_for_twice_unasked(tmp_path: Path) -> 
 
 async def test_an_agent_resumes_what_it_ended_and_not_what_a_person_ended(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    ctx = open_house(home, JumpingClock(), actor="mcp")
+    ctx = open_house(home, clock_of_today(), actor="mcp")
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
     person = open_house(home, ctx.clock, actor="cli")
@@ -202,7 +202,7 @@ async def test_an_end_after_a_death_rents_nothing_more_and_keeps_what_was_rented
 ) -> None:
     """The process dies before its order, or the order or its reply gets lost; a person ends the fan-out meanwhile."""
     home = tmp_path / "home"
-    ctx = open_house(home, JumpingClock())
+    ctx = open_house(home, clock_of_today())
     lost = () if left == "unsent" else (Fault.model_validate({"kind": left, "call": "create"}),)
     cloud = rent_cloud(ctx, *lost)
 
@@ -232,7 +232,7 @@ async def test_an_end_after_a_death_rents_nothing_more_and_keeps_what_was_rented
 
 async def test_the_watch_says_each_thing_once_and_takes_back_what_is_over(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    ctx = open_house(home, JumpingClock())
+    ctx = open_house(home, clock_of_today())
     cloud = rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
     subject, watcher = f"fanout/{fan_id}", Watcher(ctx)
@@ -267,7 +267,7 @@ def test_the_reply_to_a_checked_rise_changes_nothing_and_names_the_call(tmp_path
     import anyio
 
     async def go() -> None:
-        ctx = open_house(tmp_path / "home", JumpingClock())
+        ctx = open_house(tmp_path / "home", clock_of_today())
         rent_cloud(ctx)
         held = await _accepted(ctx, max_cost_usd=TINY)
         rise = await _rise(ctx, _id(held), max_cost_usd=300.0)
@@ -283,7 +283,7 @@ async def test_a_folder_under_another_spelling_is_not_the_cell_a_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script that makes `cells/1` and folders of cells that its queue was not given stops nobody from collecting."""
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     fan_id = _id(
         await _accepted(ctx, max_cost_usd=300.0, cells=cells_of(_roster().base, grid({"lr": ["1", "2", "3"]})))

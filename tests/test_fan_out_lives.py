@@ -31,7 +31,8 @@ from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault
 from gpuwarden.remote.sandbox.detect import Kind, Sandbox
-from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, open_house, promises, records, rent_cloud
+from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, moves_on, open_house, promises, records, rent_cloud
+from waiting import soon
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove]
 
@@ -90,24 +91,32 @@ async def _launched(ctx: Context, roster: Roster) -> str:
     return done.now.fan.id
 
 
-async def _over(ctx: Context, fan_id: str) -> FanOutResult:
+async def _over(ctx: Context, cloud: Cloud, fan_id: str) -> FanOutResult:
     """Go round until nothing runs and nothing waits. Real processes end in real time; the clock leaps over the rest."""
-    with anyio.fail_after(500):
-        while True:
-            found = await advance_fan_out(ctx, fan_id)
-            await _end_idle(ctx, fan_id)
-            assert found.now is not None
-            if not found.now.idle and (found.now.over or (found.held and not found.now.live)):
-                return found
-            await ctx.clock.sleep(5)
-            await anyio.sleep(0.1)
+
+    async def round() -> FanOutResult:
+        found = await advance_fan_out(ctx, fan_id)
+        await _end_idle(ctx, fan_id)
+        moves_on(cloud, 5)
+        return found
+
+    def over(found: FanOutResult) -> bool:
+        now = found.now
+        assert now is not None
+        return not now.idle and bool(now.over or (found.held and not now.live))
+
+    return await soon(round, within=100, every=0.1, good=over)  # several processes, one after another
 
 
 async def _strike(ctx: Context, fan_id: str, cloud: Cloud, said: Path, cell: int, how: str) -> None:
     """Wait until a held cell runs, take its machine or kill everything there, and let the cell run next time."""
-    while str(cell) not in (said.read_text().split() if said.exists() else []):
+
+    async def runs() -> bool:
         await advance_fan_out(ctx, fan_id)
-        await anyio.sleep(0.1)
+        moves_on(cloud, 1)
+        return str(cell) in (said.read_text().split() if said.exists() else [])
+
+    await soon(runs, every=0.1)
     (queue,) = [queue for queue in read_fan_out(ctx.ledger, fan_id).queues if cell in queue.cells]
     lease = read_job(ctx.ledger, queue.job).lease
     machine = read_lease(ctx.ledger, lease).instance_id if lease else None
@@ -135,7 +144,7 @@ async def _end_idle(ctx: Context, fan_id: str) -> None:
 async def test_forty_cells_on_four_machines_with_three_kills_and_two_preemptions(tmp_path: Path) -> None:
     """The queues take every fourth cell: one strike on each machine, and cell 7 is killed alone."""
     home, said = tmp_path / "home", tmp_path / "said"
-    ctx = open_house(home, JumpingClock())
+    ctx = open_house(home, clock_of_today())
     cloud = rent_cloud(ctx, Fault(kind="lost_reply", call="create", at=2))  # and one machine is adopted
     strikes = {16: "kill", 17: "preempt", 18: "kill", 19: "preempt"}
     for cell in strikes:
@@ -147,7 +156,7 @@ async def test_forty_cells_on_four_machines_with_three_kills_and_two_preemptions
             await _strike(ctx, fan_id, cloud, said, cell, how)
             ctx = open_house(home, ctx.clock)  # another process goes on, as after a crash
             ctx._providers[PLATFORM] = RehearsalProvider(cloud)
-    found = await _over(ctx, fan_id)
+    found = await _over(ctx, cloud, fan_id)
     now = found.now
     assert now is not None and now.cells.count(CellState.VERIFIED) == 40 and not now.cells.strangers
     proofs = ctx.ledger.events(f"fanout/{fan_id}", kind=CellProven)
@@ -165,19 +174,21 @@ async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -
     orders = Ending(when_proven="terminate", grace_minutes=1)
     policy = WEALTHY.model_copy(update={"ending": orders})
     home, said = tmp_path / "home", tmp_path / "said"
-    ctx = open_house(home, JumpingClock(), policy=policy)
+    ctx = open_house(home, clock_of_today(), policy=policy)
     cloud = rent_cloud(ctx)
     (tmp_path / "said.hold2").touch()
     fan_id = await _launched(ctx, _roster(home, grid({"lr": ["1", "2"]}, seeds=3), max_machines=2, max_cost_usd=3.0))
     await _strike(ctx, fan_id, cloud, said, 2, "kill")
     watcher = Watcher(ctx)
-    with anyio.fail_after(500):
-        while any(truth.meter for truth in cloud.truths().values()):
-            found = await watcher.once()
-            assert "watch" not in found.trouble
-            await _end_idle(ctx, fan_id)
-            await ctx.clock.sleep(15)
-            await anyio.sleep(0.05)
+
+    async def all_off() -> bool:
+        found = await watcher.once()
+        assert "watch" not in found.trouble
+        await _end_idle(ctx, fan_id)
+        moves_on(cloud, 15)
+        return not any(truth.meter for truth in cloud.truths().values())
+
+    await soon(all_off, within=100, every=0.05)  # several processes, one after another
     now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
     assert now.over and now.cells.count(CellState.VERIFIED) == 6 and now.cost <= 3.0 and len(now.fan.queues) == 3
     granted = ctx.ledger.events(kind="approval.granted")
@@ -188,7 +199,7 @@ async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -
 
 
 async def test_a_budget_stops_launching_and_not_what_runs(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     probe = await fan_out(ctx, _roster(tmp_path / "home", [{"lr": "1", "seed": "0"}]), dry_run=True)
     assert probe.price is not None
@@ -198,12 +209,12 @@ async def test_a_budget_stops_launching_and_not_what_runs(tmp_path: Path) -> Non
     first = await advance_fan_out(ctx, fan_id)
     assert first.held is not None and first.held.by is Hold.BUDGET
     assert first.now is not None and len(first.now.live) == 1 == len(records(cloud)) and first.now.cost <= one * 1.5
-    rest = await _over(ctx, fan_id)
+    rest = await _over(ctx, cloud, fan_id)
     assert rest.now is not None and rest.now.cells.count(CellState.VERIFIED) >= 1
 
 
 async def test_a_repeated_call_adopts_and_other_arguments_need_another_receipt(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     roster = _roster(tmp_path / "home", [{"lr": "1", "seed": "0"}])
     asked = await fan_out(ctx, roster)
@@ -221,12 +232,12 @@ async def test_a_repeated_call_adopts_and_other_arguments_need_another_receipt(t
 
 async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path) -> None:
     """Cell 1 fails on its only machine; a person mends what it waits for, and resumes that cell alone."""
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     (tmp_path / "said.fail1").touch()
     roster = _roster(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=1), max_machines=1, max_tries=1)
     fan_id = await _launched(ctx, roster)
-    over = await _over(ctx, fan_id)
+    over = await _over(ctx, cloud, fan_id)
     assert over.now is not None
     assert over.now.cells.states == {0: CellState.VERIFIED, 1: CellState.GIVEN_UP}, over.now.fan.found
     assert [step.action for step in over.next_steps] == [Action.RESUME]
@@ -237,14 +248,14 @@ async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path
     (tmp_path / "said.fail1").unlink()
     resumed = resume_fan_out(ctx, fan_id, "test", [1])
     assert resumed.cells.launchable == (1,), (resumed.cells, resumed.fan.resumed)
-    done = await _over(ctx, fan_id)
+    done = await _over(ctx, cloud, fan_id)
     assert done.now is not None and done.now.cells.count(CellState.VERIFIED) == 2 and done.next_steps == ()
     assert [queue.cells for queue in done.now.fan.queues] == [(0, 1), (1,)] and promises(ctx.ledger, cloud) == []
 
 
 async def test_cells_of_one_roster_get_the_same_inputs_or_are_not_launched(tmp_path: Path) -> None:
     """The inputs are those of the folder that it was started in, whoever launches; changed ones hold it."""
-    ctx = open_house(tmp_path / "home", JumpingClock())
+    ctx = open_house(tmp_path / "home", clock_of_today())
     ctx.cwd = tmp_path / "work"
     ctx.cwd.mkdir()
     (ctx.cwd / "rows.txt").write_text("one")
@@ -256,7 +267,7 @@ async def test_cells_of_one_roster_get_the_same_inputs_or_are_not_launched(tmp_p
     fan_id = await _launched(
         ctx, Roster.model_validate({**dict(roster), "base": base, "cells": cells, "max_machines": 1})
     )
-    await _over(ctx, fan_id)
+    await _over(ctx, cloud, fan_id)
     (ctx.cwd / "rows.txt").write_text("two")
     (tmp_path / "said.fail1").unlink()
     resume_fan_out(ctx, fan_id, "test")
@@ -265,13 +276,13 @@ async def test_cells_of_one_roster_get_the_same_inputs_or_are_not_launched(tmp_p
     held = (await advance_fan_out(watch, fan_id)).held
     assert held is not None and held.by is Hold.REFUSED and "rows.txt" in held.detail and len(records(cloud)) == 1
     (ctx.cwd / "rows.txt").write_text("one")
-    done = await _over(watch, fan_id)
+    done = await _over(watch, cloud, fan_id)
     assert done.now is not None and done.now.cells.count(CellState.VERIFIED) == 2
 
 
 async def test_a_person_is_asked_about_the_whole_roster_at_once(tmp_path: Path) -> None:
     small = Policy(rehearsal_caps=Caps(per_job_usd=0.01, per_day_usd=100, per_instance_usd=100))
-    ctx = open_house(tmp_path / "home", JumpingClock(), policy=small)
+    ctx = open_house(tmp_path / "home", clock_of_today(), policy=small)
     cloud = rent_cloud(ctx)
     roster = _roster(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=3))
     asked = await fan_out(ctx, roster)

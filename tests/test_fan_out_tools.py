@@ -6,16 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from mcp.client.client import Client
 
-from conftest import HANG_S
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.interfaces.cli.wording import command
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
-from lifecycle_kit import PLATFORM, JumpingClock, open_house, promises, records, rent_cloud
+from lifecycle_kit import PLATFORM, clock_of_today, moves_on, open_house, promises, records, rent_cloud
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +51,7 @@ async def _call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 async def test_an_agent_fans_out_with_the_tools_of_a_single_job(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path / "home", JumpingClock(), actor="mcp")
+    ctx = open_house(tmp_path / "home", clock_of_today(), actor="mcp")
     cloud = rent_cloud(ctx)
     async with Client(make_server(ctx)) as client:
         asked = await _call(client, "submit_job", **CALL)
@@ -69,10 +68,12 @@ async def test_an_agent_fans_out_with_the_tools_of_a_single_job(tmp_path: Path) 
         }
         paused = await _call(client, "cancel_job", job_id=seen["job_id"], action="pause")
         assert paused["code"] == "not_supported"
-        with anyio.fail_after(HANG_S):
-            while seen["state"] == "running":
-                seen = await _call(client, "check_job", job_id=seen["job_id"])
-                await anyio.sleep(0.05)
+
+        async def next_look() -> dict[str, Any]:
+            moves_on(cloud, 1)
+            return await _call(client, "check_job", job_id=seen["job_id"])
+
+        seen = await soon(next_look, every=0.1, good=lambda now: now["state"] != "running")
         assert seen["code"] == "complete" and seen["fan_out"]["states"] == {"verified": 4}
         assert [row["mean"] for row in seen["fan_out"]["table"]] == [1.5, 2.5]
         assert "teardown" in [step["action"] for step in seen["next"]], seen["hint"]  # its machines bill
@@ -80,7 +81,7 @@ async def test_an_agent_fans_out_with_the_tools_of_a_single_job(tmp_path: Path) 
 
 
 async def test_a_grid_that_collides_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path / "home", JumpingClock(), actor="mcp")
+    ctx = open_house(tmp_path / "home", clock_of_today(), actor="mcp")
     cloud = rent_cloud(ctx)
     async with Client(make_server(ctx)) as client:
         for change, words in (

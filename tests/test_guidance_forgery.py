@@ -6,10 +6,8 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import anyio
 import pytest
 
-from conftest import HANG_S
 from gpuwarden.core.models import Handle, Instance, InstanceState, Known, Observation, Place
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
@@ -21,7 +19,8 @@ from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.remote.launch import observation
 from gpuwarden.remote.runner.command import OF_INTENT, Reason
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
-from lifecycle_kit import JumpingClock, launch, open_house, records, rent_cloud, training
+from lifecycle_kit import clock_of_today, launch, open_house, records, rent_cloud, training
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 
@@ -32,26 +31,23 @@ LINES = (
 )
 FORGE = """
 import json, os, signal, sys, time
-said, lies, lines, then, seconds = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4], 0.6
+said, lies, lines, then, turns = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4], 120
 folder = os.environ["GPUWARDEN_RUN_DIR"]
 file = folder + "/status.json"
 with open(said, "a") as out:
     out.write("launched\\n")
 if then == "stay" and open(said).read().count("launched") == 1:
-    seconds = 600
+    turns = 120_000
 print(*lines, sep="\\n", flush=True)
 real = json.load(open(file))
 if then == "kill":
     os.kill(real["pid"], signal.SIGKILL)
-    seconds = 0
-end = time.monotonic() + seconds
-while True:
+    turns = 1
+for _ in range(turns):
     for lie in lies:
         with open(file + ".x", "w") as out:
             json.dump({**real, **lie}, out)
         os.rename(file + ".x", file)
-    if time.monotonic() >= end:
-        break
     time.sleep(0.005)
 """
 GONE = {"pid": 4_000_000, "child_pid": 4_000_001}
@@ -75,7 +71,7 @@ class House:
     """A spot machine on a pretend cloud, with the real runner and real processes."""
 
     def __init__(self, folder: Path) -> None:
-        self.said, self.clock = folder / "said", JumpingClock()
+        self.said, self.clock = folder / "said", clock_of_today()
         self.ctx: Context = open_house(folder / "home", self.clock)
         self.cloud = rent_cloud(self.ctx)
         self.states: set[Job] = set()
@@ -85,16 +81,19 @@ class House:
 
         words = (json.dumps(lies), json.dumps(LINES), then)
         command = (sys.executable, "-I", "-S", "-c", FORGE, str(self.said), *words)
-        return await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
+        job = await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
+        self.clock.advance(1)  # the machine boots meanwhile
+        return job
 
     async def until(self, job: str, good: Callable[[Checked], object]) -> Checked:
-        with anyio.fail_after(HANG_S):
-            while True:
-                seen = await check(self.ctx, job)
-                self.states.add(seen.job.state)
-                if good(seen):
-                    return seen
-                await anyio.sleep(0.02)
+        async def look() -> Checked | None:
+            seen = await check(self.ctx, job)
+            self.states.add(seen.job.state)
+            return seen if good(seen) else None
+
+        seen = await soon(look)
+        assert seen
+        return seen
 
     @property
     def launches(self) -> int:
@@ -107,7 +106,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     yield made
     for record in records(made.cloud):
         made.cloud.terminate(record.id)
-    made.clock.ahead += 60
+    made.clock.time += 60
     made.cloud.list()
 
 
@@ -126,7 +125,7 @@ async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, l
     job = await house.start(LIES[lie], then="kill")
     seen = await house.until(job, lambda c: c.job.state is Job.UNKNOWN)
     assert seen.job.reason is Code.INTERRUPTION_UNSEEN, "the platform has a while to show that it took the machine"
-    house.clock.ahead += INTERRUPTION_S + 1
+    house.clock.time += INTERRUPTION_S + 1
     seen = await house.until(job, lambda c: c.job.state is not Job.UNKNOWN)
     assert seen.job.state is Job.FAILED and seen.job.reason in {Code.NOT_INTERRUPTED, Code.VANISHED}
     assert Job.PREEMPTED not in house.states and house.launches == 1
@@ -146,7 +145,7 @@ async def test_a_machine_that_was_really_taken_is_relaunched_whatever_the_file_s
     job = await house.start({"state": "running"}, then="stay")
     await house.until(job, lambda c: c.job.state is Job.RUNNING and house.said.exists())
     house.cloud.preempt(records(house.cloud)[0].id)
-    house.clock.ahead += 60
+    house.clock.time += 60
     await house.until(job, lambda c: c.job.attempt == 2 or c.job.state is Job.SUCCEEDED)
     assert Job.PREEMPTED in house.states or house.launches == 2
 

@@ -227,7 +227,7 @@ async def test_a_code_registers_one_passkey_once_within_minutes(world: World) ->
     with pytest.raises(Conflict):
         allow(ctx, "laptop", "user x")
     late = allow(ctx, "phone", "user x")
-    world.clock.ahead += 301
+    world.clock.time += 301
     with pytest.raises(Refused):
         allowed(ctx, late)
     assert [one.name for one in passkeys(ctx)] == ["laptop"]
@@ -319,7 +319,7 @@ async def test_a_code_ends_with_its_time_its_facts_and_a_newer_one(world: World)
         mark = await mark_of(http, "r7mixt")
         older, newer = await coded(ctx, "r7mixt", mark), await coded(ctx, "r7mixt", mark)
         assert (await send(http, "r7mixt", older))["code"] == "refused"
-        world.clock.ahead += 301
+        world.clock.time += 301
         assert "expired" in (await send(http, "r7mixt", newer))["message"]
         shown = await shown_digest(http, "r7mixt")
         third = await coded(ctx, "r7mixt", mark)

@@ -27,12 +27,12 @@ from gpuwarden.metrics.points import PostedPoints, Row, read_alert
 from gpuwarden.metrics.store import Batch
 from http_kit import bearer, listening
 from load_kit import served
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 Kind = Literal["sse", "websocket"]
 Next = Callable[[], Awaitable[dict[str, Any]]]
 KINDS: tuple[Kind, ...] = ("sse", "websocket")
-PATIENCE_S = 300.0
 PATH = "/api/jobs/j1/events"
 
 
@@ -72,7 +72,7 @@ async def followed(kind: Kind, port: int, headers: dict[str, str], after: str = 
         return
     headers = headers | ({"Last-Event-ID": after} if after else {})
     async with (
-        httpx2.AsyncClient(timeout=PATIENCE_S) as http,
+        httpx2.AsyncClient(timeout=30 * PATIENCE) as http,
         http.stream("GET", f"http://localhost:{port}{PATH}", headers=headers) as answer,
     ):
         if answer.status_code != 200:
@@ -109,7 +109,7 @@ async def steps(following: Next, count: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whoever_comes_back_goes_on_where_it_was(ctx: Context, kind: Kind) -> None:
-    with listening(ctx) as (parts, port), anyio.fail_after(PATIENCE_S):
+    with listening(ctx) as (parts, port):
         headers = bearer(parts, "read")
         async with followed(kind, port, headers) as following:
             assert (await following())["type"] == "state"
@@ -145,10 +145,10 @@ async def test_a_killed_server_costs_an_open_stream_nothing(tmp_path: Path, ctx:
             alert(ctx, 1)
             place = (await following())["id"]
             process.kill()
-            with anyio.fail_after(PATIENCE_S), pytest.raises(Ended):
+            with pytest.raises(Ended):
                 await following()
     alert(ctx, 2)  # while nobody serves
-    with served(home, port), anyio.fail_after(PATIENCE_S):
+    with served(home, port):
         async with followed(kind, port, headers, after=place) as following:
             alert(ctx, 3)
             assert await steps(following, 2) == [2, 3]
@@ -169,13 +169,12 @@ async def test_a_server_that_ends_says_so_to_its_streams(ctx: Context, kind: Kin
         left.set()
 
     async with anyio.create_task_group() as tasks:
-        with anyio.fail_after(PATIENCE_S):
-            server = listening(ctx)
-            parts, port = server.__enter__()
-            tasks.start_soon(one, port, bearer(parts, "read"))
-            await entered.wait()
-            await anyio.to_thread.run_sync(server.__exit__, None, None, None)
-            await left.wait()
+        server = listening(ctx)
+        parts, port = server.__enter__()
+        tasks.start_soon(one, port, bearer(parts, "read"))
+        await entered.wait()
+        await anyio.to_thread.run_sync(server.__exit__, None, None, None)
+        await left.wait()
     assert told[0] in {"websocket": {"1001", "1012"}, "sse": {"1000"}}[kind], (
         "going away, restarting, or a whole answer"
     )
@@ -184,7 +183,7 @@ async def test_a_server_that_ends_says_so_to_its_streams(ctx: Context, kind: Kin
 @pytest.mark.attack("http", "follows a job with no token, another's, a job's own key, or from another page")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_only_a_reader_follows(ctx: Context, kind: Kind) -> None:
-    with listening(ctx) as (parts, port), anyio.fail_after(PATIENCE_S):
+    with listening(ctx) as (parts, port):
         read = bearer(parts, "read")
         for headers in (
             {},
@@ -208,7 +207,7 @@ async def test_a_revoked_token_ends_its_stream_and_no_other(
     ctx: Context, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuwarden.interfaces.http.serving.RECHECK_S", 0.05)
-    with listening(ctx) as (parts, port), anyio.fail_after(PATIENCE_S):
+    with listening(ctx) as (parts, port):
         gone, stays = bearer(parts, "read", name="gone"), bearer(parts, "read", name="stays")
         async with followed(kind, port, gone) as one, followed(kind, port, stays) as other:
             await one(), await other()
@@ -233,7 +232,7 @@ async def test_who_does_not_read_is_dropped_and_delays_nobody(
 
     monkeypatch.setattr(running, "listen", narrow)
     monkeypatch.setattr(contract, "SEND_S", 0.3)
-    with listening(ctx, send_s=0.3) as (parts, port), anyio.fail_after(PATIENCE_S):
+    with listening(ctx, send_s=0.3) as (parts, port):
         token = bearer(parts, "read")["Authorization"]
         head = f"GET {PATH}?after=0.0 HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n"
         if kind == "websocket":
@@ -253,7 +252,7 @@ async def test_who_does_not_read_is_dropped_and_delays_nobody(
 
 
 async def test_what_a_client_of_a_websocket_sends_changes_nothing(ctx: Context) -> None:
-    with listening(ctx) as (parts, port), anyio.fail_after(PATIENCE_S):
+    with listening(ctx) as (parts, port):
         headers = bearer(parts, "read")
         async with connect(f"ws://localhost:{port}{PATH}", additional_headers=headers, proxy=None) as line:
             for words in ('{"type": "event"}', b"\x00\xff", "", "x" * 60_000):

@@ -9,7 +9,6 @@ import asyncio
 import math
 import os
 import shutil
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import need
+from counting import counted_lines
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.http.pages import following
 from gpuwarden.interfaces.http.running import Server, listen
@@ -29,9 +29,10 @@ from gpuwarden.lifecycle.ending.passkeys import allow, allowed, register
 from gpuwarden.metrics.points import PostedPoints, Row
 from gpuwarden.metrics.store import Batch, MetricStore
 from page_kit import EVIL, HOUR, World, busy_world, hostile_world, open_world
+from waiting import soon
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Frame, Page
+    from playwright.async_api import Browser, Frame, Page, Response
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("chromium")]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -71,11 +72,11 @@ class Served:
 
     async def holds(self, streams: int) -> None:
         """Wait until so many streams of pages are open."""
-        for _ in range(6_000):
-            if sum(answer._scope["path"].endswith(".events") for answer in self.parts.streams.values()) == streams:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"not {streams} streams")
+
+        def held() -> int:
+            return sum(answer._scope["path"].endswith(".events") for answer in self.parts.streams.values())
+
+        await soon(lambda: held() == streams)
 
 
 class Window:
@@ -145,11 +146,7 @@ async def opened(world: World, look: tuple[str, int] = ("light", 1200)) -> Async
 
 async def until(page: Page, condition: str) -> None:
     """Wait for a condition. The browser's own waiting evaluates a text, which the page's policy refuses."""
-    for _ in range(6_000):
-        if await page.evaluate(condition):
-            return
-        await page.wait_for_timeout(50)
-    raise AssertionError(condition)
+    await soon(lambda: page.evaluate(condition), every=0.05)
 
 
 async def audited(page: Page | Frame) -> list[str]:
@@ -315,7 +312,7 @@ async def test_older_lines_of_a_log_go_before_the_others(tmp_path: Path) -> None
 
 
 @pytest.mark.prove
-async def test_a_million_points_open_in_under_a_second_of_work(tmp_path: Path) -> None:
+async def test_of_a_million_points_a_page_gets_a_few_thousand(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     world.rent("jmill", "million")
     world.run("jmill", 999_999, 1_000_000)
@@ -325,23 +322,19 @@ async def test_a_million_points_open_in_under_a_second_of_work(tmp_path: Path) -
             Row("loss", n, 0, math.exp(-n / 3e5) + (n * 7_919 % 1_000) / 9_000) for n in range(start, start + 50_000)
         )
         store.write(Batch(posts=[PostedPoints("jmill", tuple(rows))]))
-    async with opened(world) as window:
-        cdp = await window.page.context.new_cdp_session(window.page)
-        await cdp.send("Performance.enable")
-        await window.page.goto(f"{window.base}/knowledge")
-        begun, before = time.process_time(), await busy(cdp)
-        await window.page.goto(f"{window.base}/jobs/jmill")
-        await window.page.wait_for_selector("canvas", timeout=120_000)
-        server, page = time.process_time() - begun, await busy(cdp) - before
-        assert "1,000,000 points" in await window.page.inner_text("[data-legend]")
-        print(f"a million points: {server:.2f} s of the server and its test, {page:.2f} s of the page")
-        assert page < 1.0 and server < 1.0, (server, page)
-
-
-async def busy(cdp: Any) -> float:
-    """Return the seconds that the page's main thread has worked, whatever else the machine did."""
-    found = await cdp.send("Performance.getMetrics")
-    return float(next(m["value"] for m in found["metrics"] if m["name"] == "TaskDuration"))
+    with counted_lines() as lines:
+        async with opened(world) as window:
+            await window.page.goto(f"{window.base}/knowledge")
+            answers: list[Response] = []
+            window.page.on("response", lambda one: answers.append(one))
+            before = lines()
+            await window.page.goto(f"{window.base}/jobs/jmill")
+            await window.page.wait_for_selector("canvas", timeout=120_000)
+            ran = lines() - before
+            assert "1,000,000 points" in await window.page.inner_text("[data-legend]")
+            curves = [len(await one.body()) for one in answers if "/curve" in one.url]
+            assert curves and sum(curves) < 200_000, "bytes"
+            assert ran < 1_000_000, "lines of Python, the browser's driver included"
 
 
 async def test_a_link_works_from_a_file_too_and_only_once(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ from doors import answer, gpuwarden, quick_warden
 from gpuwarden.ledger.events import ApprovalGranted, PasskeyRegistered, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.passkeys import allow, allowed, register
-from load_kit import PATIENCE_S, served
+from load_kit import served
 from test_http_approving import authenticator
 from test_http_pages_browser import Window, browsing
+from waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("caddy")]
 CADDY = shutil.which("caddy")
@@ -70,17 +71,18 @@ def proxied(folder: Path, public: int, port: int) -> Iterator[None]:
     argv = [str(CADDY), "run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
     env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     with (folder / "caddy.log").open("w") as log, subprocess.Popen(argv, env=env, stdout=log, stderr=log) as caddy:
+
+        def listens() -> bool:
+            assert caddy.poll() is None, (folder / "caddy.log").read_text()
+            with socket.socket() as one:
+                return one.connect_ex(("127.0.0.1", public)) == 0
+
         try:
-            for _ in range(int(PATIENCE_S * 10)):
-                with socket.socket() as one:
-                    one.settimeout(0.1)
-                    if one.connect_ex(("127.0.0.1", public)) == 0:
-                        break
-                assert caddy.poll() is None, (folder / "caddy.log").read_text()
+            eventually(listens)
             yield
         finally:
             caddy.terminate()
-            caddy.wait(PATIENCE_S)
+            caddy.wait()
 
 
 def free_port() -> int:
@@ -114,7 +116,7 @@ async def test_a_phone_reads_over_https_and_approves_with_a_passkey_of_that_host
     with served(home, more=("--public-url", base)) as (_, port), proxied(tmp_path, public, port):
         async with browsing(PHONE, flags=flags) as page:
             window = Window(page, base)
-            page.set_default_timeout(1_000 * PATIENCE_S)
+            page.set_default_timeout(60_000 * PATIENCE)
             link = await to_thread.run_sync(lambda: gpuwarden(home, "dashboard", "--public").stdout.strip())
             assert link.startswith(f"{base}/enter?link=")
             await page.goto(link)
@@ -148,7 +150,7 @@ async def test_a_phone_reads_over_https_and_approves_with_a_passkey_of_that_host
             assert not window.wrong, window.wrong
 
         # Another host name at the same proxy port, and the proxy's name with another origin, get nothing.
-        async with httpx2.AsyncClient(verify=False, timeout=PATIENCE_S) as http:  # a certificate of our own
+        async with httpx2.AsyncClient(verify=False, timeout=60 * PATIENCE) as http:  # a certificate of our own
             for headers, status in (({"Host": "evil.example"}, 421), ({"Origin": "https://evil.example"}, 403)):
                 shown = {"Host": f"{HOST}:{public}"} | headers
                 direct = await http.get(f"http://127.0.0.1:{port}/", headers=shown)

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +19,7 @@ import httpx2
 import pytest
 
 from conftest import need
+from fakes import FakeClock
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import NotSupported
 from gpuwarden.core.policy import SignIn
@@ -28,7 +28,9 @@ from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.ledger.events import SessionOpened
 from gpuwarden.lifecycle.context import Context
 from http_kit import BASE, client, serving
+from lifecycle_kit import clock_of_today
 from page_kit import busy_world, open_world
+from waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real("OpenID Connect provider")]
 PEOPLE = (
@@ -49,15 +51,17 @@ def provider() -> Iterator[str]:
     people = [word for one in PEOPLE for word in ("--user-claims", json.dumps(one))]
     argv = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "-p", str(port), "-n", "true", *people]
     issuer = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None
+        try:
+            return bool(httpx2.get(f"{issuer}/jwks", trust_env=False))
+        except httpx2.TransportError:
+            return False
+
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            for _ in range(6_000):
-                try:
-                    httpx2.get(f"{issuer}/jwks", trust_env=False)
-                    break
-                except httpx2.TransportError:
-                    assert process.poll() is None
-                    time.sleep(0.05)
+            eventually(answers)
             yield issuer
         finally:
             process.terminate()
@@ -65,7 +69,7 @@ def provider() -> Iterator[str]:
 
 @pytest.fixture
 def ctx(tmp_path: Path) -> Context:
-    return busy_world(tmp_path / "home").ctx
+    return busy_world(tmp_path / "home", clock_of_today()).ctx
 
 
 @asynccontextmanager
@@ -194,7 +198,7 @@ class Liar:
             return {"issuer": self.issuer} | {k: f"{self.issuer}/{v}" for k, v in at.items()} | self.metadata
         if path == "/jwks":
             return {"keys": KeySet([self.key]).as_dict()["keys"]}
-        now = int(time.time())
+        now = int(FakeClock().now())
         claims: dict[str, Any] = {
             "iss": self.issuer, "sub": "alice", "aud": "gpuwarden", "iat": now, "exp": now + 60, "nonce": self.nonce,
             "email": "alice@example.org", "email_verified": True,
@@ -252,9 +256,7 @@ def quiet(tmp_path: Path) -> Context:
 
 
 async def told(ctx: Context, liar: Liar) -> httpx2.Response:
-    async with served(ctx, liar.issuer) as (parts, http):
-        # The page's own clock is of its world; the provider's is the real one.
-        parts.ctx.clock.time = time.time()  # type: ignore[attr-defined]
+    async with served(ctx, liar.issuer) as (_, http):
         _, asked = await begun(http)
         liar.nonce = asked["nonce"]
         return await http.get(f"/signin/callback?code=c&state={asked['state']}")
@@ -318,8 +320,7 @@ WRONG: list[dict[str, Any]] = [
 
 @pytest.mark.attack("page", "signs in with claims of a wrong type")
 async def test_a_claim_of_a_wrong_type_is_never_a_crash(quiet: Context, liar: Liar) -> None:
-    async with served(quiet, liar.issuer) as (parts, http):
-        parts.ctx.clock.time = time.time()  # type: ignore[attr-defined]
+    async with served(quiet, liar.issuer) as (_, http):
         for wrong in WRONG:
             liar.twist = lambda claims, wrong=wrong: claims.update(wrong)  # type: ignore[misc]
             _, asked = await begun(http)
@@ -333,8 +334,7 @@ async def test_a_claim_of_a_wrong_type_is_never_a_crash(quiet: Context, liar: Li
 async def test_a_name_is_folded_in_ascii_only(quiet: Context, liar: Liar) -> None:
     for name, status in (("KATE@example.org", 200), ("\u212aate@example.org", 403)):  # the Kelvin sign
         liar.twist = lambda claims, name=name: claims.update(email=name)  # type: ignore[misc]
-        async with served(quiet, liar.issuer, allowed=("kate@example.org",)) as (parts, http):
-            parts.ctx.clock.time = time.time()  # type: ignore[attr-defined]
+        async with served(quiet, liar.issuer, allowed=("kate@example.org",)) as (_, http):
             _, asked = await begun(http)
             liar.nonce = asked["nonce"]
             answer = await http.get(f"/signin/callback?code=c&state={asked['state']}")

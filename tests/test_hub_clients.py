@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from conftest import need
-from gpuwarden.core.clock import SystemClock
+from fakes import FakeClock
 from gpuwarden.rehearsal.hub.access import HubError
 from gpuwarden.rehearsal.hub.schedules import next_time
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
@@ -35,15 +35,6 @@ PYTHON = sys.executable
 HF = Path(sys.executable).with_name("hf")
 CLIENTS = Path(os.environ.get("GPUWARDEN_CLIENTS", "/nowhere"))
 SCRIPT = "import sys\nprint('hello', sys.argv[1:])\nopen('/data/made.txt', 'w').write('made')\n"
-
-
-class Time(SystemClock):
-    """The time of this machine, and what a test adds to it."""
-
-    ahead = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.ahead
 
 
 @pytest.fixture
@@ -163,7 +154,7 @@ def test_volumes_are_mounted_and_only_buckets_can_be_written(hf: Run, hub: HubSe
 @pytest.mark.slow
 @pytest.mark.real("hf")
 def test_scheduled_jobs(hf: Run, tmp_path: Path) -> None:
-    clock = Time()
+    clock = FakeClock(1_800_000_600.0)  # ten minutes past an hour
     with hub_server(tmp_path / "scheduled", clock=clock) as hub:
         at = {"HF_ENDPOINT": hub.url}
         words = ("--flavor", "cpu-basic", "--label", "a=b", "i", PYTHON, "-c", "print('tick')")
@@ -174,12 +165,12 @@ def test_scheduled_jobs(hf: Run, tmp_path: Path) -> None:
         hf("jobs", "scheduled", "suspend", made.id, **at)
         assert made.suspend
         assert hf("jobs", "scheduled", "ps", "-q", **at).split() == []
-        clock.ahead += 7200
+        clock.advance(7200)
         assert hf("jobs", "scheduled", "ps", "-a", "-q", **at).split() == [made.id]
         assert hub.jobs.jobs == {}
         hf("jobs", "scheduled", "resume", made.id, **at)
         hf("jobs", "scheduled", "trigger", made.id, **at)
-        clock.ahead += 3600
+        clock.advance(3600)
         hf("jobs", "scheduled", "inspect", made.id, **at)
         assert len(hub.jobs.jobs) == 2
         assert {job.initiator["id"] for job in hub.jobs.jobs.values()} == {made.id}

@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import pytest
 
-from conftest import HANG_S
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Conflict, NotFound, Unreachable, WardenError
@@ -49,6 +48,7 @@ from test_parking import Parked
 from test_relaunch import Allowed, Resuming
 from test_standing_orders import Processes
 from test_standing_orders import processes as processes
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 KEEP = f"s3://{BUCKET}/team"
@@ -560,20 +560,25 @@ async def parked_for_real(tmp_path: Path, env: dict[str, str], late: bool = Fals
     cloud = rent_cloud(ctx)
     spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB), keep=KEEP)
     job = await launch(ctx, spec)
-    with anyio.fail_after(HANG_S):
-        while read_job(ctx.ledger, job).handle is None:
-            await advance(ctx, job)
-            await clock.sleep(0.05)
-        folder = run_dir(ctx, job)
-        while late and "done" not in (text := report.read_text() if (report := folder / "keep.json").exists() else ""):
-            assert "failed" not in text, text
-            await clock.sleep(0.05)
-        if late:  # everything is in the store, and something that outlived the job writes on
-            (folder / "work" / "out" / "late.txt").write_bytes(b"late")
-        while next(iter(cloud.truths().values())).state is not InstanceState.STOPPED:
-            await clock.sleep(0.05)
-        while (await list_instances(ctx)).rows[0].billing is not False:
-            await clock.sleep(0.05)
+
+    async def placed() -> bool:
+        await advance(ctx, job)
+        return read_job(ctx.ledger, job).handle is not None
+
+    await soon(placed, every=0.05)
+    if late:  # everything is in the store, and something that outlived the job writes on
+        report = run_dir(ctx, job) / "keep.json"
+        text = await soon(
+            lambda: report.read_text() if report.exists() else "", good=lambda text: "done" in text or "failed" in text
+        )
+        assert "failed" not in text, text
+        (report.parent / "work" / "out" / "late.txt").write_bytes(b"late")
+
+    async def off() -> bool:
+        return (await list_instances(ctx)).rows[0].billing is False
+
+    await soon(lambda: next(iter(cloud.truths().values())).state is InstanceState.STOPPED, within=60)  # parks after 9 s
+    await soon(off, every=0.05)
     return ctx, cloud, job
 
 

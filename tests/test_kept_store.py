@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +37,7 @@ from gpuwarden.remote.runner.redact import Redactor
 from gpuwarden.remote.s3_store import S3Reader
 from runner_kit import call
 from store_kit import ADMIN, BUCKET, READER, WRITER, S3Server, s3_server
+from waiting import eventually
 
 KEY = "5e" * 32
 SAVE = """
@@ -267,16 +267,6 @@ def test_the_uploader_s_report_has_no_secret_however_long_the_error_is() -> None
 # ------------------------------------------------------------------------------------------------------- the uploader
 
 
-def until(good: Callable[[], Any], seconds: float = 300.0) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = good()
-        if found:
-            return found
-        time.sleep(0.05)
-    pytest.fail(f"not within {seconds} s")
-
-
 def start(folder: Path, server: S3Server, text: str, *, who: tuple[str, str] = WRITER, **more: Any) -> None:
     """Start a job whose outputs are kept below `<test>/t/` of the bucket."""
     name, content = checker()
@@ -330,12 +320,12 @@ while not os.path.exists("go"): time.sleep(0.02)
 assert not any(name.startswith("GPUWARDEN_KEEP") for name in os.environ)
 """
     start(folder, s3, text)
-    until(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and len(manifest(folder, s3)["files"]) == 4)
+    eventually(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and len(manifest(folder, s3)["files"]) == 4)
     names = {f"out/checkpoint-{step}/{n}" for step in (10, 20) for n in ("model.safetensors", "trainer_state.json")}
     assert set(stored(folder, s3)) == {*names, "gpuwarden-manifest.json"}  # nothing half saved, nothing unsealed
     assert all(row["mac"] for row in manifest(folder, s3)["files"]) and not manifest(folder, s3)["final"]
     (folder / "work" / "go").touch()
-    until(lambda: reported(folder).get("state") == "done")
+    eventually(lambda: reported(folder).get("state") == "done")
     assert json.loads((folder / "status.json").read_bytes())["state"] == "succeeded"
     body = manifest(folder, s3)
     assert body["final"] and {row["path"] for row in body["files"]} == {
@@ -385,21 +375,21 @@ def test_wrong_rights_are_an_alert_and_the_job_is_not_disturbed(folder: Path, s3
         status = json.loads((folder / "status.json").read_bytes())
         return [alert for alert in status["last_alerts"] if alert["kind"] == "keep"]
 
-    assert "AccessDenied" in until(alerts)[0]["text"]
+    assert "AccessDenied" in eventually(alerts)[0]["text"]
     (folder / "work" / "go").touch()
-    until(lambda: json.loads((folder / "status.json").read_bytes())["state"] == "succeeded")
+    eventually(lambda: json.loads((folder / "status.json").read_bytes())["state"] == "succeeded")
     assert not stored(folder, s3)
 
 
 @pytest.mark.prove
 def test_an_uploader_that_is_killed_is_started_again(folder: Path, s3: S3Server) -> None:
     start(folder, s3, "save(10)\nwhile not os.path.exists('go'): time.sleep(0.02)\nsave(20)", heartbeat_s=0.2)
-    until(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and "pid" in reported(folder))
+    eventually(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and "pid" in reported(folder))
     first = reported(folder)["pid"]
     os.kill(first, signal.SIGKILL)
-    until(lambda: reported(folder)["pid"] != first)
+    eventually(lambda: reported(folder)["pid"] != first)
     (folder / "work" / "go").touch()
-    until(lambda: reported(folder)["state"] == "done")
+    eventually(lambda: reported(folder)["state"] == "done")
     assert len(manifest(folder, s3)["files"]) == 4
 
 
@@ -532,7 +522,8 @@ def test_the_last_look_before_a_stop_sends_what_came_after_the_end(
             (folder / "keep.look").write_text(look)
 
     monkeypatch.setattr(keeper.time, "sleep", sleep)
-    upload.await_park(time.monotonic())
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: 0.0)
+    upload.await_park(0.0)
     assert [body["end"]["look"] for body in shelf.lists] == ["", "first", "", "second"]
     assert shelf.sent == ["t/out/a", "t/out/late-first", "t/out/late-second"]
     assert reported(folder)["look"] == "second" and reported(folder)["state"] == "done"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import random
 import re
 import string
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counting import lines_run
 from gpuwarden.knowledge import diagnose, shipped
 from gpuwarden.knowledge.log_lines import MAX_LINE, MAX_LOG
 from gpuwarden.knowledge.signatures import compiled_signature, complaint, literal_of
-from peers import cpu_s
 
 HEALTHY = sorted((Path(__file__).parent / "corpus" / "logs" / "healthy").glob("*.log"))
 PAIRS = [(g, s) for g in shipped().gotchas.values() for s in g.signatures]
@@ -54,24 +53,22 @@ def test_every_match_contains_the_literal(gotcha: object, signature: str) -> Non
     assert all(literal_of(signature) in m.group().lower() for m in map(regex.search, matched) if m)
 
 
-def hostile_lines(signature: str) -> list[str]:
-    """Lines of the greatest length that a line may have, made to send a matcher into every blind alley."""
+def hostile_lines(signature: str, length: int = MAX_LINE) -> list[str]:
+    """Lines of the greatest length or another one, made to send a matcher into every blind alley."""
     literal = next(iter(re.findall(r"[A-Za-z ]{3,}", signature)), "x")
     pieces = ["a", " ", "0", "/", "'", literal, f"{literal} ", f"{literal}0", string.printable.replace("\n", "")]
     rng = random.Random(signature)
-    mixed = "".join(rng.choice([*pieces, ".", "(", "[", ":", "=", "%"]) for _ in range(MAX_LINE))
-    return [(piece * MAX_LINE)[:MAX_LINE] for piece in pieces] + [mixed[:MAX_LINE]]
+    mixed = "".join(rng.choice([*pieces, ".", "(", "[", ":", "=", "%"]) for _ in range(length))
+    return [(piece * length)[:length] for piece in pieces] + [mixed[:length]]
 
 
-def test_no_signature_takes_long_on_a_hostile_line() -> None:
-    slowest = (0.0, "", "")
-    for gotcha, signature in PAIRS:
+def test_every_signature_ends_on_hostile_lines_beyond_the_greatest_length() -> None:
+    """All of them together take seconds; one whose steps grow with the cube of a line would take an hour."""
+    for _, signature in PAIRS:
         regex = compiled_signature(signature)
-        for line in hostile_lines(signature):
-            start = time.process_time()
-            regex.search(line)
-            slowest = max(slowest, (time.process_time() - start, gotcha.id, signature))
-    assert slowest[0] < 0.1, slowest
+        for line in hostile_lines(signature, 4 * MAX_LINE):
+            match = regex.search(line)
+            assert match is None or literal_of(signature) in match.group().lower()
 
 
 @pytest.mark.parametrize(
@@ -99,12 +96,12 @@ def test_any_text_can_be_diagnosed(log: str, code: int | None) -> None:
 
 
 @pytest.mark.prove
-def test_a_flood_of_log_is_read_in_bounded_time_and_its_end_counts() -> None:
+def test_a_flood_of_log_costs_no_more_than_its_limit_and_its_end_counts() -> None:
     rng = random.Random(7)
     noise = "".join(f"step {n} CUDA worker loss {rng.random():.6f} Error none\n" for n in range(60_000))
     assert len(noise) > 2 * MAX_LOG
     log = noise + "ValueError: Attempting to unscale FP16 gradients.\n"
-    assert cpu_s(lambda: diagnose(shipped(), 3 * noise + log), 2) < 2 * cpu_s(lambda: diagnose(shipped(), log), 2)
+    assert lines_run(lambda: diagnose(shipped(), 3 * noise + log)) < 1.1 * lines_run(lambda: diagnose(shipped(), log))
     [found] = diagnose(shipped(), log, limit=1)
     assert found.id == "PREC-005"
     assert found.lines[0].number == 60_001

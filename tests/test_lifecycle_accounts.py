@@ -5,24 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 
-from conftest import HANG_S
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.interfaces.results import torn_down
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
-from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.meter import believed, look
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
-from lifecycle_kit import FAST, PLATFORM, JumpingClock, launch, open_house, prove, records, rent_cloud, training
+from lifecycle_kit import (
+    FAST,
+    PLATFORM,
+    clock_of_today,
+    launch,
+    moves_on,
+    open_house,
+    prove,
+    records,
+    rent_cloud,
+    training,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +41,7 @@ class House:
     """A warden with two pretend accounts, the first of which is in use."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.clock = folder, JumpingClock()
+        self.folder, self.clock = folder, clock_of_today()
         self.ctx: Context = open_house(folder / "home", self.clock)
         self.first = rent_cloud(self.ctx)
         profile = self.ctx.profile(PLATFORM)
@@ -42,10 +52,12 @@ class House:
 
     async def finished(self) -> str:
         job = await launch(self.ctx, training(self.folder / "said"))
-        with anyio.fail_after(HANG_S):
-            while (await check(self.ctx, job)).job.state is not Job.SUCCEEDED:
-                self.clock.ahead += 1
-                await anyio.sleep(0.02)
+
+        def ended(seen: Checked) -> bool:
+            moves_on(self.first, 1)
+            return seen.job.state is Job.SUCCEEDED
+
+        await until(self.ctx, job, ended)
         return job
 
     def lives(self) -> bool:
@@ -73,7 +85,7 @@ async def test_every_place_says_it_in_one_line(house: House) -> None:
     assert any(f.rule == "TD-SEE-001" and "account that rented it" in f.message for f in view.findings)
     watcher = Watcher(house.ctx)
     await watcher.round()
-    house.clock.ahead += house.ctx.policy.watch.unknown_minutes * 60 + 60
+    house.clock.time += house.ctx.policy.watch.unknown_minutes * 60 + 60
     news = (await watcher.round()).news
     assert any(a.kind == "unknown" and "account that rented it" in a.text for a in news)
     assert house.lives() and read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.UNVERIFIED
@@ -91,17 +103,17 @@ async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(
     assert view.record.state is Teardown.EXECUTING
     house.use(house.other)
     for _ in range(4):
-        house.clock.ahead += 60
+        house.clock.time += 60
         view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.EXECUTING and believed(house.ctx, view.record.lease) is None
     assert "account that rented it" in torn_down(view).message and house.lives()
-    house.clock.ahead += 600
+    house.clock.time += 600
     view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.NEEDS_HUMAN
     del house.first.stop, house.first.terminate
     house.use(house.first)
     for _ in range(4):
-        house.clock.ahead += 60
+        house.clock.time += 60
         view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.VERIFIED_STOPPED and not house.lives()
 
@@ -119,9 +131,9 @@ async def test_a_bill_of_a_gone_instance_is_no_sighting_of_it(house: House) -> N
     body = {"instance": lease.instance.model_dump(mode="json")} if lease.instance else {}
     fresh.ledger.append(lease.subject, "lease.created", body, state=Lease.METERING)
     house.first.terminate(lease.instance_id)
-    house.clock.ahead += 60
+    house.clock.time += 60
     for _ in range(3):
         assert isinstance(await look(fresh, lease.id), Unknown)
-        house.clock.ahead += 60
+        house.clock.time += 60
     assert read_lease(fresh.ledger, lease.id).state is Lease.UNVERIFIED
     fresh.ledger.close()

@@ -7,10 +7,8 @@ import json
 import os
 from pathlib import Path
 
-import anyio
 import pytest
 
-from conftest import HANG_S
 from doors import JOB, PLATFORM, at_terminal, policy_file, quick_warden
 from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest, Refused
@@ -18,7 +16,6 @@ from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import Caps, Policy, hash_pin
 from gpuwarden.core.reasons import Code
-from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import Terminal
@@ -26,12 +23,13 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
-from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
+from gpuwarden.lifecycle.monitoring.check import Checked, cancel
 from gpuwarden.lifecycle.records import job_ids
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
-from lifecycle_kit import launch, open_house, rent_cloud
+from lifecycle_kit import launch, open_house, rent_cloud, until
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 
@@ -56,12 +54,7 @@ async def ended(ctx: Context, spec: JobSpec) -> Checked:
     first = await submit(ctx, spec)
     done = await submit(ctx, spec, receipt=first.receipt)
     assert done.job is not None
-    with anyio.fail_after(HANG_S):
-        while True:
-            seen = await check(ctx, done.job.id)
-            if seen.job.state in TERMINAL_JOBS:
-                return seen
-            await anyio.sleep(0.15)
+    return await until(ctx, done.job.id)
 
 
 @pytest.fixture
@@ -318,25 +311,27 @@ async def test_a_job_that_forged_its_end_is_not_torn_down_while_it_runs(
     first = await submit(ctx, job(FORGES))
     again = await submit(ctx, job(FORGES), receipt=first.receipt)
     assert again.job is not None
-    seen, claimed = await check(ctx, again.job.id), False
-    with anyio.fail_after(HANG_S):
-        while not claimed:  # the file says that it succeeded, and its supervisor is alive
-            seen = await check(ctx, again.job.id)
-            claimed = seen.observation is not None and seen.observation.reason is Code.ENDING
-            assert seen.job.state in {"provisioning", "submitting", "running"}
+
+    def claimed(seen: Checked) -> bool:
+        """Whether the file says that it succeeded while its supervisor is alive."""
+        assert seen.job.state in {"provisioning", "submitting", "running"}
+        return seen.observation is not None and seen.observation.reason is Code.ENDING
+
+    seen = await until(ctx, again.job.id, claimed)
     assert seen.job.handle is not None
     Path(seen.job.handle.run_dir, "seen").touch()
     await pull(ctx, seen.job.id)
     await verify_job(ctx, seen.job.id)
     view = await request(ctx, seen.job.id, "terminate")
     assert "TD-JOB-001" in {f.rule for f in view.findings}, view.findings
-    with anyio.fail_after(HANG_S):
-        while (await cancel(ctx, seen.job.id)).job.state != "canceled":
-            await anyio.sleep(0.05)
-    with anyio.fail_after(HANG_S):
-        while (await request(ctx, seen.job.id, "terminate")).record.state != "awaiting_human":
-            await pull(ctx, seen.job.id)
-            await verify_job(ctx, seen.job.id)
+    await soon(lambda: cancel(ctx, seen.job.id), good=lambda done: done.job.state == "canceled")
+
+    async def again_proven() -> bool:
+        await pull(ctx, seen.job.id)
+        await verify_job(ctx, seen.job.id)
+        return (await request(ctx, seen.job.id, "terminate")).record.state == "awaiting_human"
+
+    await soon(again_proven)
 
 
 class TestSpending:

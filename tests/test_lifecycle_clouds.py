@@ -46,7 +46,7 @@ async def test_a_new_installation_sees_what_the_account_has(house: House) -> Non
     fresh = open_house(house.home / "elsewhere", house.clock, policy=RICH)
     assert (await list_instances(fresh)).rows == ()
     fresh.env = {house.platform.api.key_variable: KEY}
-    house.clock.ahead += 60  # lists lag
+    house.clock.time += 60  # lists lag
     [row] = (await list_instances(fresh)).rows
     assert not row.ours and row.instance_id and row.billing is not False
     fresh.policy = Policy(platforms=("local",))
@@ -116,7 +116,7 @@ async def lies_stopped(house: House, job: str) -> str:
     seen = await house.until(job, lambda c: c.job.state is Job.PREEMPTED, jump_s=5)
     assert "taken back in the middle of the run" in seen.job.why
     for _ in range(4):
-        house.clock.ahead += 60
+        house.clock.time += 60
         assert (await check(house.ctx, job)).job.state is Job.PREEMPTED
     assert house.billing() == [] and len(house.account.own) == 1
     (row,) = (await list_instances(house.ctx)).rows
@@ -166,7 +166,7 @@ async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(ho
     assert "uncorrected memory errors" in seen.job.why and "rent another" in manual_text(seen.next_steps)
     assert "still rented" in seen.job.why
     assert not list(house.machines.disk(house.machine()).rglob("*.py")), "nothing was sent there"
-    house.clock.ahead += 3600
+    house.clock.time += 3600
     await list_instances(house.ctx)
     assert house.billing() == [house.machine()], "its end is a person's decision"
     await take_down(house, job)
@@ -177,10 +177,10 @@ async def test_a_machine_that_lets_nobody_in_is_given_back_at_the_boot_limit_wit
     house.machines.silent = True
     job = await house.launch(house.spec())
     seen = await house.until(job, lambda c: c.lease is not None and c.lease.instance_id is not None, jump_s=20)
-    house.clock.ahead += 20
+    house.clock.time += 20
     seen = await check(house.ctx, job)
     assert seen.job.state is Job.PROVISIONING and house.billing() == [house.machine()]
-    house.clock.ahead += house.ctx.profile("runpod").limits.boot_timeout_s
+    house.clock.time += house.ctx.profile("runpod").limits.boot_timeout_s
     await check(house.ctx, job)
     seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=60)
     assert "could not be reached" in seen.job.why and "cost so far: $" in seen.job.why
@@ -237,9 +237,9 @@ async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(house: Hou
     job = await house.launch(house.spec("wait", script=parks, max_cost_usd=10.0, timeout_s=8 * 3600))
     await house.running(job)
     await house.reached(job, 3)
-    house.clock.ahead += 3600
+    house.clock.time += 3600
     assert (await check(house.ctx, job)).job.state is Job.RUNNING
-    house.clock.ahead += 3 * 3600
+    house.clock.time += 3 * 3600
     told = [a for _ in range(3) for a in (await Watcher(house.ctx).round()).news]
     seen = await house.until(job, lambda c: c.job.state is not Job.RUNNING)
     assert seen.job.state is Job.CANCELED and seen.job.reason is Code.COST_CAP

@@ -156,7 +156,7 @@ async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_of
     view = await request(house.ctx, job, "terminate")
     view = await approve(house.ctx, view.record.id, str(view.record.digest), channel="terminal", by="test")
     for _ in range(30):
-        house.clock.ahead += 3
+        house.clock.time += 3
         view = await proceed(house.ctx, view.record.id)
         assert view.record.state is Teardown.EXECUTING
     assert (view.lease.state in LIVE_LEASES) == bool(house.billing()), "only a stop that was seen ends the bill"
@@ -164,7 +164,7 @@ async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_of
     assert [row.ours for row in (await list_instances(house.ctx)).rows] == [True]
     house.account.faults = []
     for _ in range(12):
-        house.clock.ahead += 61
+        house.clock.time += 61
         view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.VERIFIED_STOPPED and house.billing() == [], house.story()
 
@@ -190,7 +190,7 @@ async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(h
     house.account.cloud.inject(house.machine(), CloudFault(kind="comes_back", seconds=5000))
     await take_down(house, job)
     assert house.billing() == [] and lease_ids(house.ctx.ledger, *LIVE_LEASES) == []
-    house.clock.ahead += 5100
+    house.clock.time += 5100
     (row,) = (await list_instances(house.ctx)).rows
     assert row.ours and row.billing is not False and house.billing() == [house.machine()]
     assert read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.METERING

@@ -47,7 +47,7 @@ async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: Ho
     reply = results.worded(results.checked(seen), in_calls)
     assert "per_job_usd of $2.00" in reply.message and f"gpuwarden approve {ticket(house, job)}" in reply.hint
     for _ in range(3):
-        house.clock.ahead += 20
+        house.clock.time += 20
         assert (await check(house.ctx, job)).job.state is Job.PROVISIONING
     assert house.ctx.ledger.events(kind="submit.intent") == [] and house.ctx.ledger.events(kind="host.trusted") == []
     assert not list(house.machines.disk(house.machine()).rglob("gw-*")), "nothing was sent to it"
@@ -67,7 +67,7 @@ async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: Ho
 
 async def test_without_a_yes_the_machine_is_given_back_with_its_cost(house: House) -> None:  # noqa: F811
     job, _ = await asked(house, caps())
-    house.clock.ahead += house.ctx.profile("runpod").limits.boot_timeout_s + 1
+    house.clock.time += house.ctx.profile("runpod").limits.boot_timeout_s + 1
     seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=30)
     assert "bills more than was checked and nobody approved" in seen.job.why and "cost so far" in seen.job.why
     await house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)

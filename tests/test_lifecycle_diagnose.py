@@ -6,23 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from conftest import HANG_S
 from doors import JOB, TRAIN, quick_warden
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import Beat, JobSpec, Observation, RunnerAlert
-from gpuwarden.core.states import TERMINAL_JOBS, Job
+from gpuwarden.core.states import Job
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import console
 from gpuwarden.knowledge import Sign
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import Checked
 from gpuwarden.lifecycle.monitoring.diagnose import TAIL, signs_of
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.remote.runner.anomaly import STEP, Course
+from lifecycle_kit import until
 
 pytestmark = pytest.mark.anyio
 
@@ -40,10 +39,7 @@ async def ended(ctx: Context, script: str, **more: Any) -> Checked:
     spec = build(JobSpec, {**JOB, "script": script, **more})
     job = (await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)).job
     assert job is not None
-    with anyio.fail_after(HANG_S):
-        while (result := await check(ctx, job.id)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.15)
-    return result
+    return await until(ctx, job.id)
 
 
 async def test_a_failed_job_is_diagnosed_with_the_line_that_says_so(ctx: Context, capsys: Any) -> None:

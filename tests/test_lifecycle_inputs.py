@@ -19,7 +19,7 @@ import pytest
 from pydantic import ValidationError
 
 from clouds_house import TRAIN, VASTAI, House, house, web  # noqa: F401
-from conftest import HANG_S, amount
+from conftest import amount
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused
@@ -36,9 +36,10 @@ from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Settings
 from gpuwarden.scripts.script import read_script
-from lifecycle_kit import FAST, launch, launches, open_house, records, rent_cloud, training
+from lifecycle_kit import FAST, launch, launches, open_house, records, rent_cloud, training, until
 from sshd import Sshd, sshd_fixture  # noqa: F401
 from test_crash import Driver
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 SLOW_BOOT = Settings(boot_s=100, settle_s=30, default_usd_per_hour=3.6, catalog={})
@@ -265,11 +266,8 @@ async def test_a_script_imports_and_reads_what_came_along(ctx: Context, near: Pa
     done = await submit(ctx, spec)
     assert done.job is not None
     (near / "data.txt").unlink()
-    for _ in range(4_000):
-        seen = await check(ctx, done.job.id)
-        if seen.job.state is Job.SUCCEEDED:
-            break
-        await anyio.sleep(0.05)
+    seen = await until(ctx, done.job.id)
+    assert seen.job.state is Job.SUCCEEDED
     assert seen.log and seen.log.text == "41 some data\n True\n"
 
 
@@ -315,21 +313,16 @@ async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(
     cloud = rent_cloud(ctx, settings=FAST.model_copy(update={"resume_s": 3.0}))  # or nobody sees that it was away
     spec = training(tmp_path / "said", 60, interruptible=True, inputs=["data.txt"], outputs=["out", "data.txt"])
     job = await launch(ctx, spec)
-    with anyio.fail_after(HANG_S):
-        while not launches(tmp_path / "said"):
-            await check(ctx, job)
-            await anyio.sleep(0.02)
-        (near / "data.txt").write_text("edited since")
-        handle = read_job(ctx.ledger, job).handle
-        assert handle is not None
-        sent = Path(handle.run_dir) / "work" / "data.txt"
-        assert sent.read_text() == "some data\n"
-        shutil.rmtree(handle.run_dir)
-        (machine,) = records(cloud)
-        cloud.preempt(machine.id)
-        while len(launches(tmp_path / "said")) < 2:
-            await check(ctx, job)
-            await anyio.sleep(0.02)
+    await until(ctx, job, lambda seen: launches(tmp_path / "said"))
+    (near / "data.txt").write_text("edited since")
+    handle = read_job(ctx.ledger, job).handle
+    assert handle is not None
+    sent = Path(handle.run_dir) / "work" / "data.txt"
+    assert sent.read_text() == "some data\n"
+    shutil.rmtree(handle.run_dir)
+    (machine,) = records(cloud)
+    cloud.preempt(machine.id)
+    await until(ctx, job, lambda seen: len(launches(tmp_path / "said")) == 2)
     assert sent.read_text() == "some data\n"
     await cancel(ctx, job)
 
@@ -368,10 +361,12 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     spec = JobSpec(platform="lab", command=command, timeout_s=60, inputs=("big.bin", "code"))
     argv = [str(Path(__file__).parent), str(tmp_path / "home"), str(profiles), str(notes), str(near), str(sshd.config)]
     process = subprocess.Popen([sys.executable, "-c", PUSHES, *argv, spec.model_dump_json()])
-    with anyio.fail_after(HANG_S):
-        while not (parts := [p for p in far.glob("*/*/.big.bin.*.part") if p.stat().st_size > 1_000_000]):
-            assert process.poll() is None
-            await anyio.sleep(0.001)
+
+    def begun() -> list[Path]:
+        assert process.poll() is None
+        return [p for p in far.glob("*/*/.big.bin.*.part") if p.stat().st_size > 1_000_000]
+
+    parts = await soon(begun, every=0.001)
     process.kill()
     process.wait()
     assert parts[0].stat().st_size < 50_000_000 and not list(far.glob("*/status.json"))
@@ -382,9 +377,8 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     (near / "big.bin").unlink()  # the bytes are ours since the job was accepted
     (job,) = ctx.ledger.subjects("job")
     try:
-        with anyio.fail_after(HANG_S):
-            while (seen := await check(ctx, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
-                await anyio.sleep(0.15)
+        seen = await until(ctx, job.removeprefix("job/"))
+        assert seen.job.state is Job.SUCCEEDED
     finally:
         await backend.aclose()
     assert seen.log and seen.log.text == f"{whole}  big.bin\nA = 1\n"
@@ -395,9 +389,7 @@ async def ends_once(home: Path) -> None:
     """There is one job, launched by one intent, and it comes to its end."""
     ctx = open_house(home, SystemClock())
     (job,) = ctx.ledger.subjects("job")
-    with anyio.fail_after(HANG_S):
-        while (await check(ctx, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
-            await anyio.sleep(0.15)
+    assert (await until(ctx, job.removeprefix("job/"))).job.state is Job.SUCCEEDED
     assert len(ctx.ledger.events(job, kind="submit.intent")) == 1
     ctx.ledger.close()
 

@@ -14,7 +14,6 @@ import anyio
 import pytest
 from huggingface_hub import HfApi
 
-from conftest import HANG_S
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Refused
@@ -22,7 +21,7 @@ from gpuwarden.core.models import Artifact, Known, Manifest, SealLine, Unknown
 from gpuwarden.core.policy import Caps, Keep, Policy
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
-from gpuwarden.core.states import TERMINAL_JOBS, Teardown
+from gpuwarden.core.states import Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress
 from gpuwarden.hub.kept_bucket import BucketReader
 from gpuwarden.interfaces.cli.approval import ask
@@ -34,16 +33,16 @@ from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, request
-from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.hub.server import HubServer
 from hubserver import READER as HUB_READER
 from hubserver import STRANGER, hub_server
-from lifecycle_kit import launch, open_house, prove, rent_cloud, training
+from lifecycle_kit import launch, open_house, prove, rent_cloud, training, until
 from store_kit import BUCKET, WRITER, S3Server, s3_server
 from test_cli_approve import Typed
 from test_kept_store import SAVE
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 KEEP = f"s3://{BUCKET}/team"
@@ -67,9 +66,7 @@ async def ended(ctx: Context, tmp_path: Path, keep: str = KEEP, last: str = "") 
     """A job that saved and ended, whatever became of its upload."""
     spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB + last), keep=keep)
     job = await launch(ctx, spec)
-    with anyio.fail_after(HANG_S):
-        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.15)
+    await until(ctx, job)
     return job
 
 
@@ -81,15 +78,15 @@ def run_dir(ctx: Context, job: str) -> Path:
 
 async def uploaded(ctx: Context, job: str, state: str = "done") -> dict[str, Any]:
     """Wait until the upload reports that state."""
-    with anyio.fail_after(HANG_S):
-        while True:
-            try:
-                found: dict[str, Any] = json.loads((run_dir(ctx, job) / "keep.json").read_bytes())
-            except (OSError, ValueError):
-                found = {}
-            if found.get("state") == state:
-                return found
-            await anyio.sleep(0.05)
+
+    def look() -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((run_dir(ctx, job) / "keep.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    return await soon(look, good=lambda found: found.get("state") == state)
 
 
 async def looked(ctx: Context, job: str) -> StoreCopy:

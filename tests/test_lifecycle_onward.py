@@ -7,13 +7,12 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anyio
 import pytest
 
 from clouds_house import House, house, web  # noqa: F401
 from fakes import FakeClock
 from gpuwarden.core.models import Handle, JobSpec, LogChunk, Observation, Place, StopResult
-from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.mcp.wording import in_calls
@@ -25,7 +24,7 @@ from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.rehearsal.model import Fault, Settings
-from lifecycle_kit import TRAIN, launch, open_house, prove, records, rent_cloud, training
+from lifecycle_kit import TRAIN, launch, open_house, prove, records, rent_cloud, training, until
 
 pytestmark = pytest.mark.anyio
 MISSING = Observation(state=Job.UNKNOWN, why="the run folder is not on the machine", machine="boot-2/9", lost=True)
@@ -140,7 +139,7 @@ async def test_a_real_machine_that_lost_its_disk_between_two_looks(house: House)
     await house.reached(job, 3)
     cloud, ident = house.account.cloud, house.machine()
     cloud.stop(ident)
-    house.clock.ahead += 10
+    house.clock.time += 10
     house.machines.follow(ident)
     seen = read_job(house.ctx.ledger, job)
     assert seen.handle is not None
@@ -148,7 +147,7 @@ async def test_a_real_machine_that_lost_its_disk_between_two_looks(house: House)
     shutil.rmtree(folder)
     cloud.start(ident)
     house.account.booted(ident)
-    house.clock.ahead += 60
+    house.clock.time += 60
     last = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=20)
     assert "came back without the job's run folder" in last.job.why, house.story()
     assert "submit_job" in hint_of(last) and house.billing() == [ident]
@@ -172,12 +171,8 @@ class Taken:
 
     async def saved(self) -> Taken:
         self.job = await launch(self.ctx, self.spec)
-        for _ in range(9_000):
-            seen = await check(self.ctx, self.job)
-            if seen.log and "saved" in seen.log.text:
-                return self
-            await anyio.sleep(0.02)
-        raise AssertionError(seen)
+        await until(self.ctx, self.job, lambda seen: seen.log and "saved" in seen.log.text)
+        return self
 
     async def lost(self) -> Checked:
         """The platform takes the machine, and it is seen gone twice."""
@@ -227,11 +222,7 @@ async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(
     script = "import os; print('resumes from', os.path.getsize('kept copy/out/model.safetensors'), flush=True)"
     spec = taken.spec.model_copy(update={"command": (sys.executable, "-c", script), "inputs": ("kept copy",)})
     again = await launch(taken.ctx, spec)
-    for _ in range(4_000):
-        last = await check(taken.ctx, again)
-        if last.job.state in TERMINAL_JOBS:
-            break
-        await anyio.sleep(0.15)
+    last = await until(taken.ctx, again)
     assert last.log and "resumes from" in last.log.text, last
 
 

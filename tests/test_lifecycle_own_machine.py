@@ -16,17 +16,17 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import NotFound, NotSupported, Refused
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import JobSpec, Verdict
-from gpuwarden.core.states import TERMINAL_JOBS, Job
+from gpuwarden.core.states import Job
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
-from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
+from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
-from lifecycle_kit import open_house
+from lifecycle_kit import open_house, until
 from sshd import Sshd
 
 pytestmark = pytest.mark.anyio
@@ -60,22 +60,13 @@ def spec(**changes: object) -> JobSpec:
     return JobSpec.model_validate(values | changes)
 
 
-async def ended(ctx: Context, job: str) -> Checked:
-    for _ in range(4_000):
-        seen = await check(ctx, job)
-        if seen.job.state in TERMINAL_JOBS:
-            return seen
-        await anyio.sleep(0.15)
-    raise AssertionError(seen)
-
-
 @pytest.mark.slow
 async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())
     assert done.job is not None and done.quote is None and not done.ask, "nothing is metered, so nobody is asked"
     assert any("first contact with box" in f.message for f in done.findings), "the key is shown"
     assert done.job.place is not None and done.job.place.host == "box" and done.job.place.host_key == box.host_key
-    seen = await ended(ctx, done.job.id)
+    seen = await until(ctx, done.job.id)
     assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
     assert [s.action for s in seen.next_steps][1:] == [Action.PULL, Action.VERIFY]
     assert seen.job.handle is not None
@@ -105,7 +96,7 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
         await request(ctx, done.job.id, "terminate")
     assert (await list_instances(ctx)).rows == ()
     again = await submit(ctx, spec(args=("again",)))
-    assert again.job and (await ended(ctx, again.job.id)).job.state is Job.SUCCEEDED
+    assert again.job and (await until(ctx, again.job.id)).job.state is Job.SUCCEEDED
     assert len(ctx.ledger.events(kind="host.trusted")) == 1, "the key was trusted once, for every job"
 
 
@@ -127,7 +118,7 @@ async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
 @pytest.mark.attack("ending", "answers with another host key")
 async def test_another_key_is_refused_until_the_user_lists_it(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())
-    assert done.job and (await ended(ctx, done.job.id)).job.state is Job.SUCCEEDED
+    assert done.job and (await until(ctx, done.job.id)).job.state is Job.SUCCEEDED
     await ctx.backend("ssh").aclose()  # type: ignore[attr-defined]
     box.stop()
     for file in box.folder.glob("hostkey*"):
@@ -143,7 +134,7 @@ async def test_another_key_is_refused_until_the_user_lists_it(ctx: Context, box:
     await ctx.backend("ssh").aclose()  # type: ignore[attr-defined]
     ctx._backends["ssh"] = SshBackend(ctx.clock, config=box.config)
     listed = await submit(ctx, spec(args=("listed",)))
-    assert listed.job and (await ended(ctx, listed.job.id)).job.state is Job.SUCCEEDED
+    assert listed.job and (await until(ctx, listed.job.id)).job.state is Job.SUCCEEDED
 
 
 async def test_a_machine_that_does_not_answer_is_refused_by_the_gate(ctx: Context, box: Sshd) -> None:

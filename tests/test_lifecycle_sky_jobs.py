@@ -10,13 +10,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conftest import HANG_S
+from fakes import FakeClock
 from gpuwarden.core.errors import NotSupported, Refused, Unreachable
 from gpuwarden.core.fan_out import Roster, cells_of, grid
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import Caps
 from gpuwarden.core.reasons import Code
-from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
@@ -25,7 +25,7 @@ from gpuwarden.lifecycle.monitoring.check import cancel, check, pause
 from gpuwarden.lifecycle.monitoring.meter import believed
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
-from lifecycle_kit import WEALTHY, JumpingClock, launch, open_house
+from lifecycle_kit import WEALTHY, clock_of_today, launch, open_house, until
 from sky_kit import SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
 from store_kit import BUCKET, S3Server, s3_server
 from test_kept_store import SAVE
@@ -46,7 +46,7 @@ def ctx(server: SkyServer, s3: S3Server, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     policy = WEALTHY.model_copy(update={"caps": Caps(per_job_usd=1_000, per_day_usd=10_000, per_instance_usd=1_000)})
-    yield replace(open_house(tmp_path / "home", JumpingClock(), policy=policy), env=s3.environment())
+    yield replace(open_house(tmp_path / "home", clock_of_today(), policy=policy), env=s3.environment())
     for job in server.managed_jobs:
         job.end("CANCELLED")
 
@@ -60,10 +60,7 @@ def training(work: str, **changes: object) -> JobSpec:
 
 
 async def ended(ctx: Context, job: str) -> Job:
-    with anyio.fail_after(HANG_S):
-        while (state := (await check(ctx, job)).job.state) not in TERMINAL_JOBS:
-            await anyio.sleep(0.15)
-    return state
+    return (await until(ctx, job)).job.state
 
 
 async def gone(ctx: Context, job: str) -> None:
@@ -72,8 +69,8 @@ async def gone(ctx: Context, job: str) -> None:
     assert lease is not None
     for _ in range(2):
         await check(ctx, job)
-        assert isinstance(ctx.clock, JumpingClock)
-        ctx.clock.ahead += 61
+        assert isinstance(ctx.clock, FakeClock)
+        ctx.clock.time += 61
     await check(ctx, job)
     assert read_lease(ctx.ledger, lease).state is Lease.STOPPED and believed(ctx, lease) == "gone"
 
@@ -103,9 +100,7 @@ async def test_a_managed_job_ends_in_its_store_and_its_machine_is_proven_gone(ct
 
 async def test_a_running_machine_is_read_by_nobody_and_a_cancel_ends_it(ctx: Context, server: SkyServer) -> None:
     job = await launch(ctx, training("print('on', flush=True); time.sleep(1800)"))
-    with anyio.fail_after(HANG_S):
-        while (await check(ctx, job)).job.state is not Job.RUNNING:
-            await anyio.sleep(0.05)
+    await until(ctx, job, lambda seen: seen.job.state is Job.RUNNING)
     with pytest.raises(Unreachable, match="can't be reached"):
         await pull(ctx, job)
     with pytest.raises(NotSupported, match="can't be paused"):

@@ -9,17 +9,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conftest import HANG_S
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.models import Level, Place, Verdict
-from gpuwarden.core.states import TERMINAL_JOBS, Job
+from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.records import read_job
-from lifecycle_kit import launch, open_house, training
+from lifecycle_kit import launch, open_house, training, until
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
@@ -65,10 +63,7 @@ async def test_a_machine_is_found_by_what_its_owner_noted(sshd: Sshd, tmp_path: 
 
 
 async def finish(ctx: Context, job: str) -> Job:
-    with anyio.fail_after(HANG_S):
-        while (state := (await check(ctx, job)).job.state) not in TERMINAL_JOBS:
-            await anyio.sleep(0.1)
-    return state
+    return (await until(ctx, job)).job.state
 
 
 @pytest.mark.slow

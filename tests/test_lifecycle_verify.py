@@ -11,19 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from conftest import HANG_S, need
+from conftest import need
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Refused, Unreachable
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import Level, Report, Verdict
-from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.hub.files import BLOCK, Address
 from gpuwarden.interfaces import results
 from gpuwarden.lifecycle.artifacts.pull import pull
@@ -32,12 +30,11 @@ from gpuwarden.lifecycle.artifacts.verify import verify
 from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
-from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import HubServer
 from hubserver import STRANGER, hub_server
-from lifecycle_kit import TRAIN, launch, open_house, rent_cloud, training
+from lifecycle_kit import TRAIN, launch, open_house, rent_cloud, training, until
 
 pytestmark = pytest.mark.anyio
 
@@ -263,9 +260,7 @@ def house(tmp_path: Path) -> Context:
 
 async def done(ctx: Context, tmp_path: Path, **changes: object) -> str:
     job = await launch(ctx, training(tmp_path / "said", 0.0, **changes))
-    with anyio.fail_after(HANG_S):
-        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.15)
+    await until(ctx, job)
     return job
 
 

@@ -9,24 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from conftest import HANG_S
 from gpuwarden.checkpoints import archive
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Level, Report, Verdict
-from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.artifacts.local_copies import last_pull
 from gpuwarden.lifecycle.artifacts.verify import verify
 from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
-from gpuwarden.lifecycle.monitoring.check import check
-from lifecycle_kit import launch, open_house, rent_cloud, training
+from lifecycle_kit import launch, open_house, rent_cloud, training, until
 from test_checkpoints_resume import saved
 
 pytestmark = pytest.mark.anyio
@@ -59,9 +55,7 @@ async def job_with(ctx: Context, tmp_path: Path, made: Path, **changes: object) 
     """A job whose outputs are a copy of what lies in `made`, links included, as folder `out`."""
     text = f"import shutil; shutil.copytree({str(made)!r}, 'out', symlinks=True)"
     job = await launch(ctx, training(tmp_path / "said", command=(sys.executable, "-c", text), **changes))
-    with anyio.fail_after(HANG_S):
-        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
-            await anyio.sleep(0.15)
+    await until(ctx, job)
     return job
 
 

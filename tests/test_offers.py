@@ -14,6 +14,7 @@ from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
 from clouds.base import KEY, Emulator, Fault
 from clouds_house import PLATFORMS, web  # noqa: F401
 from clouds_kit import Web
+from fakes import FakeClock, Limits
 from gpuwarden.core.errors import NotFound, NotSupported
 from gpuwarden.core.models import Answer, Quote, Resources
 from gpuwarden.core.policy import Policy
@@ -24,7 +25,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.offers import Capacity, offers
 from gpuwarden.providers.base import Provider
-from lifecycle_kit import JumpingClock, open_house
+from lifecycle_kit import clock_of_today, open_house
 
 pytestmark = pytest.mark.anyio
 ASKED = {"runpod": "H100", "vastai": "H100", "lambda": "H100"}
@@ -32,15 +33,15 @@ H100 = Resources(gpu="H100")
 
 
 @pytest.fixture
-def clock() -> JumpingClock:
-    return JumpingClock()
+def clock() -> FakeClock:
+    return clock_of_today()
 
 
 @pytest.fixture
 def accounts(
     tmp_path: Path,
     web: Web,  # noqa: F811
-    clock: JumpingClock,
+    clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Emulator]:
     """Three accounts with keys; the other platforms have none."""
@@ -56,7 +57,7 @@ def accounts(
 
 
 @pytest.fixture
-def three(accounts: dict[str, Emulator], clock: JumpingClock, tmp_path: Path) -> Iterator[Context]:
+def three(accounts: dict[str, Emulator], clock: FakeClock, tmp_path: Path) -> Iterator[Context]:
     three = open_house(tmp_path / "house", clock)
     three.env = dict(os.environ)
     yield three
@@ -100,13 +101,19 @@ async def test_no_capacity_and_not_sold_are_no_unknowns(three: Context, accounts
 
 
 async def test_one_slow_platform_holds_up_nobody_for_ever(three: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Resources] = []
+
     async def never(resources: Resources) -> Answer[Quote]:
+        asked.append(resources)
         await anyio.sleep_forever()
         raise AssertionError
 
     monkeypatch.setattr(three.provider("runpod"), "quote", never)
-    monkeypatch.setattr(timeouts, "ASK_S", 2.0)
-    found = await offers(three, H100)
+    limits = Limits()
+    monkeypatch.setattr(timeouts, "anyio", limits)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(limits.pass_when, lambda: asked and len(limits.open) == 1)  # the others have answered
+        found = await offers(three, H100)
     assert (found[-1].platform, found[-1].capacity) == ("runpod", Capacity.UNKNOWN)
     assert len(found) == 3
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import need
+from counting import counted_lines
 from fakes import FakeClock
 from gpuwarden.backends.local import LocalBackend
 from gpuwarden.backends.ssh import SshBackend
@@ -38,6 +38,7 @@ from gpuwarden.remote.host.interpreter import readiness, request_of
 from gpuwarden.scripts.command_files import named_files, started_file
 from lifecycle_kit import WEALTHY, open_house
 from sshd import Sshd
+from waiting import soon
 
 pytestmark = pytest.mark.anyio
 HERE = ".".join(map(str, sys.version_info[:3]))
@@ -164,9 +165,10 @@ def package(*requires: str) -> dict[str, Any]:
     ],
 )
 def test_no_machine_keeps_the_gate_busy_with_what_its_packages_require(packages: dict[str, Any]) -> None:
-    began = time.process_time()
-    found = readiness(Needs("", ("p0[x]",)), {**FAR, "packages": packages})
-    assert found.trouble == "" and time.process_time() - began < 5
+    needs, answer = Needs("", ("p0[x]",)), {**FAR, "packages": packages}
+    with counted_lines() as lines:
+        assert readiness(needs, answer).trouble == ""
+    assert lines() < 10_000_000
 
 
 def test_a_python_from_a_checkout_has_its_version() -> None:
@@ -410,12 +412,11 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def ended(ctx: Context, job: str) -> Checked:
-    for _ in range(4_000):
+    async def over() -> Checked | None:
         seen = await check(ctx, job)
-        if seen.job.state in TERMINAL_JOBS:
-            return seen
-        await anyio.sleep(0.15)
-    raise AssertionError(seen)
+        return seen if seen.job.state in TERMINAL_JOBS else None
+
+    return await soon(over, within=60, every=0.15)  # an agent and a program are sent over SSH first
 
 
 @pytest.mark.slow

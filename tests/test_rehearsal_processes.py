@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,6 +20,7 @@ from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import MARKER, Fault, Settings
 from rehearsal_kit import World, on, process
+from waiting import eventually
 
 S = InstanceState
 VAST = load_profile("vastai")
@@ -186,13 +185,6 @@ for line in sys.stdin:
         child.communicate()
 
 
-def wait_for(what: str, true: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-
-
 def hosts(root: Path) -> list[int]:
     found = []
     for p in psutil.process_iter():
@@ -212,7 +204,7 @@ def test_a_host_makes_things_happen_when_nobody_looks_and_then_goes(tmp_path: Pa
     assert isinstance(made, Known)
     ident = made.value.id
     run = tmp_path / "instances" / ident / "fs" / "workspace" / "gpuwarden" / "run"
-    wait_for("the boot", run.parent.exists)
+    eventually(run.parent.exists)
     assert len(hosts(tmp_path)) == 1
     cloud.list()
     assert len(hosts(tmp_path)) == 1, "one is enough"
@@ -222,8 +214,8 @@ def test_a_host_makes_things_happen_when_nobody_looks_and_then_goes(tmp_path: Pa
         (run / "metrics.jsonl").write_text('{"step": 3}\n')
         assert child.wait(60) == -signal.SIGKILL
     cloud.terminate(ident)
-    wait_for("the end", lambda: not (tmp_path / "instances" / ident).exists())
-    wait_for("the host's end", lambda: not hosts(tmp_path))
+    eventually(lambda: not (tmp_path / "instances" / ident).exists())
+    eventually(lambda: not hosts(tmp_path))
 
 
 def test_a_host_goes_when_its_cloud_is_deleted(tmp_path: Path) -> None:
@@ -232,10 +224,10 @@ def test_a_host_goes_when_its_cloud_is_deleted(tmp_path: Path) -> None:
     cloud.create(Resources(), "token")
     assert hosts(root)
     root.rename(tmp_path / "elsewhere")
-    wait_for("the host's end", lambda: not hosts(root))
+    eventually(lambda: not hosts(root))
     assert not root.exists(), "it makes nothing anew on its way out"
 
 
 def test_a_host_without_a_cloud_ends(tmp_path: Path) -> None:
     processes.wake_supervisor(tmp_path, "nothing")
-    wait_for("the host's end", lambda: not hosts(tmp_path))
+    eventually(lambda: not hosts(tmp_path))

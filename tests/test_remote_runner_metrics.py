@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner_kit import call, ended, folder, sh  # noqa: F401
+from runner_kit import call, ended, folder, sh, until  # noqa: F401
 
 
 def test_metrics_alerts_and_rubbish(folder: Path) -> None:
@@ -27,6 +27,9 @@ def test_metrics_alerts_and_rubbish(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stall_is_said_once(folder: Path) -> None:
-    call("start", folder, sh('echo \'{"step": 7}\' >> "$GPUWARDEN_METRICS"; sleep 1.5', stall_s=0.4))
+    text = 'echo \'{"step": 7}\' >> "$GPUWARDEN_METRICS"; until [ -e ../go ]; do sleep 0.05; done; sleep 1'
+    call("start", folder, sh(text, stall_s=0.4))
+    until(folder, lambda s: s["last_alerts"])
+    (folder / "go").touch()
     seen = ended(folder)
     assert [a["kind"] for a in seen["last_alerts"]] == ["stall"]

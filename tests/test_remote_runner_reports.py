@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +20,9 @@ from gpuwarden.remote.runner.progress import GPU_OOM
 from gpuwarden.remote.runner.relay import Intake, Sender
 from gpuwarden.remote.runner.reports import ALERTS_PATH, METRICS_PATH
 from gpuwarden.remote.runner.spool import Spool, parse_lines, read_lines, spool_path
-from runner_kit import DEADLINE_S, call, ended, folder, linux, log, order, until  # noqa: F401
+from runner_kit import call, ended, folder, linux, log, order, until  # noqa: F401
+from sshd import closed_port_fixture  # noqa: F401
+from waiting import eventually
 
 KEYS = {"GPUWARDEN_REPORT_TOKEN": "gwj_metrics-token", "GPUWARDEN_REPORT_KEY": "gwk_alerts-key"}
 POSTS = """
@@ -51,7 +52,7 @@ def entries(folder: Path, source: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def server(answer: Callable[[str, dict[str, Any]], int], port: int = 0) -> Iterator[tuple[str, list[Any]]]:
+def server(answer: Callable[[str, dict[str, Any]], int]) -> Iterator[tuple[str, list[Any]]]:
     """A server that takes posts, with what it took and the status that `answer` decides."""
     received: list[Any] = []
 
@@ -69,7 +70,7 @@ def server(answer: Callable[[str, dict[str, Any]], int], port: int = 0) -> Itera
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", port), Receiver) as found:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
@@ -251,9 +252,7 @@ post(env["ALERT_API_URL"], {"type": "job_completed", "job_id": "t"}, **key)
 """
         call("start", folder, script(text, secrets={"GPUWARDEN_REPORT_URL": url}))
         assert ended(folder)["state"] == "succeeded", log(folder)
-        end = time.monotonic() + DEADLINE_S
-        while sum(body.get("type") == "job_completed" for *_, body in received) < 2 and time.monotonic() < end:
-            time.sleep(0.02)
+        eventually(lambda: sum(body.get("type") == "job_completed" for *_, body in received) >= 2)
     steps = [p["step"] for path, proof, body in received if path == METRICS_PATH for p in body["metrics"]]
     assert steps == [0, 1, 2, 3, 4]
     assert {proof for _, proof, _ in received} == {"Bearer gwj_metrics-token", "gwk_alerts-key"}
@@ -277,10 +276,10 @@ def spooled(folder: Path, count: int) -> None:
             assert spool.put("alerts", {"job_id": "t", "type": "timeout_warning", "timestamp": step + 1})
 
 
-def test_nothing_is_lost_or_out_of_order_while_the_server_is_away(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_out_of_order_while_the_server_is_away(tmp_path: Path, closed_port: int) -> None:
     failures = iter([503, 503, 429])
     with server(lambda *_: next(failures, 200)) as (url, received):
-        away = sender(tmp_path, "http://127.0.0.1:9")  # nobody listens there
+        away = sender(tmp_path, f"http://127.0.0.1:{closed_port}")
         spooled(tmp_path, 2_000)
         assert [away.send_all() for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
         back = sender(tmp_path, url)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import anyio
 import pytest
 
-from conftest import HANG_S
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.remote.ssh.host_keys import (
     HostKeyChanged,
@@ -99,8 +97,7 @@ async def test_no_line_of_known_hosts_stands_in_the_way(sshd: Sshd, who: str) ->
     known.write_text(f"{who} {sshd.host_key}\n[127.0.0.1]:{sshd.port} {sshd.host_key}\n")
     ssh = machine(sshd)
     try:
-        with anyio.fail_after(HANG_S):
-            assert not (await ssh.open()).first_contact
+        assert not (await ssh.open()).first_contact
     finally:
         await ssh.aclose()
         known.unlink()

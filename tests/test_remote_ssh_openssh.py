@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from gpuwarden.remote.ssh.openssh import ORPHAN_S, Master
 from gpuwarden.remote.ssh.outcomes import NoShell
 from ssh_kit import client_fixture, cut, machine  # noqa: F401
 from sshd import Sshd, keygen, sshd_fixture  # noqa: F401
+from waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -46,9 +46,7 @@ def agent(tmp_path: Path) -> Iterator[Path]:
     """A real ssh-agent, known by its socket only."""
     path = tmp_path / "agent.sock"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
-    end = time.monotonic() + 300
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.01)
+    eventually(path.exists)
     yield path
     process.terminate()
     process.wait(60)
@@ -334,10 +332,8 @@ async def test_nothing_is_left_after_a_close(sshd: Sshd) -> None:
     assert isinstance(opened, Master)
     pid = opened.control.pid()
     await ssh.aclose()
-    end = time.monotonic() + 300
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{pid}").exists() and not opened.folder.exists()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    assert not opened.folder.exists()
 
 
 @pytest.mark.prove
@@ -358,10 +354,7 @@ anyio.run(main)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=False)
     assert ran.returncode == -signal.SIGKILL
     pid = int(ran.stdout)
-    end = time.monotonic() + ORPHAN_S + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not Path(f"/proc/{pid}").exists()
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), ORPHAN_S + 30)
 
 
 async def test_a_master_that_was_killed_is_a_lost_connection(sshd: Sshd) -> None:

@@ -14,7 +14,7 @@ from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
 from ssh_kit import client_fixture, machine  # noqa: F401
-from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
+from sshd import Sshd, closed_port_fixture, keygen, sshd_fixture  # noqa: F401
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
 
@@ -47,9 +47,9 @@ async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
         server.stop()
 
 
-async def test_a_closed_port(sshd: Sshd) -> None:
+async def test_a_closed_port(sshd: Sshd, closed_port: int) -> None:
     with pytest.raises(Unreachable, match="can't be reached"):
-        await Ssh(resolve("127.0.0.1", port=free_port(), config=sshd.config), config=sshd.config).open()
+        await Ssh(resolve("127.0.0.1", port=closed_port, config=sshd.config), config=sshd.config).open()
 
 
 @pytest.fixture

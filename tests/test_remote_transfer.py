@@ -346,12 +346,10 @@ def test_a_machine_that_hashes_large_files_is_waited_for(monkeypatch: pytest.Mon
 def test_an_answer_that_names_a_file_many_times_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Said(monkeypatch, iter([])).stream()
     entry = row("a", some(tmp_path / "here", a=10)["a"])
-    stream._rows, stream._carried = [replace(entry, name=str(n)) for n in range(3000)], 1
-    answer = json.dumps({"done": 3000, "bytes": 1, "bad": [0] * 400_000}).encode()
-    begun = time.process_time()
-    stream._heard(answer)
-    assert time.process_time() - begun < 4
-    assert stream.counts.wrong == {"0"} and len(stream.counts.landed) == 2999
+    stream._rows, stream._carried = [replace(entry, name=str(n)) for n in range(300_000)], 1
+    answer = json.dumps({"done": 300_000, "bytes": 1, "bad": [0] * 400_000}).encode()
+    stream._heard(answer)  # a look through the whole list for every file would take many minutes
+    assert stream.counts.wrong == {"0"} and len(stream.counts.landed) == 299_999
 
 
 def test_what_a_machine_says_of_its_failure_is_one_safe_line(monkeypatch: pytest.MonkeyPatch) -> None:

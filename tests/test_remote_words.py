@@ -53,7 +53,7 @@ async def test_a_process_that_is_no_number_is_a_bad_reply(tmp_path: Path, pid: s
     machine = Ssh(resolve("box", config=server.config), config=server.config)
     try:
         with pytest.raises(BadReply):
-            await machine.run(["true"], timeout_s=20)
+            await machine.run(["true"])
     finally:
         await machine.aclose()
         server.stop()

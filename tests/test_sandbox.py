@@ -19,7 +19,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 
-from conftest import HANG_S, need
+from conftest import need
 from contract_backend import ended, shell, until
 from doors import JOB, answer, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden.app import open_context
@@ -34,6 +34,7 @@ from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.remote.sandbox import detect, first
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
+from waiting import eventually, soon
 
 pytestmark = pytest.mark.anyio
 
@@ -159,10 +160,11 @@ def test_an_attack_from_a_terminal_gets_nothing(real: Sandbox, victims: Victims,
     code, shown = at_terminal(victims.home, *words, says={}, **victims.env(RUNPOD_API_KEY=KEY))
     assert code == 0, shown
     job_id = json.loads(shown.strip().splitlines()[-1])["job_id"]
-    for _ in range(600):
-        seen = answer(gpuwarden(victims.home, "check", job_id, "--json", **victims.env()))
-        if seen["state"] != "running":
-            break
+    seen = eventually(
+        lambda: answer(gpuwarden(victims.home, "check", job_id, "--json", **victims.env())),
+        within=100,  # each look is a process of its own
+        good=lambda now: now["state"] != "running",
+    )
     assert seen["state"] == "succeeded", seen
     assert answer(gpuwarden(victims.home, "pull", job_id, "--dest", str(tmp_path / "got"), "--json", **victims.env()))[
         "ok"
@@ -214,10 +216,11 @@ async def _attacked(client: Client, platform: str, argument: str, dest: Path) ->
     if not body.get("job_id"):
         body = await _call(client, "submit_job", **job, receipt=body["receipt"])
     job_id = body["job_id"]
-    with anyio.fail_after(HANG_S):
-        while body.get("state") not in {"succeeded", "failed"}:
-            body = await _call(client, "check_job", job_id=job_id, log_bytes=16_000)
-            await anyio.sleep(0.05)
+    body = await soon(
+        lambda: _call(client, "check_job", job_id=job_id, log_bytes=16_000),
+        every=0.05,
+        good=lambda seen: seen["state"] in {"succeeded", "failed"},
+    )
     assert body["state"] == "succeeded", body
     await _call(client, "pull_artifacts", job_id=job_id, dest=str(dest))
     got: dict[str, str] = json.loads((dest / "out/got.json").read_text())
@@ -289,9 +292,7 @@ async def test_kill_9_ends_everything_and_the_next_attempt_goes_on(
     os.kill(status["child_pid"], signal.SIGKILL)
     seen = await until(backend, handle, lambda o: o.state is Job.FAILED)
     assert seen.reason is Code.VANISHED
-    with anyio.fail_after(HANG_S):
-        while processes_of(handle.run_dir):
-            await anyio.sleep(0.02)
+    await soon(lambda: not processes_of(handle.run_dir))
     await backend.submit(shell(text), place, "t-kill", secrets={}, attempt=2)
     await until(backend, handle, lambda o: o.attempt == 2 and o.state is Job.SUCCEEDED)
     assert Path(handle.run_dir, "work/at").read_text() == "1\n2\n"

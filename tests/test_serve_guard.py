@@ -18,7 +18,7 @@ from gpuwarden.core.models import Handle, Place
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.hooks.guard.calls import judged
 from gpuwarden.interfaces.hooks.guard.protected import live_runs
-from guard_kit import RULES, cpu_s, most_cpu_s, shell, spellings
+from guard_kit import MOST_STEPS, RULES, shell, spellings, steps
 from guard_kit import verdict as verdict_of_spelling
 from lifecycle_kit import open_house, training
 
@@ -404,9 +404,9 @@ def test_few_spellings_are_judged_wrongly(
         assert len(faults) <= most * total, "\n".join(faults)
         wrongly = "pass" if kind == "hasty" else "stopped"
         record_property("figure", f"{len(faults)} of {total} {', '.join(names).replace('_', ' ')} spellings {wrongly}")
-    slowest = max(cpu_s(spelling) for spelling in spellings(kind) if not spelling.startswith("@tool "))
-    assert slowest < most_cpu_s()
-    record_property("figure", f"at most {slowest * 1000:.1f} ms each")
+    dearest = max(steps(spelling) for spelling in spellings(kind) if not spelling.startswith("@tool "))
+    assert dearest < MOST_STEPS
+    record_property("figure", f"at most {dearest:,} steps each")
 
 
 def test_no_spelling_is_in_two_lists() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import anyio
 import pytest
 
 import sky_kit
@@ -23,6 +22,7 @@ from gpuwarden.providers.sky_jobs import SkyJobsProvider
 from gpuwarden.remote.sky.client import SkyClient
 from gpuwarden.remote.sky.rows import Cost, JobQueue, Log, ManagedQueue
 from sky_kit import RealServer, patient_fixture  # noqa: F401
+from waiting import soon
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]
 
@@ -75,9 +75,15 @@ async def test_an_empty_server_answers_every_question(real: RealServer, provider
             await sky.ask(shape, ask, cluster="gw-never", **more)
     assert await provider.terminate("gw-never") == Known(None)
     for verb in (provider.stop, provider.start):
-        with pytest.raises(NotFound), anyio.fail_after(sky_kit.PATIENCE_S):
-            while True:  # a refusal that comes late is in nobody's answer, and a repetition is refused too
+
+        async def refused(verb: Callable[[str], Awaitable[object]] = verb) -> bool:
+            try:
                 await verb("gw-never")
+            except NotFound:
+                return True
+            return False  # a refusal that comes late is in nobody's answer, and a repetition is refused too
+
+        assert await soon(refused, 300)
     account = await provider.account_id()
     assert isinstance(account, Known) and real.url in account.value
     (found,) = await provider.check()
@@ -90,11 +96,13 @@ async def test_without_a_cloud_a_dry_run_is_refused_and_a_launch_leaves_nothing(
     with suppress(AuthFailed, NoCapacity):  # or it is still working on it after a moment
         seen = await provider.create(Resources(options={"cpus": "2+"}), "p-real")
         assert isinstance(seen, Known) and seen.value.state is InstanceState.BOOTING
-    with anyio.fail_after(sky_kit.PATIENCE_S):
-        while True:
-            answer = await provider.get("gw-p-real")
-            if isinstance(answer, Known) and (answer.value is None or answer.value.state is InstanceState.GONE):
-                break
+
+    async def gone() -> bool:
+        answer = await provider.get("gw-p-real")
+        return isinstance(answer, Known) and (answer.value is None or answer.value.state is InstanceState.GONE)
+
+    await soon(gone, 300)
+    answer = await provider.get("gw-p-real")
     assert isinstance(answer, Known) and answer.value is not None and "sky check" in answer.value.why
     assert await provider.list() == Known(())
 
@@ -112,7 +120,7 @@ async def test_a_managed_job_is_queued_adopted_and_canceled_by_the_real_controll
     first = await backend.submit(spec, place, "m", secrets={"TOKEN": "hunter22-hunter22"})
     assert await backend.submit(spec, place, "m", secrets={"TOKEN": "hunter22-hunter22"}) == first
     assert await backend.find(place, "m") == Known(first)
-    seen = await until(backend, first, lambda o: o.allocation is not None, sky_kit.PATIENCE_S)
+    seen = await until(backend, first, lambda o: o.allocation is not None, 300.0)
     assert (seen.state, seen.meter, seen.attempt) == (Job.QUEUED, False, 1)
     (row,) = (await SkyClient(real.env).ask(ManagedQueue, "managed", match="gw-m", finished=True)).rows
     assert (row.name, row.recoveries, row.over) == ("gw-m-i1-a1", 0, False)
@@ -120,7 +128,7 @@ async def test_a_managed_job_is_queued_adopted_and_canceled_by_the_real_controll
     assert isinstance(running, Known) and running.value is not None and running.value.meter is None
     assert (await backend.logs(first)).truncated is False
     assert await backend.stop(first) in {StopResult.PENDING, StopResult.STOPPED}
-    ended = await until(backend, first, lambda o: o.state is Job.CANCELED and o.meter is False, sky_kit.PATIENCE_S)
+    ended = await until(backend, first, lambda o: o.state is Job.CANCELED and o.meter is False, 300.0)
     assert ended.exit_code is None and await backend.stop(first) is StopResult.GONE
     gone = await meter.get("m-i1")
     assert isinstance(gone, Known) and gone.value is not None

@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from conftest import need
 from gpuwarden.core.models import JobSpec, Level, Verdict
 from gpuwarden.core.policy import Approval, Local
-from gpuwarden.core.states import TERMINAL_JOBS, Job, Teardown
+from gpuwarden.core.states import Job, Teardown
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -24,8 +23,9 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.rehearsal.cloud import Cloud
-from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, launch, promises, records, rent_cloud
+from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, launch, moves_on, over, promises, records, rent_cloud
 from trainer_kit import FAULTS, METHODS, NEEDS, SCRIPTS, curve
+from waiting import soon
 
 pytestmark = [
     pytest.mark.prove,
@@ -47,7 +47,7 @@ def ctx(tmp_path: Path) -> Context:
         update={"approval": approval, "local": Local(unsandboxed=True, paths=tuple(folders), caches=False)}
     )
     home = tmp_path / "home"
-    clock = JumpingClock()
+    clock = clock_of_today()
     made = Context(Ledger(home / "ledger.db", clock, "cli"), policy, clock, home, env={})
     made.cwd = tmp_path / "project"
     made.cwd.mkdir()
@@ -77,14 +77,19 @@ def job(script: str, flags: tuple[str, ...], inputs: tuple[str, ...], **changes:
     )
 
 
-async def until(ctx: Context, job_id: str, done: Any) -> Checked:
+TRAINING_S = 200.0
+"""A trainer imports torch and trains for tens of seconds."""
+
+
+async def until(ctx: Context, cloud: Cloud, job_id: str, done: Any) -> Checked:
     """Look again and again until a job is as wanted; a job that has ended otherwise fails the test."""
-    while True:
-        seen = await check(ctx, job_id, limit=4000)
-        if done(seen):
-            return seen
-        assert seen.job.state not in TERMINAL_JOBS, (seen.job.why, seen.log.text if seen.log else "")
-        await anyio.sleep(0.5)
+
+    def good(seen: Checked) -> bool:
+        moves_on(cloud, 1)
+        assert done(seen) or not over(seen), (seen.job.why, seen.log.text if seen.log else "")
+        return bool(done(seen))
+
+    return await soon(lambda: check(ctx, job_id, limit=4000), TRAINING_S, every=0.5, good=good)
 
 
 async def ended(ctx: Context, cloud: Cloud, job_id: str, level: Level = Level.RESUME) -> PullResult:
@@ -118,12 +123,12 @@ async def test_a_trainers_whole_life(ctx: Context, method: str) -> None:
     spec = job(method, flags, inputs)
     spec = spec.model_copy(update={"env": {**spec.env, "FAULT_STEP": str(HELD_AT)}})
     job_id = await launch(ctx, spec)
-    seen = await until(ctx, job_id, lambda s: s.observation and s.observation.step == HELD_AT)
+    seen = await until(ctx, cloud, job_id, lambda s: s.observation and s.observation.step == HELD_AT)
     assert seen.job.state is Job.RUNNING and seen.job.attempt == 1
     [machine] = records(cloud)
     assert cloud.truth(machine.id).processes
     cloud.preempt(machine.id)
-    seen = await until(ctx, job_id, lambda s: s.job.state is Job.SUCCEEDED)
+    seen = await until(ctx, cloud, job_id, lambda s: s.job.state is Job.SUCCEEDED)
     assert seen.job.attempt == 2
     pulled = await ended(ctx, cloud, job_id)
     out = pulled.dest / "out"
@@ -141,7 +146,7 @@ async def test_a_conversions_whole_life(ctx: Context) -> None:
     cloud = rent_cloud(ctx)
     flags = ("--llama-cpp", source, "--llama-cpp-build", build, "--types", "F16,Q4_K_M,Q8_0")
     job_id = await launch(ctx, job("merge_and_gguf", flags, project(ctx, SCRIPTS / "merge_and_gguf.py")))
-    await until(ctx, job_id, lambda s: s.job.state is Job.SUCCEEDED)
+    await until(ctx, cloud, job_id, lambda s: s.job.state is Job.SUCCEEDED)
     pulled = await ended(ctx, cloud, job_id, Level.LOAD)
     files = {f["type"]: f["tensors"] for f in json.loads((pulled.dest / "out" / "result.json").read_text())["files"]}
     assert files["Q4_K_M"]["Q4_K"] and files["Q8_0"]["Q8_0"]

@@ -23,11 +23,12 @@ from mcp.client.streamable_http import streamable_http_client
 
 from doors import TRAIN, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden.ledger.events import ApprovalGranted
-from load_kit import PATIENCE_S, answers
+from load_kit import answers
 from test_http_approving import authenticator
 from test_http_cli import SECRET
 from test_http_pages_browser import Window, browsing, until
 from test_serve_mcp import Talk, metering
+from waiting import PATIENCE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("chromium")]
 CODE = re.compile(r"\b([A-Z0-9]{4}-){3}[A-Z0-9]{4}\b")
@@ -71,12 +72,14 @@ def serving(home: Path) -> Iterator[str]:
             yield url
         finally:
             server.send_signal(signal.SIGTERM)
-            server.wait(PATIENCE_S)
+            server.wait()
 
 
 async def typed(home: Path, *words: str, prompt: str, wanted: re.Pattern[str]) -> str:
     """Run a command as a person at a terminal, say yes, and return what it showed there once."""
-    code, shown = await to_thread.run_sync(lambda: at_terminal(home, *words, says={prompt: "yes"}, timeout=PATIENCE_S))
+    code, shown = await to_thread.run_sync(
+        lambda: at_terminal(home, *words, says={prompt: "yes"}, timeout=60 * PATIENCE)
+    )
     found = wanted.search(shown)
     assert code == 0 and found, shown
     return found[0]
@@ -109,7 +112,7 @@ async def test_a_whole_life_is_seen_and_ended_in_a_browser(tmp_path: Path) -> No
             httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=300) as http,
             Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
         ):
-            page.set_default_timeout(1_000 * PATIENCE_S)
+            page.set_default_timeout(60_000 * PATIENCE)
             window, talk = Watcher(page, url), Talk(client)
             link = await to_thread.run_sync(lambda: gpuwarden(home, "dashboard", "--no-browser").stdout.strip())
             await page.goto(link)

@@ -18,7 +18,7 @@ from gpuwarden.interfaces.cli.main import run
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.provisioning import wanted
 from gpuwarden.lifecycle.submission.submit import settled
-from lifecycle_kit import JumpingClock, open_house
+from lifecycle_kit import clock_of_today, open_house
 
 pytestmark = pytest.mark.anyio
 BY_NAME = {platform.name: platform for platform in PLATFORMS}
@@ -49,7 +49,7 @@ def desk(
     web: Web,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Desk]:
-    platform, clock = BY_NAME[request.param], JumpingClock()
+    platform, clock = BY_NAME[request.param], clock_of_today()
     account = platform.account(tmp_path / "cloud", clock)
     key = tmp_path / "key.pub"
     key.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIN0000000000000000000000000000000000000000TEST me")

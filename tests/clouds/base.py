@@ -10,7 +10,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -318,13 +317,10 @@ class Web:
 
     def __init__(self) -> None:
         self.emulators: dict[str, Emulator] = {}
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = sock.getsockname()[1]
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
         config = uvicorn.Config(
             self.app,
-            host="127.0.0.1",
-            port=self.port,
             log_level="critical",
             lifespan="off",
             ws="none",
@@ -332,14 +328,10 @@ class Web:
             interface="asgi3",
         )
         self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
 
     def start(self) -> Web:
-        self.thread.start()
-        end = time.monotonic() + 120
-        while not self.server.started and time.monotonic() < end:
-            time.sleep(0.005)
-        assert self.server.started
+        """Serve. Whoever connects before it is up waits in the listener's queue."""
+        threading.Thread(target=self.server.run, args=([self.listener],), daemon=True).start()
         return self
 
     def add(self, emulator: Emulator) -> str:

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from clouds.gpu import put_gpu
 from gpuwarden.core.models import InstanceState
 from gpuwarden.rehearsal.disk import mounted
 from gpuwarden.rehearsal.model import MARKER
-from sshd import find_sshd, free_port, keygen
+from sshd import find_sshd, free_port, keygen, launched
 
 POWER_ON = """set -e
 fs=$1; own=$2; begin=$3; shift 3
@@ -58,7 +57,7 @@ KbdInteractiveAuthentication no
 PrintMotd no
 UseDNS no
 MaxStartups 100:30:200
-LogLevel ERROR
+LogLevel INFO
 Subsystem sftp internal-sftp
 SetEnv PATH=/run/sshd/bin:/usr/local/bin:/usr/bin:/bin {marker}={ident}
 """
@@ -104,14 +103,16 @@ class Machines:
         self.key = " ".join((folder / "clientkey.pub").read_text().split()[:2])
         self.config = folder / "ssh_config"
         self.boots = 0
-        self.usual = free_port()
-        self._configure(self.usual)
+        self.usual = socket.socket()
+        """Keeps one port for this account: on no other address does another process get it."""
+        self.usual.bind(("127.0.0.1", 0))
+        self._configure(self.usual.getsockname()[1])
         account.address = self.address
 
     def address(self, ident: str) -> tuple[str, int]:
         """Where a machine listens; it is on or off afterwards as the cloud says."""
         self.follow(ident)
-        return (self.on[ident].host, self.on[ident].port) if ident in self.on else ("127.0.0.1", 1)
+        return (self.on[ident].host, self.on[ident].port) if ident in self.on else self.usual.getsockname()
 
     def follow(self, ident: str) -> None:
         """Make a machine what the cloud says it is."""
@@ -127,6 +128,7 @@ class Machines:
         """Take all of them down."""
         for ident in list(self.on):
             self._power_off(ident)
+        self.usual.close()
 
     def renew_key(self, ident: str) -> None:
         """Let another host answer at the machine's address from its next start on."""
@@ -140,7 +142,9 @@ class Machines:
     def _next_address(self) -> tuple[str, int]:
         """Where the next boot listens."""
         self.boots += 1
-        return ("127.0.0.1", free_port()) if self.account.tells_port else (f"127.0.1.{self.boots}", self.usual)
+        if self.account.tells_port:
+            return "127.0.0.1", free_port()
+        return f"127.0.1.{self.boots}", self.usual.getsockname()[1]
 
     def _configure(self, port: int) -> None:
         """The user's own configuration. Its port counts only where the platform tells none."""
@@ -149,7 +153,7 @@ class Machines:
             f"  UserKnownHostsFile {self.folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
         )
 
-    def _power_on(self, ident: str, since: float) -> None:
+    def _power_on(self, ident: str, since: float, tries: int = 3) -> None:
         own, (host, port) = self.folder / ident, self._next_address()
         own.mkdir(exist_ok=True)
         if not (own / "hostkey").exists():
@@ -163,18 +167,13 @@ class Machines:
         tiers = [t.path for t in there if t.path != "/"]
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "sh", "-c"]
         argv += [POWER_ON, "sh", str(self.disk(ident)), str(own), self._begin(ident), *tiers]
-        with (own / "log").open("ab") as log:
-            env = {**os.environ, "SSHD": find_sshd()}
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
-        self.on[ident] = _Machine(process, host, port, since)
-        self._configure(port)
-        end = time.monotonic() + 120
-        while time.monotonic() < end and process.poll() is None:
-            try:
-                return socket.create_connection((host, port), timeout=10).close()
-            except OSError:
-                time.sleep(0.01)
-        raise AssertionError((own / "log").read_text())
+        process = launched(argv, own / "log", env={**os.environ, "SSHD": find_sshd()})
+        if process is not None:
+            self.on[ident] = _Machine(process, host, port, since)
+            self._configure(port)
+        else:
+            assert tries > 1, "three ports were taken"
+            self._power_on(ident, since, tries - 1)
 
     def _power_off(self, ident: str) -> None:
         """As pulling the plug: the first process dies, and the kernel ends all others with it."""

@@ -1,4 +1,4 @@
-"""Answer posts of metrics with Starlette alone: the peer of `test_metrics_load.py`, which stores nothing."""
+"""Answer posts of metrics with Starlette alone: the peer of `bench/metrics.py`, which stores nothing."""
 
 from __future__ import annotations
 
