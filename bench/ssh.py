@@ -173,7 +173,7 @@ class Bench:
     async def pull(self, what: str, text: str, token: str, rounds: int) -> None:
         """One job's output by our pull, rsync and scp, interleaved."""
         handle = await self.backend.submit(shell(text, outputs=["o"], timeout_s=900), self.place, token, secrets={})
-        await until(self.backend, handle, lambda o: o.ended_at is not None, 600)
+        await until(self.backend, handle, lambda o: o.ended_at is not None)
         await self.backend.aclose()
         made = PurePosixPath(handle.run_dir, "work", "o")
         commands = self.peers()

@@ -180,7 +180,7 @@ async def test_a_warned_job_saves_is_queued_again_and_goes_on(
     cluster.run("scancel", "--batch", "--signal=USR1", *cluster.jobs("gw-w-warn"))
     waits = await until(backend, handle, lambda o: o.state is Job.QUEUED)
     assert waits.allocation is not None and waits.allocation.restarts == 1 and waits.meter is False
-    again = await until(backend, handle, lambda o: o.state is Job.RUNNING and o.reason is not Code.ENGINE_STARTS, 30)
+    again = await until(backend, handle, lambda o: o.state is Job.RUNNING and o.reason is not Code.ENGINE_STARTS)
     assert again.attempt == 1 and again.meter is True
     (Path(handle.run_dir) / "work/go").touch()
     seen = await ended(backend, handle)
@@ -195,13 +195,13 @@ async def test_a_preempted_job_makes_room_and_resumes(
 ) -> None:
     both = {"nodes": 2, "exclusive": True}
     low = await backend.submit(engine.job(RESUMES, options=both), place, "w-low", secrets={"KEY": "k" * 12})
-    await until(backend, low, lambda o: o.log_bytes > 0, 60)
+    await until(backend, low, lambda o: o.log_bytes > 0)
     urgent = engine.job("echo urgent", options={**both, "partition": "high"})
     high = await backend.submit(urgent, place, "w-high", secrets={})
-    assert (await until(backend, high, lambda o: o.state is Job.SUCCEEDED, 60)).exit_code == 0
-    await until(backend, low, lambda o: o.state is Job.RUNNING and bool(o.allocation and o.allocation.restarts), 60)
+    assert (await until(backend, high, lambda o: o.state is Job.SUCCEEDED)).exit_code == 0
+    await until(backend, low, lambda o: o.state is Job.RUNNING and bool(o.allocation and o.allocation.restarts))
     (Path(low.run_dir) / "work/go").touch()
-    assert (await until(backend, low, lambda o: o.state is Job.SUCCEEDED, 60)).attempt == 1
+    assert (await until(backend, low, lambda o: o.state is Job.SUCCEEDED)).attempt == 1
     assert await told(backend, low) == ["from 0 ***", "saved", "from 1 ***"]
 
 

@@ -120,7 +120,7 @@ async def test_a_managed_job_is_queued_adopted_and_canceled_by_the_real_controll
     first = await backend.submit(spec, place, "m", secrets={"TOKEN": "hunter22-hunter22"})
     assert await backend.submit(spec, place, "m", secrets={"TOKEN": "hunter22-hunter22"}) == first
     assert await backend.find(place, "m") == Known(first)
-    seen = await until(backend, first, lambda o: o.allocation is not None, 300.0)
+    seen = await until(backend, first, lambda o: o.allocation is not None)
     assert (seen.state, seen.meter, seen.attempt) == (Job.QUEUED, False, 1)
     (row,) = (await SkyClient(real.env).ask(ManagedQueue, "managed", match="gw-m", finished=True)).rows
     assert (row.name, row.recoveries, row.over) == ("gw-m-i1-a1", 0, False)
@@ -128,7 +128,7 @@ async def test_a_managed_job_is_queued_adopted_and_canceled_by_the_real_controll
     assert isinstance(running, Known) and running.value is not None and running.value.meter is None
     assert (await backend.logs(first)).truncated is False
     assert await backend.stop(first) in {StopResult.PENDING, StopResult.STOPPED}
-    ended = await until(backend, first, lambda o: o.state is Job.CANCELED and o.meter is False, 300.0)
+    ended = await until(backend, first, lambda o: o.state is Job.CANCELED and o.meter is False)
     assert ended.exit_code is None and await backend.stop(first) is StopResult.GONE
     gone = await meter.get("m-i1")
     assert isinstance(gone, Known) and gone.value is not None

@@ -132,14 +132,14 @@ async def test_the_whole_life_of_a_cluster_and_its_jobs(
         spec = JobSpec(platform="sky/slurm", command=("sh", "-c", work), timeout_s=600, secrets=("TOKEN",))
         handle = await backend.submit(spec, place, "one", secrets={"TOKEN": "hunter22-hunter22"})
         assert await backend.submit(spec, place, "one", secrets={"TOKEN": "hunter22-hunter22"}) == handle
-        over = await until(backend, handle, lambda o: o.state not in {Job.RUNNING, Job.QUEUED}, 300)
+        over = await until(backend, handle, lambda o: o.state not in {Job.RUNNING, Job.QUEUED})
         assert (over.state, over.exit_code, over.meter) == (Job.FAILED, 3, True)
         assert (await backend.logs(handle)).text == "18\n"
         roster = await backend.manifest(handle, ["out"])
         assert b"".join([part async for part in backend.read(handle, roster.files[0])]) == b"hi\n"
         long = JobSpec(platform="sky/slurm", command=("sleep", "900"), timeout_s=900)
         second = await backend.submit(long, place, "two", secrets={})
-        await until(backend, second, lambda o: o.state is Job.RUNNING and o.reason is not Code.ENGINE_STARTS, 300)
+        await until(backend, second, lambda o: o.state is Job.RUNNING and o.reason is not Code.ENGINE_STARTS)
         assert await backend.stop(second, grace_s=2) in {StopResult.STOPPED, StopResult.PENDING}
         assert (await until(backend, second, lambda o: o.state is Job.CANCELED, 120)).meter is True
         assert await backend.stop(second) is StopResult.GONE
