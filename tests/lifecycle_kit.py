@@ -32,7 +32,7 @@ FAST = Settings(boot_s=0.05, stop_s=0.02, resume_s=0.05, settle_s=0.05)
 
 
 def clock_of_today() -> FakeClock:
-    """Return a clock that stands at the real time: real processes write times that the product compares with it."""
+    """Return a clock that stands at the real time: real processes and browsers compare theirs with it."""
     return FakeClock(real_time())
 
 

@@ -235,6 +235,7 @@ async def test_the_meter_ticks_and_an_update_touches_only_what_changed(tmp_path:
                 watch.observe(document.body, {childList: true, subtree: true});
             }"""
         )
+        world.clock.advance(60)
         await window.settle(2)
         assert await window.page.inner_text("[data-meter=today] [data-digits]") > first
         assert await window.page.evaluate("window.moved") == [], "no row was made again"

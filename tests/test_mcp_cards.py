@@ -26,6 +26,7 @@ from gpuwarden.interfaces.mcp import cards
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.metrics.points import PostedPoints, Row
 from gpuwarden.metrics.store import Batch, Curve, Marker, MetricStore
+from lifecycle_kit import clock_of_today
 from page_kit import EVIL, World, busy_world, hostile_world, open_world
 from test_http_pages_browser import audited
 
@@ -304,7 +305,7 @@ browser_test = [pytest.mark.slow, pytest.mark.real("chromium")]
 
 @pytest.mark.parametrize("theme", [pytest.param(name, marks=browser_test) for name in ("light", "dark")])
 async def test_a_host_draws_a_job(tmp_path: Path, theme: str) -> None:
-    world = busy_world(tmp_path / "home")
+    world = busy_world(tmp_path / "home", clock_of_today())
     result = await card_in(world, "check_job", job_id="jlive")
     async with shown("job", result, theme) as window:
         await window.until("!document.querySelector('main').hidden")
@@ -341,7 +342,7 @@ async def test_a_host_draws_a_job(tmp_path: Path, theme: str) -> None:
 @pytest.mark.prove
 @pytest.mark.real("chromium")
 async def test_a_card_is_accessible(tmp_path: Path) -> None:
-    world = busy_world(tmp_path / "home")
+    world = busy_world(tmp_path / "home", clock_of_today())
     for kind, tool, arguments in (("job", "check_job", {"job_id": "jfail"}), ("machines", "list_instances", {})):
         for theme in ("light", "dark"):
             async with shown(kind, await card_in(world, tool, **arguments), theme) as window:
@@ -351,7 +352,7 @@ async def test_a_card_is_accessible(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [pytest.param(width, marks=browser_test) for width in (360, 800)])
 async def test_a_host_draws_the_machines(tmp_path: Path, width: int) -> None:
-    result = await card_in(busy_world(tmp_path / "home"), "list_instances")
+    result = await card_in(busy_world(tmp_path / "home", clock_of_today()), "list_instances")
     async with shown("machines", result, "dark", width) as window:
         await window.until("!document.querySelector('main').hidden")
         text = await window.card.inner_text("main")
@@ -394,7 +395,7 @@ async def test_what_strangers_write_runs_nothing_in_a_card(tmp_path: Path) -> No
 @pytest.mark.real("chromium")
 @pytest.mark.attack("card", "An agent has a card shown and a host that forwards whatever it sends, to approve by it")
 async def test_a_card_begins_nothing_whatever_is_pressed_in_it(tmp_path: Path) -> None:
-    world = busy_world(tmp_path / "home")
+    world = busy_world(tmp_path / "home", clock_of_today())
     for kind, tool, arguments in (("job", "check_job", {"job_id": "jdone"}), ("machines", "list_instances", {})):
         async with shown(kind, await card_in(world, tool, **arguments)) as window:
             await window.until("!document.querySelector('main').hidden")
@@ -422,7 +423,7 @@ async def test_a_card_begins_nothing_whatever_is_pressed_in_it(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.real("chromium")
 async def test_what_was_seen_long_ago_does_not_tick_on(tmp_path: Path) -> None:
-    world = busy_world(tmp_path / "home")
+    world = busy_world(tmp_path / "home", clock_of_today())
     result = await card_in(world, "check_job", job_id="jlive")
     result["_meta"][cards.VIEW]["at"] -= 3_600
     async with shown("job", result) as window:
@@ -448,7 +449,7 @@ async def test_a_card_without_a_view_shows_the_words_of_the_answer(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.real("chromium")
 async def test_a_newer_answer_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
-    world = busy_world(tmp_path / "home")
+    world = busy_world(tmp_path / "home", clock_of_today())
     first = await card_in(world, "check_job", job_id="jlive")
     world.run("jlive", 5_000, 5_000, state=Job.SUCCEEDED, why="the command ended with exit code 0", exit_code=0)
     then = await card_in(world, "check_job", job_id="jlive")
