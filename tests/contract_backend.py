@@ -23,7 +23,7 @@ from gpuwarden.core.models import Artifact, Handle, JobSpec, Known, Level, Obser
 from gpuwarden.core.states import Job
 from waiting import soon
 
-ENGINE_S = 300.0
+ENGINE_S = 100.0
 """Bounds a wait: what takes an engine seconds takes it minutes on a machine that is busy with other tests."""
 
 

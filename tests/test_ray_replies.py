@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import HANG_S
 from gpuwarden.backends import _ray_options as options
 from gpuwarden.backends._ray_api import address, is_here, last_line, read_limits, rows_of, submission_id
 from gpuwarden.backends._slurm_observation import observation
@@ -407,18 +406,17 @@ async def test_an_entrypoint_takes_its_secrets_and_leaves_no_command_when_it_is_
     folder = Path(handle.run_dir)
     assert "hunter22" not in json.dumps(dashboard.body) and (folder / "secrets.1.json").exists()
     entry = subprocess.Popen(["sh", "-c", dashboard.body["entrypoint"]], cwd="/", start_new_session=True)
-    with anyio.fail_after(HANG_S):
-        while not (folder / "work/up").exists():
-            await anyio.sleep(0.02)
-        pid = int((folder / "work/up").read_text())
-        assert not (folder / "secrets.1.json").exists()
-        if kill:
-            entry.kill()
-        else:
-            (folder / "work/go").touch()
-        assert await anyio.to_thread.run_sync(entry.wait) == (-signal.SIGKILL if kill else 0)
-        while _lives(pid):
-            await anyio.sleep(0.02)
+    while not (folder / "work/up").exists():
+        await anyio.sleep(0.02)
+    pid = int((folder / "work/up").read_text())
+    assert not (folder / "secrets.1.json").exists()
+    if kill:
+        entry.kill()
+    else:
+        (folder / "work/go").touch()
+    assert await anyio.to_thread.run_sync(entry.wait) == (-signal.SIGKILL if kill else 0)
+    while _lives(pid):
+        await anyio.sleep(0.02)
     known = {name: dashboard.body[name] for name in ("submission_id", "metadata")}
     dashboard.jobs(row(**known, status="SUCCEEDED", driver_exit_code=0))
     seen = (await backend.poll([handle]))["t"]

@@ -93,7 +93,7 @@ async def travel(backend: SshBackend, sshd: Sshd, tmp_path: Path, values: list[s
         outputs=("o", "'; touch canary; '", "$(touch canary)"), timeout_s=120,
     )  # fmt: skip
     handle = await backend.submit(spec, place, "".join(values[:3]), secrets={})
-    seen = await until(backend, handle, lambda o: o.state in TERMINAL_JOBS, 120)
+    seen = await until(backend, handle, lambda o: o.state in TERMINAL_JOBS)
     log = await backend.logs(handle, 0, 4 << 20)
     assert seen.state is Job.SUCCEEDED, log.text
     assert json.loads(log.text.splitlines()[0]) == values

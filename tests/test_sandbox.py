@@ -358,7 +358,7 @@ async def test_torch_trains_with_workers(real: Sandbox, backend: Backend, place:
     pytest.importorskip("torch")
     spec = JobSpec(platform="local", script=TORCH, outputs=("model.pt",), timeout_s=120)
     handle = await backend.submit(spec, place, "t-torch", secrets={})
-    seen = await until(backend, handle, lambda o: o.state is not Job.RUNNING, seconds=120)
+    seen = await until(backend, handle, lambda o: o.state is not Job.RUNNING)
     assert seen.state is Job.SUCCEEDED, (await backend.logs(handle)).text
     assert [f.path for f in (await backend.manifest(handle, ["model.pt"])).files] == ["model.pt"]
 

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import HANG_S
 from doors import environment, policy_file, quick_warden
 from gpuwarden.interfaces.mcp.first_answers import (
     FILE,
@@ -201,9 +200,8 @@ async def answers_of(ctx: Context, *lines: bytes) -> list[dict[str, Any]]:
     async def arriving() -> AsyncIterator[Line]:
         for number, line in enumerate(lines):
             yield Line(line)
-            with anyio.fail_after(HANG_S):
-                while len(heard) <= number:
-                    await anyio.lowlevel.checkpoint()
+            while len(heard) <= number:
+                await anyio.lowlevel.checkpoint()
 
     async def write(line: bytes) -> None:
         heard.append(json.loads(line))

@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conftest import HANG_S, need
+from conftest import need
 from contract_backend import until
 from gpuwarden.backends.sky import SkyBackend
 from gpuwarden.core.clock import SystemClock
@@ -122,11 +122,10 @@ async def test_the_whole_life_of_a_cluster_and_its_jobs(
     assert seen.place and seen.meter is True
     backend = SkyBackend(SystemClock(), alias(real, name), SkyClient(real.env))
     place = seen.place.model_copy(update={"run_root": str(tmp_path / "runs")})
-    with anyio.fail_after(HANG_S):  # a busy node answers late, and a rented machine's first contact is repeated too
-        while True:
-            with suppress(Unreachable):
-                await backend.host_key(place)
-                break
+    while True:
+        with suppress(Unreachable):
+            await backend.host_key(place)
+            break
     try:
         work = 'echo "$TOKEN" | wc -c; mkdir out; echo hi > out/a; exit 3'
         spec = JobSpec(platform="sky/slurm", command=("sh", "-c", work), timeout_s=600, secrets=("TOKEN",))
@@ -141,7 +140,7 @@ async def test_the_whole_life_of_a_cluster_and_its_jobs(
         second = await backend.submit(long, place, "two", secrets={})
         await until(backend, second, lambda o: o.state is Job.RUNNING and o.reason is not Code.ENGINE_STARTS)
         assert await backend.stop(second, grace_s=2) in {StopResult.STOPPED, StopResult.PENDING}
-        assert (await until(backend, second, lambda o: o.state is Job.CANCELED, 120)).meter is True
+        assert (await until(backend, second, lambda o: o.state is Job.CANCELED)).meter is True
         assert await backend.stop(second) is StopResult.GONE
         assert await backend.find(place, "three") == Known(None)
     finally:

@@ -172,7 +172,7 @@ async def test_a_job_that_has_left_the_queue_is_read_from_accounting(
     killed = await backend.submit(engine.job("sleep 60", max_restarts=0), place, "w-killed", secrets={})
     broken = await backend.submit(engine.job("sleep 60", max_restarts=0), place, "w-broken", secrets={})
     for handle in (killed, broken):
-        await until(backend, handle, lambda o: o.reason is Code.ALIVE, 60)
+        await until(backend, handle, lambda o: o.reason is Code.ALIVE)
     (number,) = accounted.jobs("gw-w-killed")
     accounted.run("scancel", number)
     (number,) = accounted.jobs("gw-w-broken")
@@ -190,7 +190,7 @@ async def test_a_job_that_has_left_the_queue_is_read_from_accounting(
                 (broken, Job.PREEMPTED),
             ):
                 # The controller passes an end on to the database in its own time.
-                seen = await until(backend, handle, lambda o, s=state: o.state is s and o.allocation is not None, 60)
+                seen = await until(backend, handle, lambda o, s=state: o.state is s and o.allocation is not None)
                 assert seen.meter is False and seen.allocation is not None
                 if handle in (done, failed):
                     assert (seen.exit_code, seen.allocation.id.isdigit()) == (0 if handle is done else 3, True)
