@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden.interfaces.manifests import ROOT
 from model_server import SHELL, Asked, Model, Say, Step, Use
 from real_agents import PATH, need_agent, said
+from real_parts import need
 
 SKILLS = ["checkpoint-and-teardown", "dataset-preflight", "gpu-training", "training-debug"]
 DONE = Say("Nothing is billing.")
@@ -25,7 +25,7 @@ CODEX = pytest.mark.parametrize("of", ["", "a-model-without-scripts"])
 GEMINI = "gemini-2.5-flash"
 
 
-@pytest.fixture(name="checkout", scope="session")
+@pytest.fixture(name="checkout", scope="module")
 def checkout_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What git has of this repository, and nothing else."""
     root = tmp_path_factory.mktemp("checkout") / "gpuwarden"

@@ -1,6 +1,6 @@
 """A house whose machines come from an emulated platform: its own interface over HTTP, real machines behind OpenSSH.
 
-A test file imports `house` and `web`. `every_platform` walks a test over all six, `each_platform` leaves four of them
+The fixture is `cloud_house`. `every_platform` walks a test over all six, `each_platform` leaves four of them
 to the proofs.
 """
 
@@ -16,8 +16,6 @@ import pytest
 from clouds.base import KEY, Web
 from clouds.boxes import Machines, possible
 from clouds.platform import Platform, platforms
-from clouds_kit import web  # noqa: F401
-from conftest import need
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.policy import Caps, Policy
@@ -31,6 +29,7 @@ from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault as CloudFault
 from lifecycle_kit import clock_of_today, open_house, story
+from real_parts import need
 from waiting import soon
 
 RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
@@ -72,11 +71,11 @@ for step in range(start + 1, 6):
 
 PLATFORMS = platforms()
 RUNPOD, VASTAI = (next(p for p in PLATFORMS if p.name == name) for name in ("runpod", "vastai"))
-every_platform = pytest.mark.parametrize("house", PLATFORMS, ids=lambda p: p.name, indirect=True)
+every_platform = pytest.mark.parametrize("cloud_house", PLATFORMS, ids=lambda p: p.name, indirect=True)
 # One platform that ends a machine at once and one that wants it stopped first; the others are among the proofs.
 ORDINARY = ("runpod", "autodl")
 each_platform = pytest.mark.parametrize(
-    "house",
+    "cloud_house",
     [pytest.param(p, id=p.name, marks=() if p.name in ORDINARY else pytest.mark.prove) for p in PLATFORMS],
     indirect=True,
 )
@@ -190,8 +189,8 @@ class House:
 
 
 @pytest.fixture
-def house(
-    request: pytest.FixtureRequest, tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+def cloud_house(
+    request: pytest.FixtureRequest, tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch,
     need_program: Callable[[str], str],
 ) -> Iterator[House]:  # fmt: skip
     need_program("sshd")

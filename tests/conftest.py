@@ -1,4 +1,4 @@
-"""Shared fixtures, and the rule for real parts: required in CI, a named skip on a laptop."""
+"""Hooks, and the fixtures of every test; the kits have the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from long_first import long_first
+from real_parts import REQUIRE_REAL, need
 from waiting import PATIENCE
 from warm_children import Children
 
-REQUIRE_REAL = os.environ.get("GPUWARDEN_REQUIRE_REAL") == "1"
-ENDURANCE = os.environ.get("GPUWARDEN_ENDURANCE") == "1"
 PROTECTS = (
     "alternatives", "cli_approve", "crash", "fan_out_l", "http_approving", "kept", "ledger", "lifecycle", "next_step",
     "parking", "pausing", "policy", "private", "rehearsal_crash", "relaunch", "remote_cuts", "remote_disasters",
@@ -34,7 +34,13 @@ settings.register_profile(
 )
 settings.load_profile("gpuwarden")
 
-pytest_plugins = ["postgres_kit"]
+# Kits with fixtures. Registered before anything imports one, so that their assertions say what they saw.
+pytest_plugins = [
+    "cli_kit", "client_kit", "clouds_house", "clouds_kit", "cutting", "grown_ledger", "kept_kit", "orders_kit",
+    "plugin_kit", "postgres_kit", "ray_kit", "runner_kit", "sky_kit", "slurm_kit", "small_disk", "ssh_house",
+    "ssh_kit", "sshd",
+]  # fmt: skip
+pytest.register_assert_rewrite(*pytest_plugins)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -59,37 +65,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     yield
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         items[:] = long_first(items, workers)
-
-
-def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Order tests so that every worker starts with its share of the long ones.
-
-    `--dist worksteal` first cuts the list into one equal stretch for each worker. A long test at the end of a stretch
-    would keep one worker busy while the others have nothing left.
-    """
-    long = [item for item in items if item.get_closest_marker("long")]
-    rest = [item for item in items if not item.get_closest_marker("long")]
-    ordered: list[pytest.Item] = []
-    for worker in range(workers):
-        share = long[worker::workers]
-        more = max(0, (len(items) - len(ordered)) // (workers - worker) - len(share))
-        ordered += share + rest[:more]
-        del rest[:more]
-    return ordered
-
-
-def amount(part: int, full: int) -> int:
-    """Return how much a test marked `endurance` plays: all under `make endurance`, else the part for `make prove`."""
-    return full if ENDURANCE else part
-
-
-def need(what: str, present: bool) -> None:
-    """Skip by name where a real part is missing; fail where real parts are required."""
-    if present:
-        return
-    if REQUIRE_REAL:
-        pytest.fail(f"{what} is missing, and GPUWARDEN_REQUIRE_REAL=1 asks for the real thing")
-    pytest.skip(f"{what} is not installed here")
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
+from mcp.client.streamable_http import streamable_http_client
 
 from gpuwarden.interfaces.http import running
 from gpuwarden.interfaces.http.application import build
@@ -84,3 +86,10 @@ async def call(http: httpx2.AsyncClient, tool: str, /, **arguments: Any) -> dict
         text = [line for line in text.splitlines() if line.startswith("data: ")][-1].removeprefix("data: ")
     found: dict[str, Any] = json.loads(text)["result"]["structuredContent"]
     return found
+
+
+def transport(parts: Serving, http: httpx2.AsyncClient) -> object:
+    return streamable_http_client(f"{parts.settings.local_url}/mcp", http_client=http)
+
+
+SECRET = re.compile(r"gwt_[A-Za-z0-9_-]{43}")

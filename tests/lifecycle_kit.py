@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -235,4 +236,16 @@ def story(events: list[Event]) -> str:
     """A ledger's events, a line each, to read when a test fails."""
     return "\n".join(
         f"{e.seq:4} {e.subject:32} {e.kind:26} {e.state or '':16} {json.dumps(e.body)[:160]}" for e in events
+    )
+
+
+def weights() -> bytes:
+    head = json.dumps({"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + struct.pack("<256f", *range(256))
+
+
+def work(name: str, project: str = "") -> JobSpec:
+    return JobSpec(
+        platform=PLATFORM, command=("true", name), name=name, project=project, outputs=("out",), timeout_s=3600
     )

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import need
+from real_parts import need
 from sshd import PATH, Sshd
 
 NAMES = "abc"

@@ -117,7 +117,7 @@ class Homes:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
     """A server for all tests of this process."""
-    from conftest import need
+    from real_parts import need
 
     need("PostgreSQL's server (initdb)", program("initdb") is not None)
     need("psycopg", find_spec("psycopg") is not None)

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from gpuwarden.backends import _ray_api
 from gpuwarden.core.models import JobSpec, Place
+from real_parts import need
 from waiting import eventually
 
 PORT = 28265
@@ -303,16 +303,16 @@ class RayEngine:
         return self.head.lists
 
 
-@pytest.fixture(autouse=True, name="patient")
+@pytest.fixture(name="patient_ray")
 def patient_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the backend wait for a reply as long as a busy machine needs."""
     monkeypatch.setattr(_ray_api, "REPLY_S", RAYS_OWN_S)
     monkeypatch.setattr(_ray_api, "CONNECT_S", RAYS_OWN_S)
 
 
-@pytest.fixture(scope="session", name="head")
+@pytest.fixture(scope="module", name="head")
 def head_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    """One Ray head for the whole session."""
+    """One Ray head for a module."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="gwray") as folder:  # its sockets need a short path

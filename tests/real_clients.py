@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from conftest import need
+from real_parts import need
 
 FOLDER = os.environ.get("GPUWARDEN_CLIENTS", "")
 PATIENCE_S = 300.0

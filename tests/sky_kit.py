@@ -28,10 +28,10 @@ import psutil
 import pytest
 import yaml
 
-from conftest import need
 from gpuwarden.core.models import JobSpec
 from gpuwarden.remote.sky import client
 from gpuwarden.remote.sky.client import sky_python
+from real_parts import need
 from sshd import free_port
 from waiting import PATIENCE, eventually
 
@@ -537,15 +537,15 @@ class ManagedEngine(SkyEngine):
         return super().job(text, **{"platform": "sky-jobs/aws", **fields})
 
 
-@pytest.fixture(autouse=True, name="patient")
+@pytest.fixture(name="patient_sky")
 def patient_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the client wait for an answer as long as a busy machine needs."""
     monkeypatch.setattr(client, "ANSWER_S", 900.0 * PATIENCE)
 
 
-@pytest.fixture(scope="session", name="server")
+@pytest.fixture(scope="module", name="sky_server")
 def server_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SkyServer]:
-    """One server for the whole session."""
+    """One server for a module."""
     server = SkyServer(tmp_path_factory.mktemp("sky")).start()
     yield server
     server.stop()

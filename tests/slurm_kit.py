@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from doors import TRAIN
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import JobSpec, Place
@@ -22,6 +21,7 @@ from gpuwarden.core.policy import Local, Policy
 from gpuwarden.data import data_dir
 from gpuwarden.lifecycle.context import Context
 from lifecycle_kit import open_house
+from real_parts import need
 from sshd import free_port
 from waiting import eventually
 
@@ -343,9 +343,9 @@ class SlurmEngine:
         return len(self.cluster.log.read_text().splitlines()) if self.cluster.log.exists() else 0
 
 
-@pytest.fixture(scope="session", name="cluster")
+@pytest.fixture(scope="module", name="cluster")
 def cluster_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for the whole session."""
+    """One cluster for a module."""
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
     try:
         yield cluster.start()

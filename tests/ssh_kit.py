@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from gpuwarden.remote.ssh import openssh
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.openssh import Master
+from real_parts import need
 from sshd import Sshd
 from waiting import eventually
 

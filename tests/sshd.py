@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conftest import need
+from real_parts import need
 from waiting import eventually
 
 CONFIG = """\
@@ -156,9 +156,9 @@ class Sshd:
             self.process = None
 
 
-@pytest.fixture(scope="session", name="sshd")
+@pytest.fixture(scope="module", name="sshd")
 def sshd_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """One server for the whole session."""
+    """One server for a module."""
     server = Sshd(tmp_path_factory.mktemp("sshd")).start()
     yield server
     server.stop()

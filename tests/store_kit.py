@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conftest import need
+from real_parts import need
 from waiting import eventually
 
 REGION = "us-east-1"
@@ -126,3 +126,17 @@ def answers(process: subprocess.Popen[bytes], server: S3Server) -> bool:
 
     eventually(over, 60, every=0.2)  # it has four servers to start
     return process.poll() is None
+
+
+SAVE = """
+import json, os, struct, sys, time
+def save(step, floats=4096):
+    draft, final = f"out/tmp-checkpoint-{step}", f"out/checkpoint-{step}"
+    os.makedirs(draft)
+    head = json.dumps({"w": {"dtype": "F32", "shape": [floats], "data_offsets": [0, 4 * floats]}}).encode()
+    head += b" " * (-len(head) % 8)
+    with open(draft + "/model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + struct.pack("<f", 0.5) * floats)
+    json.dump({"global_step": step}, open(draft + "/trainer_state.json", "w"))
+    os.rename(draft, final)
+"""

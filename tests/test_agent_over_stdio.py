@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from doors import environment, quick_warden
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
+from real_parts import need
 from waiting import eventually
 
 pytestmark = pytest.mark.slow

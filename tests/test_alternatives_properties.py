@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import amount
 from fakes import FakeClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
@@ -38,9 +37,10 @@ from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, promises, records, story
+from mortal_kit import PACE, Died, Fuse, Mortal, MortalLedger
 from postgres_kit import kept_at
 from pretend_machines import PretendBackend, Processes
-from test_lifecycle_properties import PACE, Died, Fuse, Mortal, MortalLedger
+from real_parts import amount
 
 ORDER = ("rehearsal/runpod", "rehearsal/vastai", "rehearsal/lambda")
 

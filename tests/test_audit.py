@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
+from cli_kit import Cli
 from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.states import Job

@@ -12,7 +12,7 @@ import pytest
 
 from clouds.base import KEY, Fault
 from clouds.lambda_cloud import LambdaAccount
-from clouds_kit import Web, web  # noqa: F401
+from clouds_kit import Web
 from contract_backend import EngineContract, ended, until
 from dstack_kit import PLACE, TOKEN, DstackEngine, FakeDstack, recorded
 from gpuwarden.app import open_context
@@ -414,7 +414,7 @@ async def test_the_cloud_itself_is_the_second_witness(
     server: FakeDstack,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    web: Web,  # noqa: F811
+    web: Web,
 ) -> None:
     clock = clock_of_today()
     account = LambdaAccount(tmp_path / "lambda", clock)

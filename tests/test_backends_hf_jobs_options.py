@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden.app import open_context
 from gpuwarden.backends._hf_options import Volume, read_options, settle, volumes_of
 from gpuwarden.backends.hf_jobs import HfJobsBackend, beat_of, ssh_of
@@ -31,6 +30,7 @@ from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
 from hf_jobs_kit import PLACE, backend, ended, provider, server  # noqa: F401
 from lifecycle_kit import until
+from real_parts import need
 from waiting import soon
 
 pytestmark = pytest.mark.anyio

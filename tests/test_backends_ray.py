@@ -35,10 +35,15 @@ from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rules import catalog
 from lifecycle_kit import open_house
-from ray_kit import Head, RayEngine, head_fixture, patient_fixture, place_of  # noqa: F401
+from ray_kit import Head, RayEngine, place_of
 from waiting import soon
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]  # each job takes Ray some seconds
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.real,
+    pytest.mark.prove,
+    pytest.mark.usefixtures("patient_ray"),
+]  # each job takes Ray some seconds
 
 # Counts its starts in a file, as a job that loads its checkpoint would.
 RESUMES = 'n=$(cat count 2>/dev/null || echo 0); echo "from $n"; echo $((n + 1)) > count; [ $n = 1 ] || sleep 3600'

@@ -17,15 +17,15 @@ from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.models import Place
 from gpuwarden.core.states import Job
 from gpuwarden.remote.sky.client import SkyClient
-from sky_kit import SkyEngine, SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
-from sshd import Sshd, sshd_fixture  # noqa: F401
+from sky_kit import SkyEngine, SkyServer, sky_env
+from sshd import Sshd
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real]
+pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.usefixtures("patient_sky")]
 
 
 @pytest.fixture
-def sky(server: SkyServer) -> SkyClient:
-    return SkyClient(sky_env(server.folder, server.url))
+def sky(sky_server: SkyServer) -> SkyClient:
+    return SkyClient(sky_env(sky_server.folder, sky_server.url))
 
 
 @pytest.fixture
@@ -36,16 +36,16 @@ async def backend(sky: SkyClient, sshd: Sshd) -> AsyncIterator[SkyBackend]:
 
 
 @pytest.fixture
-def place(server: SkyServer, tmp_path: Path) -> Place:
+def place(sky_server: SkyServer, tmp_path: Path) -> Place:
     """A cluster of the test's own, which `box` of the SSH configuration leads to."""
     name = f"gw-{tmp_path.name}".replace("_", "-")[:40].rstrip("-")
-    server.up(name)
+    sky_server.up(name)
     return Place(platform="sky/aws", instance_id=name, host="box", run_root=str(tmp_path / "runs"))
 
 
 @pytest.fixture
-def engine(server: SkyServer) -> SkyEngine:
-    return SkyEngine(server)
+def engine(sky_server: SkyServer) -> SkyEngine:
+    return SkyEngine(sky_server)
 
 
 @pytest.mark.prove
@@ -55,12 +55,12 @@ class TestSky(EngineContract):
 
 @pytest.mark.prove
 async def test_a_job_that_never_came_to_its_runner_shows_skypilots_own_log(
-    backend: SkyBackend, place: Place, engine: SkyEngine, server: SkyServer
+    backend: SkyBackend, place: Place, engine: SkyEngine, sky_server: SkyServer
 ) -> None:
     handle = await backend.submit(engine.job("true"), place, "s-none", secrets={})
     await ended(backend, handle)
     shutil.rmtree(handle.run_dir)
-    queue = server.jobs[str(place.instance_id)]
+    queue = sky_server.jobs[str(place.instance_id)]
     queue[-1].process.wait()
     queue[-1] = replace(queue[-1], process=subprocess.Popen(["false"]))
     queue[-1].process.wait()
@@ -74,13 +74,13 @@ async def test_a_job_that_never_came_to_its_runner_shows_skypilots_own_log(
 
 @pytest.mark.prove
 async def test_secrets_go_as_skypilots_own_and_the_job_gets_only_its_own(
-    backend: SkyBackend, place: Place, engine: SkyEngine, server: SkyServer
+    backend: SkyBackend, place: Place, engine: SkyEngine, sky_server: SkyServer
 ) -> None:
     spec = engine.job('echo "$TOKEN" | wc -c; echo "${GPUWARDEN_ORDER-none}"', secrets=["TOKEN"])
     handle = await backend.submit(spec, place, "s-secret", secrets={"TOKEN": "hunter22-hunter22"})
     assert (await ended(backend, handle)).state is Job.SUCCEEDED
     assert (await backend.logs(handle)).text.split() == ["18", "none"]
-    task = next(body["task"] for path, body in reversed(server.asked) if path == "/exec")
+    task = next(body["task"] for path, body in reversed(sky_server.asked) if path == "/exec")
     assert "GPUWARDEN_ORDER" in task.partition("\nsecrets:")[2], "in no other part of the task"
     assert "hunter22" not in task.partition("\nsecrets:")[0]
     written = b"".join(f.read_bytes() for f in Path(handle.run_dir).rglob("*") if f.is_file())
@@ -89,7 +89,7 @@ async def test_secrets_go_as_skypilots_own_and_the_job_gets_only_its_own(
 
 @pytest.mark.prove
 async def test_a_state_that_nobody_knows_is_no_end(
-    backend: SkyBackend, place: Place, engine: SkyEngine, server: SkyServer, monkeypatch: pytest.MonkeyPatch
+    backend: SkyBackend, place: Place, engine: SkyEngine, sky_server: SkyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = await backend.submit(engine.job("true"), place, "s-odd", secrets={})
     await ended(backend, handle)

@@ -22,29 +22,29 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.remote.sky.client import SkyClient
 from gpuwarden.remote.sky.rows import Done, ManagedJob, ManagedQueue
-from sky_kit import NOW, FarManaged, ManagedEngine, SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
+from sky_kit import NOW, FarManaged, ManagedEngine, SkyServer, sky_env
 from waiting import soon
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real]
+pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.usefixtures("patient_sky")]
 PLACE = Place(platform="sky-jobs/aws", run_root="~/gpuwarden")
 
 
 @pytest.fixture
-def backend(server: SkyServer) -> SkyJobsBackend:
-    return SkyJobsBackend(SystemClock(), SkyClient(sky_env(server.folder, server.url)))
+def backend(sky_server: SkyServer) -> SkyJobsBackend:
+    return SkyJobsBackend(SystemClock(), SkyClient(sky_env(sky_server.folder, sky_server.url)))
 
 
 @pytest.fixture
-def place(server: SkyServer) -> Place:
-    for job in server.managed_jobs:
+def place(sky_server: SkyServer) -> Place:
+    for job in sky_server.managed_jobs:
         job.end(job.status if job.row()["end_at"] else "CANCELLED")
         job.name = f"over-{job.id}"  # a controller's queue is for ever
     return PLACE
 
 
 @pytest.fixture
-def engine(server: SkyServer) -> ManagedEngine:
-    return ManagedEngine(server)
+def engine(sky_server: SkyServer) -> ManagedEngine:
+    return ManagedEngine(sky_server)
 
 
 @pytest.mark.prove
@@ -54,15 +54,15 @@ class TestSkyJobs(EngineContract):
 
 @pytest.mark.prove
 async def test_a_request_that_the_sdk_repeats_rents_one_machine(
-    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, server: SkyServer
+    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, sky_server: SkyServer
 ) -> None:
     with engine.cut(), pytest.raises(Unreachable):
         await backend.submit(engine.job("sleep 1800"), place, "m-twice", secrets={})
-    first = next(job for job in server.managed_jobs if job.name == "gw-m-twice-a1")
-    if sum(job.name == first.name for job in server.managed_jobs) == 1:  # this SDK did not
-        server.do_jobs__launch({"task": json.dumps(first.task), "name": first.name})
+    first = next(job for job in sky_server.managed_jobs if job.name == "gw-m-twice-a1")
+    if sum(job.name == first.name for job in sky_server.managed_jobs) == 1:  # this SDK did not
+        sky_server.do_jobs__launch({"task": json.dumps(first.task), "name": first.name})
     handle = await backend.submit(engine.job("sleep 1800"), place, "m-twice", secrets={})
-    states = [job.status for job in server.managed_jobs if job.name == first.name]
+    states = [job.status for job in sky_server.managed_jobs if job.name == first.name]
     assert states[0] == "RUNNING" and set(states[1:]) == {"CANCELLED"}
     assert (await backend.poll([handle]))["m-twice"].state is Job.RUNNING
     await backend.stop(handle)
@@ -70,10 +70,10 @@ async def test_a_request_that_the_sdk_repeats_rents_one_machine(
 
 @pytest.mark.prove
 async def test_a_recovery_is_shown_and_starts_in_an_empty_folder(
-    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, server: SkyServer
+    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, sky_server: SkyServer
 ) -> None:
     handle = await backend.submit(engine.job("ls; touch saved; echo ready; sleep 1800"), place, "m-spot", secrets={})
-    job = server.managed_jobs[-1]
+    job = sky_server.managed_jobs[-1]
 
     async def printed() -> bool:
         return (await backend.logs(handle)).text.endswith("ready\n")
@@ -93,33 +93,33 @@ async def test_a_recovery_is_shown_and_starts_in_an_empty_folder(
 
 @pytest.mark.prove
 async def test_secrets_go_as_skypilots_own_and_the_job_gets_only_its_own(
-    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, server: SkyServer
+    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, sky_server: SkyServer
 ) -> None:
     spec = engine.job('echo "$TOKEN" | wc -c; echo "${GPUWARDEN_ORDER-none}"; echo $TOKEN', secrets=["TOKEN"])
     handle = await backend.submit(spec, place, "m-secret", secrets={"TOKEN": "hunter22-hunter22"})
     assert (await ended(backend, handle)).state is Job.SUCCEEDED
     assert (await backend.logs(handle)).text.split() == ["18", "none", "***"]
-    task = next(body["task"] for path, body in reversed(server.asked) if path == "/jobs/launch")
-    assert "hunter22" not in task.partition("\nsecrets:")[0] + json.dumps(server.managed_jobs[-1].row())
-    home = server.folder / f"machine-{server.managed_jobs[-1].id}-0"
+    task = next(body["task"] for path, body in reversed(sky_server.asked) if path == "/jobs/launch")
+    assert "hunter22" not in task.partition("\nsecrets:")[0] + json.dumps(sky_server.managed_jobs[-1].row())
+    home = sky_server.folder / f"machine-{sky_server.managed_jobs[-1].id}-0"
     assert b"hunter22" not in b"".join(f.read_bytes() for f in home.rglob("*") if f.is_file())
 
 
 @pytest.mark.prove
 async def test_a_script_brings_its_arguments_and_a_refused_launch_says_why(
-    backend: SkyJobsBackend, place: Place, server: SkyServer
+    backend: SkyJobsBackend, place: Place, sky_server: SkyServer
 ) -> None:
     words = ("a b", "$HOME", "'\"", "END_OF_FILES", "ü")
     spec = JobSpec(platform="sky-jobs/aws", script="import sys\nprint(ascii(sys.argv[1:]))\n", args=words)
     handle = await backend.submit(spec, place, "m-args", secrets={})
     assert (await ended(backend, handle)).exit_code == 0
     assert (await backend.logs(handle)).text == f"{list(words)!a}\n"
-    server.refusals["jobs/launch"] = ("ResourcesUnavailableError", "no A100 anywhere")
+    sky_server.refusals["jobs/launch"] = ("ResourcesUnavailableError", "no A100 anywhere")
     try:
         with pytest.raises(Exception, match="no A100"):
             await backend.submit(spec, place, "m-none", secrets={})
     finally:
-        server.refusals.clear()
+        sky_server.refusals.clear()
     lost = backend._handle(place, "m-none")
     seen = (await backend.poll([lost]))["m-none"]  # as a process sees it that was killed meanwhile
     assert (seen.state, seen.meter, seen.reason) == (Job.FAILED, False, Code.NOT_STARTED) and "no A100" in seen.why
@@ -128,26 +128,26 @@ async def test_a_script_brings_its_arguments_and_a_refused_launch_says_why(
 
 @pytest.mark.prove
 async def test_a_launch_that_is_on_its_way_is_found_and_not_sent_again(
-    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, server: SkyServer
+    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, sky_server: SkyServer
 ) -> None:
-    server.held = True
+    sky_server.held = True
     try:
         with anyio.move_on_after(60):
             handle = await backend.submit(engine.job("true"), place, "m-slow", secrets={})
-        sent = server.count("/jobs/launch")
+        sent = sky_server.count("/jobs/launch")
         later = {"name": "sky.status", "status": "SUCCEEDED", "created_at": NOW + 1}
-        row = next(r for r in server.requests.values() if r["name"] == "sky.jobs.launch")
-        server.requests |= {f"r{n}": {**row, **later, "request_id": f"r{n}"} for n in range(200)}
+        row = next(r for r in sky_server.requests.values() if r["name"] == "sky.jobs.launch")
+        sky_server.requests |= {f"r{n}": {**row, **later, "request_id": f"r{n}"} for n in range(200)}
         assert await backend.submit(engine.job("true"), place, "m-slow", secrets={}) == handle
-        assert server.count("/jobs/launch") == sent
+        assert sky_server.count("/jobs/launch") == sent
         assert await backend.find(place, "m-slow") == Known(handle)
         assert (await backend.poll([handle]))["m-slow"].state is Job.QUEUED
         assert await backend.stop(handle) is StopResult.PENDING
         with pytest.raises(Conflict):
             await backend.submit(engine.job("true"), place, "m-slow", secrets={}, attempt=2)
     finally:
-        server.held = False
-        server.requests.clear()
+        sky_server.held = False
+        sky_server.requests.clear()
 
 
 @pytest.mark.prove
@@ -232,13 +232,13 @@ async def test_a_cancel_that_is_refused_is_an_error_while_the_job_is_there() -> 
 
 
 @pytest.mark.prove
-def test_skypilots_own_type_has_exactly_these_states_and_fields(server: SkyServer) -> None:
+def test_skypilots_own_type_has_exactly_these_states_and_fields(sky_server: SkyServer) -> None:
     ask = (
         "from sky.schemas.api.responses import ManagedJobRecord as R; from sky.jobs import ManagedJobStatus as S\n"
         "import json; print(json.dumps([[s.value for s in S], [s.value for s in S if s.is_terminal()], "
         "sorted(R.model_fields)]))"
     )
-    env = sky_env(server.folder, server.url)
+    env = sky_env(sky_server.folder, sky_server.url)
     said = subprocess.run([env["GPUWARDEN_SKY_PYTHON"], "-c", ask], env=env, capture_output=True, check=True).stdout
     states, final, fields = json.loads(said.splitlines()[-1])
     assert set(STATES) == set(states)

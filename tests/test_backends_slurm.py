@@ -37,8 +37,8 @@ from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.remote.host import node_talk
 from gpuwarden.rules import catalog
-from slurm_kit import Cluster, SlurmEngine, cluster_fixture, login_node, own_profiles, place_of, train  # noqa: F401
-from sshd import Sshd, sshd_fixture  # noqa: F401
+from slurm_kit import Cluster, SlurmEngine, login_node, place_of, train
+from sshd import Sshd
 from waiting import soon
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]

@@ -22,7 +22,7 @@ from gpuwarden.remote.ssh.host_keys import HostKeyChanged, fingerprint
 from gpuwarden.remote.ssh.link import SESSIONS
 from gpuwarden.remote.ssh.session import Session
 from gpuwarden.remote.transfer.receive import receive
-from sshd import Sshd, closed_port_fixture, keygen, sshd_fixture  # noqa: F401
+from sshd import Sshd, keygen
 from waiting import eventually
 
 pytestmark = pytest.mark.anyio

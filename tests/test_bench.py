@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bench.__main__ import main
 
-from conftest import need
+from real_parts import need
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]

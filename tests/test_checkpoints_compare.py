@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Verdict
+from real_parts import need
 
 
 def checkpoint(root: Path, step: int, **tensors: Any) -> Path:

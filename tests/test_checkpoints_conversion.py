@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
+from real_parts import need
 
 LAYERS, WIDTH, HEADS, GROUPS, VOCAB = 2, 256, 8, 2, 300
 CONFIG = {

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.examine import reader
 from gpuwarden.checkpoints.file_model import Limits, Tensor
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
+from real_parts import need
 
 SHAPE = (128, 256)
 

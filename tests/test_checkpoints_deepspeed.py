@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
+from real_parts import need
 
 
 def want(*modules: str) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.file_model import BLOCK_SCALES
 from gpuwarden.checkpoints.values import checksums
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
+from real_parts import need
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import FileEvidence, Level, Verdict
+from real_parts import need
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from conftest import need
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.clock import SystemClock
@@ -31,6 +30,7 @@ from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.records import read_job
 from lifecycle_kit import launch, open_house, rent_cloud, training
+from real_parts import need
 from waiting import soon
 
 WEIGHTS = save({"w": np.random.default_rng(0).normal(size=(64, 64)).astype("f4")})

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from conftest import need
 from gpuwarden.checkpoints.file_model import Limits
 from gpuwarden.checkpoints.formats import dcp as our_dcp
 from gpuwarden.checkpoints.formats import gguf as our_gguf
@@ -23,6 +22,7 @@ from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.values.crc32c import crc32c, masked
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
+from real_parts import need
 
 
 def want(*modules: str) -> None:

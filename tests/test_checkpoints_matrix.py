@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tools.corruption_matrix import DAMAGE, FORMATS, MISSED, column
 
-from conftest import need
+from real_parts import need
 
 PAGE = Path(__file__).parents[1] / "docs" / "corruption.md"
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from conftest import need
 from gpuwarden.checkpoints.architectures import tokens
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 from healthy.hub_models import MODELS, build, tokenizer
+from real_parts import need
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 24,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
+from real_parts import need
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

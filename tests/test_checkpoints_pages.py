@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from conftest import need
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.values import content_scan
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
+from real_parts import need
 
 PAGE = 4096
 

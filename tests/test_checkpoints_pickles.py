@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.interfaces.cli.main import run
 from gpuwarden.interfaces.results.copies import verified
 from pickle_kit import Loader, legacy_file, name, programs, stacked, text, zip_file
+from real_parts import need
 
 TORCH = importlib.util.find_spec("torch") is not None
 FILES = ("model.pt", "training_args.bin", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt")

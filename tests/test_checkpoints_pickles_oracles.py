@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import amount, need
 from gpuwarden.checkpoints.pickles import allow_list
 from gpuwarden.checkpoints.pickles.nodes import Global
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 from pickle_kit import ROUTES, SPELLINGS, Loader, legacy_file, name, stacked, text, zip_file
+from real_parts import amount, need
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import amount, need
 from counting import counted_lines
 from forked import own_progress_locks
 from gpuwarden.checkpoints.examine import look, reader
@@ -25,6 +24,7 @@ from gpuwarden.checkpoints.findings import Ask
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
+from real_parts import amount, need
 from waiting import eventually
 
 pytestmark = [pytest.mark.prove, pytest.mark.filterwarnings("ignore")]

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import need
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Doubtful, Span, Tensor
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums, content_scan, nonfinite
+from real_parts import need
 
 TESTS = [functools.cache(lambda t, b=False: checksums.numpy_test(np, t, b)), functools.cache(checksums.plain_test)]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
-from test_checkpoints_resume import saved
+from real_parts import need
+from resume_kit import saved
 
 State = dict[str, Any]
 

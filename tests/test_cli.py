@@ -12,17 +12,7 @@ import click
 import pytest
 from rich.console import Console
 
-from cli_kit import (  # noqa: F401
-    OPTIONS,
-    Cli,
-    ended,
-    home_fixture,
-    launched,
-    metering,
-    run_fixture,
-    train_fixture,
-    w_fixture,
-)
+from cli_kit import OPTIONS, Cli, ended, launched, metering
 from doors import PLATFORM, environment
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import console, main

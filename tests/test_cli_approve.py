@@ -7,51 +7,13 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from cli_kit import (  # noqa: F401
-    OPTIONS,
-    Cli,
-    Life,
-    home_fixture,
-    life_fixture,
-    metering,
-    proven,
-    run_fixture,
-    train_fixture,
-    w_fixture,
-)
+from cli_kit import OPTIONS, Cli, Life, metering, proven
 from doors import answer, at_terminal, gpuwarden
-from gpuwarden.core.errors import WardenError
 from gpuwarden.core.policy import hash_pin
-from gpuwarden.interfaces.cli.approval import Terminal, ask
 from gpuwarden.lifecycle.context import Context
+from terminal import typed
 
 YES = {"Type yes to approve: ": "yes"}
-
-
-class Typed(Terminal):
-    """A terminal of this process, for the many answers that need no real one."""
-
-    def __init__(self, *answers: str) -> None:
-        self.answers = list(answers)
-        self.shown = ""
-
-    def say(self, text: str) -> None:
-        self.shown += text + "\n"
-
-    def ask(self, prompt: str) -> str:
-        self.shown += prompt
-        return self.answers.pop(0)
-
-    secret = ask
-
-
-async def typed(ctx: Context, ticket: str, *answers: str, without_proof: bool = False) -> tuple[str, str]:
-    """What came of answering like that, and what was shown."""
-    person = Typed(*answers)
-    try:
-        return (await ask(ctx, ticket, person, without_proof=without_proof)).code, person.shown
-    except WardenError as error:
-        return error.code, person.shown + error.message
 
 
 @pytest.mark.slow

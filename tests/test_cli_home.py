@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_kit import OPTIONS, Cli, home_fixture, run_fixture, train_fixture, w_fixture  # noqa: F401
+from cli_kit import OPTIONS, Cli
 from doors import answer, environment, gpuwarden
 from gpuwarden.lifecycle.context import Context
 

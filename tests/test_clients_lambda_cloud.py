@@ -15,7 +15,7 @@ import pytest
 from clouds.base import KEY, PUBLIC_KEY, Web, known
 from clouds.lambda_cloud import LambdaAccount
 from clouds.specs import Spec
-from clouds_kit import SPECS, web  # noqa: F401
+from clouds_kit import SPECS
 from gpuwarden.core.models import InstanceState
 from real_clients import Client, sky
 from rehearsal_kit import HandClock
@@ -32,7 +32,7 @@ def ends(call, *words):
 
 
 @pytest.fixture
-def account(tmp_path: Path, web: Web) -> LambdaAccount:  # noqa: F811
+def account(tmp_path: Path, web: Web) -> LambdaAccount:
     account = LambdaAccount(tmp_path / "cloud", HandClock())
     account.window = None  # type: ignore[misc]
     account.home = web.add(account) + "/api/v1"

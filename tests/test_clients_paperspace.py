@@ -13,7 +13,6 @@ import pytest
 
 from clouds.base import KEY, PUBLIC_KEY, Web, alive, known
 from clouds.paperspace import PaperspaceTeam
-from clouds_kit import web  # noqa: F401
 from real_clients import Client, sky
 from rehearsal_kit import HandClock
 
@@ -28,7 +27,7 @@ api = utils.PaperspaceCloudClient()
 
 
 @pytest.fixture
-def team(tmp_path: Path, web: Web) -> PaperspaceTeam:  # noqa: F811
+def team(tmp_path: Path, web: Web) -> PaperspaceTeam:
     team = PaperspaceTeam(tmp_path / "cloud", HandClock())
     team.home = web.add(team)
     team.before = lambda: pass_time(team)

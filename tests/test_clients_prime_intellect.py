@@ -12,7 +12,7 @@ import pytest
 from clouds.base import KEY, PUBLIC_KEY, Web, known
 from clouds.prime_intellect import PrimeAccount
 from clouds.specs import Spec
-from clouds_kit import SPECS, web  # noqa: F401
+from clouds_kit import SPECS
 from gpuwarden.core.models import InstanceState, Resources
 from real_clients import Client, sky
 from rehearsal_kit import HandClock
@@ -29,7 +29,7 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def account(tmp_path: Path, web: Web) -> PrimeAccount:  # noqa: F811
+def account(tmp_path: Path, web: Web) -> PrimeAccount:
     account = PrimeAccount(tmp_path / "cloud", HandClock())
     account.home = web.add(account)
     account.before = lambda: pass_time(account, 15)

@@ -14,7 +14,7 @@ import pytest
 from clouds.base import KEY, PUBLIC_KEY, Web, known
 from clouds.runpod import CREATE_FIELDS, PARAMETERS, RunPodCloud
 from clouds.specs import Spec
-from clouds_kit import SPECS, web  # noqa: F401
+from clouds_kit import SPECS
 from gpuwarden.core.models import InstanceState
 from real_clients import Client
 from rehearsal_kit import HandClock
@@ -31,7 +31,7 @@ def cloud(tmp_path: Path) -> RunPodCloud:
 
 
 @pytest.fixture
-def home(cloud: RunPodCloud, web: Web) -> str:  # noqa: F811
+def home(cloud: RunPodCloud, web: Web) -> str:
     return web.add(cloud)
 
 

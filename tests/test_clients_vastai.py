@@ -13,7 +13,7 @@ from clouds.base import KEY, PUBLIC_KEY, Web, known
 from clouds.specs import Spec
 from clouds.vastai import VastCloud
 from clouds.vastai_market import FILTERS
-from clouds_kit import SPECS, web  # noqa: F401
+from clouds_kit import SPECS
 from gpuwarden.core.models import InstanceState
 from real_clients import Client
 from rehearsal_kit import HandClock
@@ -30,7 +30,7 @@ KNOWN = {  # where the vendor's clients and the description differ; the clients 
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, web: Web) -> VastCloud:  # noqa: F811
+def cloud(tmp_path: Path, web: Web) -> VastCloud:
     cloud = VastCloud(tmp_path / "cloud", HandClock())
     cloud.window = None  # type: ignore[misc]
     cloud.home = web.add(cloud)

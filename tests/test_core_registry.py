@@ -30,7 +30,7 @@ from gpuwarden.profiles import load_profile
 from gpuwarden.providers.base import PROVIDERS, account_keys, load_provider
 from gpuwarden.rules.catalog import RULES, all_rules, rules_of
 from gpuwarden.rules.page import page_file, render_page
-from plugin_kit import Packages, packages  # noqa: F401
+from plugin_kit import Packages
 
 EVERY = (PROVIDERS, BACKENDS, FORMATS, LAYOUTS, RULES)
 
@@ -117,7 +117,7 @@ def test_every_plugin_of_ours_keeps_its_contract(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("group", SOUND)
-def test_an_installed_package_adds_a_plugin_and_a_listing_does_not_import_it(packages: Packages, group: str) -> None:  # noqa: F811
+def test_an_installed_package_adds_a_plugin_and_a_listing_does_not_import_it(packages: Packages, group: str) -> None:
     registry, name, source = SOUND[group]
     before = registry.names()
     packages.one(group, name, source)
@@ -128,7 +128,7 @@ def test_an_installed_package_adds_a_plugin_and_a_listing_does_not_import_it(pac
     assert row.ok and "someones-plugins 1.0" in row.found
 
 
-def test_an_added_provider_is_used_and_its_declarations_count(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
+def test_an_added_provider_is_used_and_its_declarations_count(packages: Packages, tmp_path: Path) -> None:
     packages.one("providers", "mycloud", PROVIDER)
     made = load_provider("mycloud", load_profile("vastai"), tmp_path, SystemClock())
     assert made.name == "mycloud"
@@ -136,14 +136,14 @@ def test_an_added_provider_is_used_and_its_declarations_count(packages: Packages
     assert table()["ends"]["mycloud"] == ("box kill",)
 
 
-def test_a_guard_is_not_installed_without_the_patterns_of_a_provider(packages: Packages) -> None:  # noqa: F811
+def test_a_guard_is_not_installed_without_the_patterns_of_a_provider(packages: Packages) -> None:
     packages.one("providers", "mycloud", "import nothing_like_it")
     with pytest.raises(NotSupported, match="the provider 'mycloud'"):
         table()
     assert "VAST_API_KEY" in account_keys()
 
 
-def test_an_added_format_examines_files(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
+def test_an_added_format_examines_files(packages: Packages, tmp_path: Path) -> None:
     packages.one("formats", "wlist", FORMAT, package="a")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "weights.wlist").write_bytes(b"WLST1")
@@ -152,14 +152,14 @@ def test_an_added_format_examines_files(packages: Packages, tmp_path: Path) -> N
     assert verify(tmp_path / "run" / "weights.wlist", Level.LOAD).verdict is Verdict.REFUTED
 
 
-def test_an_added_layout_judges_a_folder(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
+def test_an_added_layout_judges_a_folder(packages: Packages, tmp_path: Path) -> None:
     packages.one("layouts", "wlist_folder", LAYOUT)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "weights.wlist").write_bytes(b"WLST1")
     assert "has no index" in verify(tmp_path / "run", Level.LOAD).model_dump_json()
 
 
-def test_an_added_rule_guards_the_gate_and_is_not_on_our_page(packages: Packages) -> None:  # noqa: F811
+def test_an_added_rule_guards_the_gate_and_is_not_on_our_page(packages: Packages) -> None:
     packages.one("rules", "pf_acme_001_team_named", RULE)
     assert "PF-ACME-001" in {r.id for r in rules_of("submit")}
     assert render_page(in_calls) == page_file().read_text("utf-8")
@@ -168,7 +168,7 @@ def test_an_added_rule_guards_the_gate_and_is_not_on_our_page(packages: Packages
 @pytest.mark.parametrize(
     ("registry", "name"), [(PROVIDERS, "vastai"), (BACKENDS, "local"), (FORMATS, "safetensors"), (LAYOUTS, "dcp")]
 )
-def test_a_built_in_plugin_cannot_be_replaced(packages: Packages, registry: Registry, name: str) -> None:  # noqa: F811
+def test_a_built_in_plugin_cannot_be_replaced(packages: Packages, registry: Registry, name: str) -> None:
     ours = registry.load(name)
     packages.one(registry.group.partition(".")[2], name, "raise SystemExit('imported')")
     assert registry.load(name) is ours and registry.names() == registry.built_in()
@@ -176,7 +176,7 @@ def test_a_built_in_plugin_cannot_be_replaced(packages: Packages, registry: Regi
     assert "someones-plugins 1.0" in row.found and "built-in" in row.found
 
 
-def test_two_packages_with_one_name_are_both_refused(packages: Packages) -> None:  # noqa: F811
+def test_two_packages_with_one_name_are_both_refused(packages: Packages) -> None:
     packages.one("backends", "mine", BACKEND, package="a")
     packages.add("b", {"gpuwarden.backends": {"mine": "their_mine"}}, {})
     with pytest.raises(NotSupported, match=r"a 1\.0, b 1\.0"):
@@ -257,7 +257,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_plugin_is_named_with_its_package_its_file_and_its_fault(packages: Packages, case: str) -> None:  # noqa: F811
+def test_a_broken_plugin_is_named_with_its_package_its_file_and_its_fault(packages: Packages, case: str) -> None:
     group, name, source, fault = BROKEN[case]
     registry = SOUND[group][0]
     packages.one(group, name, source)
@@ -273,7 +273,7 @@ def test_a_broken_plugin_is_named_with_its_package_its_file_and_its_fault(packag
     assert name in registry.names() and [n for n, _ in registry.usable()] == registry.built_in()
 
 
-def test_what_a_plugin_makes_is_held_against_the_contract_too(packages: Packages) -> None:  # noqa: F811
+def test_what_a_plugin_makes_is_held_against_the_contract_too(packages: Packages) -> None:
     packages.one("backends", "mine", BACKEND.replace('name = "mine"', 'name = "other"; seals = "yes"'))
     with pytest.raises(NotSupported, match=r"Mine\.seals is 'yes'; it has to be a bool"):
         BACKENDS.make("mine", SystemClock())
@@ -282,7 +282,7 @@ def test_what_a_plugin_makes_is_held_against_the_contract_too(packages: Packages
         BACKENDS.make("mine2", SystemClock())
 
 
-def test_the_extra_that_brings_what_is_missing_is_named(packages: Packages) -> None:  # noqa: F811
+def test_the_extra_that_brings_what_is_missing_is_named(packages: Packages) -> None:
     points = {"gpuwarden.backends": {"slurp": "their_slurp", "slurp2": "their_slurp"}}
     packages.add("acme", points, {"their_slurp.py": "import a_scheduler"}, extras=("slurp",))
     with pytest.raises(NotSupported) as with_extra:
@@ -302,7 +302,7 @@ def test_a_plugin_that_nobody_has_is_not_found() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_rule_that_cannot_be_loaded_closes_both_gates(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_rule_that_cannot_be_loaded_closes_both_gates(packages: Packages, tmp_path: Path) -> None:
     packages.one("rules", "td_acme_001_x", "import nothing_like_it")
     facts = await gather(quick_warden(tmp_path / "home"), JobSpec(platform="local", command=("true",)))
     (found,) = [f for f in run_rules(rules_of("submit"), facts) if f.rule == "PF-PLUG-001"]
@@ -310,7 +310,7 @@ async def test_a_rule_that_cannot_be_loaded_closes_both_gates(packages: Packages
     assert len(all_rules()) == len(RULES.built_in())
 
 
-def test_a_broken_format_or_layout_never_reads_as_whole(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
+def test_a_broken_format_or_layout_never_reads_as_whole(packages: Packages, tmp_path: Path) -> None:
     (tmp_path / "weights.wlist").write_bytes(b"WLST1")
     packages.one("formats", "wlist", FORMAT.replace('"parsed"', "None"), package="a")
     report = verify(tmp_path / "weights.wlist", Level.LOAD)
@@ -333,7 +333,7 @@ def test_a_broken_format_or_layout_never_reads_as_whole(packages: Packages, tmp_
     ],
 )
 def test_a_layout_that_fails_at_its_work_is_a_doubt(
-    packages: Packages,  # noqa: F811
+    packages: Packages,
     tmp_path: Path,
     change: tuple[str, str],
 ) -> None:
@@ -345,14 +345,14 @@ def test_a_layout_that_fails_at_its_work_is_a_doubt(
 
 
 @pytest.mark.parametrize("work", ["return None", "raise struct.error('short')", "raise KeyError('w')"])
-def test_a_format_that_fails_at_its_work_is_a_doubt(packages: Packages, tmp_path: Path, work: str) -> None:  # noqa: F811
+def test_a_format_that_fails_at_its_work_is_a_doubt(packages: Packages, tmp_path: Path, work: str) -> None:
     source = "import struct\n" + FORMAT.partition("def read")[0] + f"def read(source, limits):\n    {work}\n"
     packages.one("formats", "wlist", source)
     (tmp_path / "weights.wlist").write_bytes(b"WLST1")
     assert verify(tmp_path / "weights.wlist", Level.LOAD).verdict is Verdict.UNKNOWN
 
 
-def test_the_archive_takes_no_plugin_of_the_machine(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
+def test_the_archive_takes_no_plugin_of_the_machine(packages: Packages, tmp_path: Path) -> None:
     packages.one("formats", "wlist", "raise SystemExit('code of the machine was run')")
     (tmp_path / "a.wlist").write_bytes(b"WLST1")
     (tmp_path / "a.pyz").write_bytes(archive.build())

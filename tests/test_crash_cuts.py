@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from conftest import amount
-from cutting import CuttingProxy, proxy_fixture  # noqa: F401
+from crash_kit import SEED, Driver, Life, Tally
+from cutting import CuttingProxy
 from gpuwarden.core.models import JobSpec
 from lifecycle_kit import PLATFORM
-from sshd import Sshd, sshd_fixture  # noqa: F401
-from test_crash import SEED, Driver, Life, Tally
+from real_parts import amount
+from sshd import Sshd
 
 SIZES = {"model": 400_000, **{f"part-{n}": 2_000 + n for n in range(30)}}
 """The files of a job by the number of their values: one that is cut in itself, and a bundle."""

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from crash_driver import PlainClock
+from crash_kit import MODEL, SEED, Driver, Life, Tally, digests
 from gpuwarden.core.states import Job
 from gpuwarden.ledger.store import Ledger
 from lifecycle_kit import launches, moves_along_the_tables, open_house, training
 from postgres_kit import kept_ledger
-from slurm_kit import Cluster, cluster_fixture, own_profiles  # noqa: F401
-from test_crash import MODEL, SEED, Driver, Life, Tally, digests
+from slurm_kit import Cluster, own_profiles
 
 pytestmark = [pytest.mark.prove, pytest.mark.real]
 

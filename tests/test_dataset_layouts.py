@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from dataset_layouts import SEEN, UNSEEN, Layout
 from gpuwarden.scripts.row_layouts import fit
 from gpuwarden.scripts.shipped_trainers import trainer, trainer_file
+from real_parts import need
 
 ALL = [*SEEN, *UNSEEN]
 TEXTS = [a for a in ALL if a.method not in {"image_classification", "object_detection"}]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from contract_backend import EngineContract, ended, until
 from dstack_kit import PLACE, TOKEN, DstackEngine, RealDstack, recorded
 from gpuwarden.backends._dstack_api import Run
@@ -26,6 +25,7 @@ from gpuwarden.core.models import InstanceState, Known, Place, Resources, StopRe
 from gpuwarden.core.states import Job
 from gpuwarden.profiles import load_profile
 from gpuwarden.providers.dstack import DstackProvider
+from real_parts import need
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("dstack")]
 DSTACK = Path(os.environ.get("GPUWARDEN_DSTACK") or "/nowhere/dstack")

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import amount
 from gpuwarden.checkpoints.load import run_child
 from gpuwarden.core.hardware import GPUS
 from gpuwarden.interfaces.cli.main import run as command
@@ -25,6 +24,7 @@ from gpuwarden.scripts.estimate.replay import Peak, Segment, Trace, deepened
 from gpuwarden.scripts.estimate.setup import Run
 from gpuwarden.scripts.estimate.shape import shape_of
 from gpuwarden.scripts.estimate.traced import CHILD, MEMORY, NotTraced, Traced, ends, tasks_of, trace, unproven
+from real_parts import amount
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4,

@@ -28,7 +28,7 @@ from evals.reports.evidence import (
 from evals.scoring.cases import load_cases
 from evals.scoring.verdict import Verdict
 
-from conftest import REQUIRE_REAL
+from real_parts import REQUIRE_REAL
 
 CASES = load_cases()
 WORLDS = load_worlds(CASES)

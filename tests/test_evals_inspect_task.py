@@ -15,7 +15,7 @@ from evals.transcripts.load_inspect import claims
 from evals.transcripts.loaders import read
 from evals.transcripts.source import Source
 
-from conftest import need
+from real_parts import need
 
 pytestmark = pytest.mark.prove
 RUN = """

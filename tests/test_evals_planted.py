@@ -15,7 +15,7 @@ from evals.scoring import checks
 from evals.scoring.cases import load_cases
 from evals.selftest.run import selftest
 
-from conftest import amount
+from real_parts import amount
 
 FOLDER = Path(checks.__file__).parent
 CASES = load_cases()

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from failing_jobs import Jobs, jobs_here, script, told
 from gpuwarden.remote import launch
 from real_limits import MKNOD_WAYS, in_namespace, memory_group, mounted
+from real_parts import need
 
 pytestmark = [
     pytest.mark.anyio,

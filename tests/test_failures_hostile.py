@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import amount
 from counting import lines_run
 from failing_jobs import Jobs, jobs_here, script, told
 from gpuwarden.interfaces.results.check import diagnosis_reply
@@ -16,7 +15,8 @@ from gpuwarden.knowledge import Seen, Sign, diagnose, shipped
 from gpuwarden.lifecycle.artifacts.local_copies import read_piece
 from gpuwarden.lifecycle.monitoring.diagnose import TAIL, tail_of
 from gpuwarden.lifecycle.records import read_job
-from test_knowledge_signatures import PAIRS, hostile_lines
+from hostile_lines import PAIRS, hostile_lines
+from real_parts import amount
 
 pytestmark = pytest.mark.anyio
 ERROR = "RuntimeError: DataLoader worker (pid 3) is killed by signal: Bus error."

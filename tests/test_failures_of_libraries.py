@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from corpus.failures.record import command_of
 from failing_jobs import Jobs, jobs_here, told
 from gpuwarden.knowledge import shipped
 from gpuwarden.knowledge.signatures import compiled_signature
 from real_limits import in_namespace, memory_group
+from real_parts import need
 
 pytestmark = [
     pytest.mark.anyio,

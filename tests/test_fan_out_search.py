@@ -8,11 +8,11 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from conftest import need
 from gpuwarden.core.errors import NotSupported
 from gpuwarden.core.fan_out import Roster, Search
 from gpuwarden.core.models import Cell, JobSpec
 from gpuwarden.lifecycle.fan_out.search import chosen
+from real_parts import need
 
 BASE = JobSpec(name="tune", platform="local", script="pass", outputs=("out",), timeout_s=60)
 

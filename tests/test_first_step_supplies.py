@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from conftest import need
 from doors import quick_warden
 from first_step_kit import SCRIPTS, config_of, tokenizer_files
 from gpuwarden.core.models import JobSpec
@@ -32,6 +31,7 @@ from gpuwarden.remote.sandbox.words import Kind
 from gpuwarden.scripts.hub_references import RepoUse
 from gpuwarden.scripts.script import read_script
 from hubserver import STRANGER, config, hub_server
+from real_parts import need
 
 pytestmark = pytest.mark.anyio
 ROW = {"question": "2 + 3?", "answer": "5", "level": 1}

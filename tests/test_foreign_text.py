@@ -45,7 +45,7 @@ from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from hubserver import hub_server
 from lifecycle_kit import PLATFORM, launch, open_house, rent_cloud, training
 from pretend_machines import PretendBackend, Processes
-from test_cli_approve import Typed
+from terminal import Typed
 
 pytestmark = pytest.mark.anyio
 DANGER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")

@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,14 @@ import anyio
 import httpx2
 import pytest
 
+from approving_kit import FROM_PAGE, asked, authenticator, entered, shown_digest
+from browser_kit import CHROMIUM, opened
 from cli_kit import Life
-from conftest import need
 from doors import at_terminal, gpuwarden, quick_warden
 from gpuwarden.core.errors import Conflict, NotFound, Refused
 from gpuwarden.core.policy import Approval, hash_pin
 from gpuwarden.interfaces.cli.approval import Terminal, grant_spending, open_spending
 from gpuwarden.interfaces.cli.page_code import show_code
-from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.ledger.events import (
     ApprovalCodeMade,
@@ -37,36 +35,18 @@ from gpuwarden.lifecycle.ending.approval_codes import TRIES
 from gpuwarden.lifecycle.ending.passkeys import allow, allowed, passkeys, register, remove
 from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.records import read_teardown
-from http_kit import BASE, bearer, client, serving
+from http_kit import bearer, client, serving
 from page_kit import EVIL, World, busy_world
-from test_cli_approve import Typed
-from test_http_pages_browser import CHROMIUM, Window, opened
+from real_parts import need
+from terminal import Typed
 
 pytestmark = pytest.mark.anyio
-FROM_PAGE = {"origin": BASE, "sec-fetch-site": "same-origin"}
 REGISTERED = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localhost")
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> World:
     return busy_world(tmp_path / "home")
-
-
-@asynccontextmanager
-async def entered(ctx: Context) -> AsyncIterator[tuple[Serving, httpx2.AsyncClient]]:
-    """A browser session, with the headers of a request from the page itself."""
-    async with serving(ctx) as parts, client(parts, FROM_PAGE) as http:
-        assert (await http.get(f"/enter?link={parts.tokens.create_link()}")).status_code == 200
-        yield parts, http
-
-
-async def asked(http: httpx2.AsyncClient, ticket: str, digest: str) -> httpx2.Response:
-    return await http.post(f"/approve/{ticket}/challenge.json", json={"digest": digest})
-
-
-async def shown_digest(http: httpx2.AsyncClient, ticket: str) -> str:
-    """Return the digest that the page of a question has; empty where nothing can be approved there."""
-    return "".join(re.findall(r'data-digest="([^"]*)"', (await http.get(f"/approve/{ticket}")).text))
 
 
 # -------------------------------------------------------------------------------------------------- who may ask
@@ -383,18 +363,6 @@ async def test_without_a_terminal_no_code_is_shown(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------- a whole life, in a real browser
-
-
-async def authenticator(window: Window, *, verified: bool = True) -> Any:
-    """Give a window a virtual authenticator."""
-    cdp = await window.page.context.new_cdp_session(window.page)
-    await cdp.send("WebAuthn.enable")
-    options = {
-        "protocol": "ctap2", "transport": "internal", "hasResidentKey": True, "hasUserVerification": True,
-        "isUserVerified": verified, "automaticPresenceSimulation": True,
-    }  # fmt: skip
-    made = await cdp.send("WebAuthn.addVirtualAuthenticator", {"options": options})
-    return cdp, made["authenticatorId"]
 
 
 @pytest.mark.prove

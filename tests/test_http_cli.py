@@ -17,9 +17,8 @@ from gpuwarden.core.errors import Refused
 from gpuwarden.core.policy import hash_pin
 from gpuwarden.interfaces.cli.tokens import create_token
 from gpuwarden.interfaces.http.tokens import TokenStore
-from test_cli_approve import Typed
-
-SECRET = re.compile(r"gwt_[A-Za-z0-9_-]{43}")
+from http_kit import SECRET
+from terminal import Typed
 
 
 @pytest.fixture

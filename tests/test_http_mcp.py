@@ -10,13 +10,12 @@ import anyio
 import httpx2
 import pytest
 from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
 
 from doors import quick_warden
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.lifecycle.context import Context
-from http_kit import JSON, MODERN, bearer, envelope, listening
-from test_serve_mcp import ERAS, TOOLS, Person, Talk, metering, says
+from http_kit import JSON, MODERN, bearer, envelope, listening, transport
+from talk_kit import ERAS, TOOLS, Person, Talk, metering, says
 
 pytestmark = pytest.mark.anyio
 
@@ -25,10 +24,6 @@ pytestmark = pytest.mark.anyio
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.chdir(tmp_path)
     return quick_warden(tmp_path / "home")
-
-
-def transport(parts: Serving, http: httpx2.AsyncClient) -> object:
-    return streamable_http_client(f"{parts.settings.local_url}/mcp", http_client=http)
 
 
 @pytest.mark.prove

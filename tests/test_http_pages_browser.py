@@ -5,158 +5,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import need
+from browser_kit import audited, opened, until
 from counting import counted_lines
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.http.pages import following
-from gpuwarden.interfaces.http.running import Server, listen
-from gpuwarden.interfaces.http.serving import Serving, Settings
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.events import PasskeyRegistered
 from gpuwarden.lifecycle.ending.passkeys import allow, allowed, register
 from gpuwarden.metrics.points import PostedPoints, Row
 from gpuwarden.metrics.store import Batch, MetricStore
-from page_kit import EVIL, HOUR, World, busy_world, hostile_world, open_world
-from waiting import soon
+from page_kit import EVIL, HOUR, busy_world, hostile_world, open_world
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Frame, Page, Response
+    from playwright.async_api import Page, Response
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("chromium")]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = (
-    "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-)  # fmt: skip
 LOOKS = [("light", 1200), ("dark", 360)]
 OTHER_LOOKS = [pytest.param(look, marks=pytest.mark.prove) for look in (("dark", 1200), ("light", 360))]
 PATHS = (
     "/", "/jobs", "/jobs/jlive?with=jtwin", "/jobs/jfail", "/money", "/platforms", "/knowledge?q=out+of+memory",
     "/approve/r7mixt", "/passkeys",
 )  # fmt: skip
-
-
-class Served:
-    """A server over a world, on one port, which can be killed and started again."""
-
-    def __init__(self, world: World) -> None:
-        self.world, self.port = world, 0
-
-    async def start(self) -> None:
-        """Listen on the same port as before."""
-        self.listener = listen("127.0.0.1", self.port)
-        self.port = self.listener.getsockname()[1]
-        self.parts = Serving.over(self.world.ctx, Settings(port=self.port))
-        self.running = Server(self.parts)
-        self.task = asyncio.create_task(self.running.serve(sockets=[self.listener]))
-
-    async def stop(self, *, killed: bool = False) -> None:
-        """End the server; one that is killed drops its connections where they are."""
-        for connection in list(self.running.server_state.connections) if killed else ():
-            connection.transport.abort()
-        self.running.should_exit = True
-        await self.task
-        self.listener.close()
-
-    async def holds(self, streams: int) -> None:
-        """Wait until so many streams of pages are open."""
-
-        def held() -> int:
-            return sum(answer._scope["path"].endswith(".events") for answer in self.parts.streams.values())
-
-        await soon(lambda: held() == streams)
-
-
-class Window:
-    """A browser window that has entered by a one-time link, and all that went wrong in it."""
-
-    server: Served
-    """The server of this process that it is a window on."""
-
-    def __init__(self, page: Page, base: str) -> None:
-        self.page, self.base = page, base
-        self.wrong: list[str] = []
-        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
-        page.on(
-            "console", lambda said: said.type in {"error", "warning"} and self.wrong.append(f"console: {said.text}")
-        )
-        page.on("request", lambda one: one.url.startswith((base, "data:")) or self.wrong.append(f"left: {one.url}"))
-
-    async def go(self, path: str) -> None:
-        """Open a page and let it be brought up to date twice."""
-        await self.page.goto(self.base + path)
-        await self.settle()
-
-    async def settle(self, times: int = 1) -> None:
-        """Wait for so many views to come and be applied."""
-        await self.page.evaluate(
-            """(times) => document.body.dataset.live ? new Promise((done) => {
-                const count = () => { if (--times <= 0) requestAnimationFrame(() => setTimeout(done)); };
-                document.addEventListener("view", count);
-            }) : null""",
-            times,
-        )
-
-
-@asynccontextmanager
-async def browsing(
-    look: tuple[str, int] = ("light", 1200), flags: tuple[str, ...] = (), **more: Any
-) -> AsyncIterator[Page]:
-    """Open an empty page of a headless Chromium with further flags; `more` are options of its browser context."""
-    need("chromium", CHROMIUM is not None)
-    playwright_api = pytest.importorskip("playwright.async_api")
-    async with playwright_api.async_playwright() as playwright:
-        browser: Browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *flags])
-        try:
-            options = {"viewport": {"width": look[1], "height": 800}, "color_scheme": look[0], **more}
-            yield await (await browser.new_context(**options)).new_page()
-        finally:
-            await browser.close()
-
-
-@asynccontextmanager
-async def opened(world: World, look: tuple[str, int] = ("light", 1200)) -> AsyncIterator[Window]:
-    """Serve a world on a port of this machine and open a window on it."""
-    need("chromium", CHROMIUM is not None)
-    served = Served(world)
-    await served.start()
-    try:
-        async with browsing(look, permissions=["clipboard-write"]) as page:
-            window = Window(page, served.parts.settings.local_url)
-            window.server = served
-            entered = await page.goto(f"{window.base}/enter?link={served.parts.tokens.create_link()}")
-            assert entered is not None and entered.ok
-            await page.wait_for_url(f"{window.base}/")
-            yield window
-    finally:
-        await served.stop()
-
-
-async def until(page: Page, condition: str) -> None:
-    """Wait for a condition. The browser's own waiting evaluates a text, which the page's policy refuses."""
-    await soon(lambda: page.evaluate(condition), every=0.05)
-
-
-async def audited(page: Page | Frame) -> list[str]:
-    """Return what axe-core calls serious or critical on a page."""
-    file = os.environ.get("GPUWARDEN_AXE", "")
-    need("axe-core (GPUWARDEN_AXE)", bool(file))
-    await page.evaluate(Path(file).read_text() + ";0")
-    found = await page.evaluate("axe.run()")
-    bad = [v for v in found["violations"] if v["impact"] in {"serious", "critical"}]
-    return [f"{v['id']}: {node['html'][:200]} {node['failureSummary']}" for v in bad for node in v["nodes"]]
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from conftest import need
+from approving_kit import authenticator
+from browser_kit import Window, browsing
 from doors import answer, gpuwarden, quick_warden
 from gpuwarden.ledger.events import ApprovalGranted, PasskeyRegistered, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.passkeys import allow, allowed, register
 from load_kit import served
-from test_http_approving import authenticator
-from test_http_pages_browser import Window, browsing
+from real_parts import need
 from waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("caddy")]

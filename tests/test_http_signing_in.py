@@ -18,7 +18,6 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 
-from conftest import need
 from fakes import FakeClock
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import NotSupported
@@ -30,6 +29,7 @@ from gpuwarden.lifecycle.context import Context
 from http_kit import BASE, client, serving
 from lifecycle_kit import clock_of_today
 from page_kit import busy_world, open_world
+from real_parts import need
 from waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real("OpenID Connect provider")]

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from fakes import FakeClock
 from gpuwarden.rehearsal.hub.access import HubError
 from gpuwarden.rehearsal.hub.schedules import next_time
@@ -29,6 +28,7 @@ from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
 from hubserver import READER, hub_server
+from real_parts import need
 
 Run = Callable[..., str]
 PYTHON = sys.executable

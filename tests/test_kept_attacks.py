@@ -12,7 +12,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conftest import amount
 from fakes import FakeClock
 from gpuwarden.core.errors import AuthFailed, Conflict, WardenError
 from gpuwarden.core.next_step import Copy
@@ -29,17 +28,12 @@ from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.providers.rehearsal import RehearsalProvider
-from lifecycle_kit import prove, records, story
-from pretend_machines import remembered
-from test_kept_pull import FILES, KEEP, Kit, landed
-from test_kept_pull import kit as kit
-from test_kept_pull import ordered as ordered
-from test_lifecycle_properties import Died, Fuse, Mortal, MortalLedger
-from test_next_step import weights
-from test_remote_disasters import disk as disk
-from test_standing_orders import Processes
-from test_standing_orders import processes as processes
-from test_standing_orders_faults import fill
+from kept_kit import FILES, KEEP, Kit, landed
+from lifecycle_kit import prove, records, story, weights
+from mortal_kit import Died, Fuse, Mortal, MortalLedger
+from pretend_machines import Processes, remembered
+from real_parts import amount
+from small_disk import fill
 
 pytestmark = pytest.mark.anyio
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from fakes import FakeClock
@@ -22,14 +21,12 @@ from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Ending
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Teardown
-from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
+from gpuwarden.core.store_address import MANIFEST, StoredFile
 from gpuwarden.interfaces import results
 from gpuwarden.ledger.events import ArtifactsPulled, ResumeIntent
-from gpuwarden.lifecycle.artifacts import kept_list
 from gpuwarden.lifecycle.artifacts.kept_list import read_kept, unsettled
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state, last_pull
-from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
-from gpuwarden.lifecycle.artifacts.seal_keys import job_key
+from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending import parking
@@ -40,145 +37,17 @@ from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.rehearsal.cloud import Cloud
-from gpuwarden.remote.runner.keep_report import keep_key, sign_kept
+from kept_kit import FILES, KEEP, MODEL, Kit, landed
 from lifecycle_kit import WEALTHY, launch, open_house, promises, prove, records, rent_cloud, training
-from store_kit import BUCKET, S3Server, s3_server
-from test_kept_store import SAVE
-from test_parking import Parked
-from test_relaunch import Allowed, Resuming
-from test_standing_orders import Processes
-from test_standing_orders import processes as processes
+from pretend_machines import Processes
+from relaunch_kit import Allowed, Resuming
+from store_kit import SAVE, S3Server, s3_server
 from waiting import soon
 
 pytestmark = pytest.mark.anyio
-KEEP = f"s3://{BUCKET}/team"
-MODEL = "out/checkpoint-10/model.safetensors"
 
 
 # ---------------------------------------------------------------------------------------- a store in the hand
-
-FILES = {MODEL: b"weights " * 40_000, "out/log.txt": b"done", "out/empty": b""}
-
-
-class Shelf:
-    """A kept store whose content and faults a test decides."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.sizes: dict[str, int] = {}
-        self.denied = self.silent = False
-        self.cut_at: int | None = None
-        self.cuts = 0
-        self.reads: list[tuple[str, int]] = []
-
-    def ask(self) -> None:
-        if self.silent:
-            raise Unreachable("the store is silent", "Try again.")
-
-    async def reach(self) -> None:
-        self.ask()
-
-    async def manifest(self, key: str) -> bytes | None:
-        self.ask()
-        return self.objects.get(key)
-
-    async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        self.ask()
-        assert not any(".." in key for key in keys), "no name outside of the job is ever asked for"
-        return {
-            key: StoredFile(self.sizes.get(key, len(self.objects[key])), sha256(self.objects[key]).hexdigest())
-            for key in keys
-            if key in self.objects
-        }
-
-    async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
-        self.reads.append((key, offset))
-        data = self.objects[key]
-        for at in range(offset, len(data), 50_000):
-            if self.cut_at is not None and at >= self.cut_at and self.cuts > 0:
-                self.cuts -= 1
-                raise Unreachable("the line is cut", "Try again.")
-            yield data[at : at + 50_000]
-            await anyio.lowlevel.checkpoint()
-
-
-class Kit(Parked):
-    """A house whose jobs have a kept store in the hand."""
-
-    def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str = "ask") -> None:
-        super().__init__(home, processes, order)
-        self.equip(monkeypatch)
-
-    def equip(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.shelf = Shelf()
-        self.ctx.env = {"GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID": "a", "GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY": "b" * 9}
-        monkeypatch.setattr(kept_list, "open_store", lambda ctx, address: self.shelf)
-        monkeypatch.setattr("gpuwarden.lifecycle.artifacts.kept_store.open_store", lambda ctx, address: self.shelf)
-
-    def key(self, job: str, path: str) -> str:
-        return StoreAddress.parse(KEEP).key(job, path)
-
-    def keeps(
-        self, job: str, files: dict[str, bytes] = FILES, *, end: bool = True, signed: bool = True, **said: Any
-    ) -> dict[str, Any]:
-        """Put files and a list into the store, as a runner does."""
-        rows = []
-        for number, (path, data) in enumerate(sorted(files.items()), 1):
-            self.shelf.objects[self.key(job, path)] = data
-            times = {"mtime_ns": number * 10**9, "ctime_ns": number * 10**9}
-            rows.append({"path": path, "size": len(data), "sha256": sha256(data).hexdigest(), **times})
-        body: dict[str, Any] = {"schema": 1, "job": job, "taken_at": 1e9, "final": end, "files": rows}
-        if end:
-            status = {"state": "succeeded", "attempt": 1, "exit_code": 0, "reason": "exited", "why": ""}
-            body["end"] = {
-                "outputs": ["out"],
-                "status": status,
-                "disclosed": {"processes": [], "files": [], "complete": True},
-                "look": "1",
-            }
-            body["end"] |= said.pop("ended", {})
-        body |= said
-        self.lists(job, body, signed=signed)
-        return body
-
-    def lists(self, job: str, body: dict[str, Any], *, signed: bool = True) -> None:
-        body = (
-            sign_kept({k: v for k, v in body.items() if k != "mac"}, keep_key(job_key(self.ctx, job)))
-            if signed
-            else body
-        )
-        self.shelf.objects[self.key(job, MANIFEST)] = json.dumps(body).encode()
-
-    async def night(self, **changes: object) -> str:
-        """A job that saved, ended and parked its machine while nobody looked."""
-        return await self.asleep(keep=KEEP, **changes)
-
-    async def taken(self) -> None:
-        """Take the machine away for good, and look until that is believed."""
-        for machine in self.cloud.truths():
-            self.cloud.terminate(machine)
-        for _ in range(4):
-            await self.round(60)
-
-    async def off(self) -> str:
-        job = await self.night()
-        for _ in range(3):
-            await self.round()
-        return job
-
-
-@pytest.fixture
-def kit(tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> Kit:
-    return Kit(tmp_path / "home", processes, monkeypatch)
-
-
-@pytest.fixture
-def ordered(tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> Kit:
-    return Kit(tmp_path / "home", processes, monkeypatch, "terminate")
-
-
-def landed(done: PullResult) -> dict[str, bytes]:
-    return {f.path: Path(f.local).read_bytes() for f in done.received.files}
 
 
 async def test_a_parked_machine_stays_off_where_the_store_has_the_last_word(kit: Kit) -> None:

@@ -19,7 +19,6 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.sealing import parts as sealed_parts
 from gpuwarden.core.credentials import without_login
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
@@ -35,23 +34,12 @@ from gpuwarden.remote.runner.keep_clients import Changed
 from gpuwarden.remote.runner.keep_report import keep_mac
 from gpuwarden.remote.runner.redact import Redactor
 from gpuwarden.remote.s3_store import S3Reader
+from real_parts import need
 from runner_kit import call
-from store_kit import ADMIN, BUCKET, READER, WRITER, S3Server, s3_server
+from store_kit import ADMIN, BUCKET, READER, SAVE, WRITER, S3Server, s3_server
 from waiting import eventually
 
 KEY = "5e" * 32
-SAVE = """
-import json, os, struct, sys, time
-def save(step, floats=4096):
-    draft, final = f"out/tmp-checkpoint-{step}", f"out/checkpoint-{step}"
-    os.makedirs(draft)
-    head = json.dumps({"w": {"dtype": "F32", "shape": [floats], "data_offsets": [0, 4 * floats]}}).encode()
-    head += b" " * (-len(head) % 8)
-    with open(draft + "/model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(head)) + head + struct.pack("<f", 0.5) * floats)
-    json.dump({"global_step": step}, open(draft + "/trainer_state.json", "w"))
-    os.rename(draft, final)
-"""
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import string
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from counting import lines_run
 from gpuwarden.knowledge import diagnose, shipped
 from gpuwarden.knowledge.log_lines import MAX_LINE, MAX_LOG
 from gpuwarden.knowledge.signatures import compiled_signature, complaint, literal_of
+from hostile_lines import PAIRS, hostile_lines
 
 HEALTHY = sorted((Path(__file__).parent / "corpus" / "logs" / "healthy").glob("*.log"))
-PAIRS = [(g, s) for g in shipped().gotchas.values() for s in g.signatures]
 EXAMPLES = [(g.id, line) for g in shipped().gotchas.values() for line in g.examples]
 
 
@@ -51,15 +50,6 @@ def test_every_match_contains_the_literal(gotcha: object, signature: str) -> Non
     matched = [line for line in gotcha.examples if regex.search(line)]  # type: ignore[attr-defined]
     assert matched
     assert all(literal_of(signature) in m.group().lower() for m in map(regex.search, matched) if m)
-
-
-def hostile_lines(signature: str, length: int = MAX_LINE) -> list[str]:
-    """Lines of the greatest length or another one, made to send a matcher into every blind alley."""
-    literal = next(iter(re.findall(r"[A-Za-z ]{3,}", signature)), "x")
-    pieces = ["a", " ", "0", "/", "'", literal, f"{literal} ", f"{literal}0", string.printable.replace("\n", "")]
-    rng = random.Random(signature)
-    mixed = "".join(rng.choice([*pieces, ".", "(", "[", ":", "=", "%"]) for _ in range(length))
-    return [(piece * length)[:length] for piece in pieces] + [mixed[:length]]
 
 
 def test_every_signature_ends_on_hostile_lines_beyond_the_greatest_length() -> None:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -24,58 +23,11 @@ from gpuwarden.lifecycle.monitoring.overview import job_page
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job
-from postgres_kit import Homes
+from grown_ledger import Grown, steps
 
 FEW, MANY = 40, 400
 BLOCKED_SHARE = 1 / 100
 """The most of the lines of a round over 152 jobs that run in a row: less than two jobs need."""
-
-
-def steps(house: House, work: Callable[[], object]) -> int:
-    """How much a database has to do for some work, in figures that depend neither on the machine nor on its load.
-
-    Of SQLite the instructions of its virtual machine, of PostgreSQL the rows that it went over.
-    """
-    house.ledger._known.clear()
-    db: Any = house.ledger._db
-    if house.server and house.server.host:
-        # Planned for the table as it is now, as autovacuum sees to; what is counted is not flushed in a transaction.
-        db.connection.execute("ANALYZE")
-        sql = "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables"
-        with house.ledger.transaction():
-            before = db.rows(sql)[0][0] or 0
-            work()
-            return int(db.rows(sql)[0][0] - before)
-    count = 0
-
-    def one() -> int:
-        nonlocal count
-        count += 1
-        return 0
-
-    db.connection.set_progress_handler(one, 1)
-    try:
-        work()
-    finally:
-        db.connection.set_progress_handler(None, 1)
-    return count
-
-
-@pytest.fixture
-def grown(homes: Homes) -> Callable[[Path, str, int], House]:
-    """Make houses where so many jobs have ended, all of them longer than a day ago."""
-
-    def grow(folder: Path, platform: str, jobs: int) -> House:
-        house = House(folder, platform, homes.address(folder))
-        homes.opened.append(house.ledger)
-        house.grow(jobs)
-        house.clock.time += 86_400
-        return house
-
-    return grow
-
-
-Grown = Callable[[Path, str, int], House]
 
 
 @pytest.mark.prove

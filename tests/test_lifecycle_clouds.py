@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clouds.base import KEY, Fault
-from clouds_house import RICH, TRAIN, VASTAI, House, bring_home, every_platform, house, take_down, web  # noqa: F401
+from clouds_house import RICH, TRAIN, VASTAI, House, bring_home, every_platform, take_down
 from gpuwarden.core.errors import Conflict, Refused, WardenError
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.policy import Policy
@@ -40,13 +40,13 @@ def save(step):"""
 
 
 @every_platform
-async def test_a_new_installation_sees_what_the_account_has(house: House) -> None:
+async def test_a_new_installation_sees_what_the_account_has(cloud_house: House) -> None:
     """A machine that somebody else forgot bills, whether or not this ledger has used the platform."""
-    await house.launch(house.spec())
-    fresh = open_house(house.home / "elsewhere", house.clock, policy=RICH)
+    await cloud_house.launch(cloud_house.spec())
+    fresh = open_house(cloud_house.home / "elsewhere", cloud_house.clock, policy=RICH)
     assert (await list_instances(fresh)).rows == ()
-    fresh.env = {house.platform.api.key_variable: KEY}
-    house.clock.time += 60  # lists lag
+    fresh.env = {cloud_house.platform.api.key_variable: KEY}
+    cloud_house.clock.time += 60  # lists lag
     [row] = (await list_instances(fresh)).rows
     assert not row.ours and row.instance_id and row.billing is not False
     fresh.policy = Policy(platforms=("local",))
@@ -56,52 +56,52 @@ async def test_a_new_installation_sees_what_the_account_has(house: House) -> Non
 
 @pytest.mark.prove
 @every_platform
-async def test_the_whole_life_of_a_job(house: House) -> None:
+async def test_the_whole_life_of_a_job(cloud_house: House) -> None:
     """The reply to the create is lost, the machine is taken in the middle of the run, the reply to the end is lost."""
-    platform = house.platform
-    house.account.faults = [Fault("lost_reply", platform.creates), Fault("lost_reply", platform.ends)]
-    job = await house.launch(house.spec("wait", interruptible=platform.spot))
-    assert read_job(house.ctx.ledger, job).state is Job.PROVISIONING
-    await house.reopens()
+    platform = cloud_house.platform
+    cloud_house.account.faults = [Fault("lost_reply", platform.creates), Fault("lost_reply", platform.ends)]
+    job = await cloud_house.launch(cloud_house.spec("wait", interruptible=platform.spot))
+    assert read_job(cloud_house.ctx.ledger, job).state is Job.PROVISIONING
+    await cloud_house.reopens()
 
-    seen = await house.running(job)
-    assert len(house.account.own) == 1, "the create whose reply was lost was adopted, not repeated"
-    assert seen.lease is not None and house.ctx.ledger.last(seen.lease.subject, "lease.adopted")
-    trusted = house.ctx.ledger.last(seen.lease.subject, "host.trusted")
-    key = (house.machines.folder / house.machine() / "hostkey.pub").read_text()
+    seen = await cloud_house.running(job)
+    assert len(cloud_house.account.own) == 1, "the create whose reply was lost was adopted, not repeated"
+    assert seen.lease is not None and cloud_house.ctx.ledger.last(seen.lease.subject, "lease.adopted")
+    trusted = cloud_house.ctx.ledger.last(seen.lease.subject, "host.trusted")
+    key = (cloud_house.machines.folder / cloud_house.machine() / "hostkey.pub").read_text()
     assert trusted and "first use" in trusted.body["why"] and trusted.body["fingerprint"] == fingerprint(key)
     meter = check_reply(seen).meter
     assert meter and meter.host_key == fingerprint(key)
 
-    await house.reached(job, 3)
-    house.take()
-    job = await TAKEN[platform.taken](house, job)
+    await cloud_house.reached(job, 3)
+    cloud_house.take()
+    job = await TAKEN[platform.taken](cloud_house, job)
 
-    seen = await house.ended(job)
-    assert seen.job.state is Job.SUCCEEDED, (seen, house.story())
+    seen = await cloud_house.ended(job)
+    assert seen.job.state is Job.SUCCEEDED, (seen, cloud_house.story())
     begun = 0 if platform.taken == "gone" else 3
     assert seen.log and f"begins at step {begun}" in seen.log.text
-    assert seen.lease and seen.lease.state in LIVE_LEASES and house.billing() == [house.machine()]
-    assert len(house.ctx.ledger.events(f"lease/{seen.lease.id}", kind="host.checked")) == 1
+    assert seen.lease and seen.lease.state in LIVE_LEASES and cloud_house.billing() == [cloud_house.machine()]
+    assert len(cloud_house.ctx.ledger.events(f"lease/{seen.lease.id}", kind="host.checked")) == 1
 
-    blocked = await request(house.ctx, job, "terminate")
+    blocked = await request(cloud_house.ctx, job, "terminate")
     assert blocked.record.state is Teardown.BLOCKED and "TD-COPY-001" in {f.rule for f in blocked.findings}
     with pytest.raises(Refused):
-        await approve(house.ctx, blocked.record.id, str(blocked.record.digest), channel="terminal", by="test")
+        await approve(cloud_house.ctx, blocked.record.id, str(blocked.record.digest), channel="terminal", by="test")
 
-    await house.reopens()
-    pulled = await bring_home(house, job)
-    assert house.billing() == [house.machine()]
-    nobody_else_has_the_key(house, job, pulled.dest)
+    await cloud_house.reopens()
+    pulled = await bring_home(cloud_house, job)
+    assert cloud_house.billing() == [cloud_house.machine()]
+    nobody_else_has_the_key(cloud_house, job, pulled.dest)
 
-    await take_down(house, job)
-    assert house.billing() == []
-    after = await check(house.ctx, job)
+    await take_down(cloud_house, job)
+    assert cloud_house.billing() == []
+    after = await check(cloud_house.ctx, job)
     assert after.log and after.log.text == seen.log.text and "as it was pulled" in after.note
-    assert [f.count for f in house.account.faults] == [0, 0], "both replies were lost"
-    lease = read_lease(house.ctx.ledger, f"{job}-i1")
-    assert lease.state is Lease.STOPPED and lease_ids(house.ctx.ledger, *LIVE_LEASES) == []
-    assert not [row for row in (await list_instances(house.ctx)).rows if row.billing is not False]
+    assert [f.count for f in cloud_house.account.faults] == [0, 0], "both replies were lost"
+    lease = read_lease(cloud_house.ctx.ledger, f"{job}-i1")
+    assert lease.state is Lease.STOPPED and lease_ids(cloud_house.ctx.ledger, *LIVE_LEASES) == []
+    assert not [row for row in (await list_instances(cloud_house.ctx)).rows if row.billing is not False]
 
 
 async def resumed(house: House, job: str) -> str:
@@ -159,56 +159,58 @@ def nobody_else_has_the_key(house: House, job: str, copies: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(house: House) -> None:
-    house.machines.broken = 3
-    job = await house.launch(house.spec())
-    seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=5)
+async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(cloud_house: House) -> None:
+    cloud_house.machines.broken = 3
+    job = await cloud_house.launch(cloud_house.spec())
+    seen = await cloud_house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=5)
     assert "uncorrected memory errors" in seen.job.why and "rent another" in manual_text(seen.next_steps)
     assert "still rented" in seen.job.why
-    assert not list(house.machines.disk(house.machine()).rglob("*.py")), "nothing was sent there"
-    house.clock.time += 3600
-    await list_instances(house.ctx)
-    assert house.billing() == [house.machine()], "its end is a person's decision"
-    await take_down(house, job)
-    assert house.billing() == []
+    assert not list(cloud_house.machines.disk(cloud_house.machine()).rglob("*.py")), "nothing was sent there"
+    cloud_house.clock.time += 3600
+    await list_instances(cloud_house.ctx)
+    assert cloud_house.billing() == [cloud_house.machine()], "its end is a person's decision"
+    await take_down(cloud_house, job)
+    assert cloud_house.billing() == []
 
 
-async def test_a_machine_that_lets_nobody_in_is_given_back_at_the_boot_limit_with_its_cost(house: House) -> None:
-    house.machines.silent = True
-    job = await house.launch(house.spec())
-    seen = await house.until(job, lambda c: c.lease is not None and c.lease.instance_id is not None, jump_s=20)
-    house.clock.time += 20
-    seen = await check(house.ctx, job)
-    assert seen.job.state is Job.PROVISIONING and house.billing() == [house.machine()]
-    house.clock.time += house.ctx.profile("runpod").limits.boot_timeout_s
-    await check(house.ctx, job)
-    seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=60)
+async def test_a_machine_that_lets_nobody_in_is_given_back_at_the_boot_limit_with_its_cost(cloud_house: House) -> None:
+    cloud_house.machines.silent = True
+    job = await cloud_house.launch(cloud_house.spec())
+    seen = await cloud_house.until(job, lambda c: c.lease is not None and c.lease.instance_id is not None, jump_s=20)
+    cloud_house.clock.time += 20
+    seen = await check(cloud_house.ctx, job)
+    assert seen.job.state is Job.PROVISIONING and cloud_house.billing() == [cloud_house.machine()]
+    cloud_house.clock.time += cloud_house.ctx.profile("runpod").limits.boot_timeout_s
+    await check(cloud_house.ctx, job)
+    seen = await cloud_house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=60)
     assert "could not be reached" in seen.job.why and "cost so far: $" in seen.job.why
-    await house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
-    assert house.billing() == []
+    await cloud_house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
+    assert cloud_house.billing() == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("house", [VASTAI], ids=["vastai"], indirect=True)
-async def test_another_host_at_the_address_gets_nothing(house: House) -> None:
+@pytest.mark.parametrize("cloud_house", [VASTAI], ids=["vastai"], indirect=True)
+async def test_another_host_at_the_address_gets_nothing(cloud_house: House) -> None:
     """The machine is taken back in the middle of the run, and something else answers when it is up again."""
-    job = await house.launch(house.spec("wait", interruptible=True))
-    await house.running(job)
-    await house.until(job, lambda c: bool(c.observation and c.observation.step == 3))
-    house.account.cloud.preempt(house.machine())
-    house.machines.follow(house.machine())
-    house.machines.renew_key(house.machine())
-    seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=5)
+    job = await cloud_house.launch(cloud_house.spec("wait", interruptible=True))
+    await cloud_house.running(job)
+    await cloud_house.until(job, lambda c: bool(c.observation and c.observation.step == 3))
+    cloud_house.account.cloud.preempt(cloud_house.machine())
+    cloud_house.machines.follow(cloud_house.machine())
+    cloud_house.machines.renew_key(cloud_house.machine())
+    seen = await cloud_house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=5)
     assert "host key" in seen.job.why and "changed" in seen.job.why
-    await house.reopens()
+    await cloud_house.reopens()
     with pytest.raises(HostKeyChanged):
-        await pull(house.ctx, job)
-    assert not list(house.machines.disk(house.machine()).rglob("seen.2.json"))
-    assert house.billing() == [house.machine()]
+        await pull(cloud_house.ctx, job)
+    assert not list(cloud_house.machines.disk(cloud_house.machine()).rglob("seen.2.json"))
+    assert cloud_house.billing() == [cloud_house.machine()]
 
 
 @pytest.mark.slow
-async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_contact_that_was_cut_short_goes_on_from_the_key(
+    cloud_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process dies between pinning the key and looking the machine over; the next one trusts nobody anew."""
 
     class Died(BaseException):
@@ -217,34 +219,34 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, m
     async def dies(*_: object) -> list[Finding]:
         raise Died
 
-    monkeypatch.setattr(house.ctx.backend("ssh"), "check", dies)
-    job = await house.launch(house.spec())
+    monkeypatch.setattr(cloud_house.ctx.backend("ssh"), "check", dies)
+    job = await cloud_house.launch(cloud_house.spec())
     with pytest.raises(Died):
-        await house.running(job)
-    await house.reopens()
-    await house.running(job)
-    seen = await house.ended(job)
-    assert seen.job.state is Job.SUCCEEDED, house.story()
-    kinds = [e.kind for e in house.ctx.ledger.events(f"lease/{job}-i1")]
+        await cloud_house.running(job)
+    await cloud_house.reopens()
+    await cloud_house.running(job)
+    seen = await cloud_house.ended(job)
+    assert seen.job.state is Job.SUCCEEDED, cloud_house.story()
+    kinds = [e.kind for e in cloud_house.ctx.ledger.events(f"lease/{job}-i1")]
     assert kinds.count("host.trusted") == kinds.count("host.checked") == 1
 
 
 @pytest.mark.slow
-async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(house: House) -> None:
+async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(cloud_house: House) -> None:
     """RunPod tells prices while a Pod runs, and its cost afterwards. The machine stays, with what was saved."""
     parks = TRAIN.replace("def save(step):", PARKS)
     # Above the cap in time, so that RunPod's own end at the job's limit does not come before it.
-    job = await house.launch(house.spec("wait", script=parks, max_cost_usd=10.0, timeout_s=8 * 3600))
-    await house.running(job)
-    await house.reached(job, 3)
-    house.clock.time += 3600
-    assert (await check(house.ctx, job)).job.state is Job.RUNNING
-    house.clock.time += 3 * 3600
-    told = [a for _ in range(3) for a in (await Watcher(house.ctx).round()).news]
-    seen = await house.until(job, lambda c: c.job.state is not Job.RUNNING)
+    job = await cloud_house.launch(cloud_house.spec("wait", script=parks, max_cost_usd=10.0, timeout_s=8 * 3600))
+    await cloud_house.running(job)
+    await cloud_house.reached(job, 3)
+    cloud_house.clock.time += 3600
+    assert (await check(cloud_house.ctx, job)).job.state is Job.RUNNING
+    cloud_house.clock.time += 3 * 3600
+    told = [a for _ in range(3) for a in (await Watcher(cloud_house.ctx).round()).news]
+    seen = await cloud_house.until(job, lambda c: c.job.state is not Job.RUNNING)
     assert seen.job.state is Job.CANCELED and seen.job.reason is Code.COST_CAP
     (asked,) = [a for a in told if a.kind == "cost_cap"]
     assert "its process is" in asked.text and "stays and bills" in asked.text and "May it be given back?" in asked.text
-    assert house.billing() == [house.machine()] and house.ctx.ledger.events(kind="verb.sent") == []
-    pulled = await bring_home(house, job)
+    assert cloud_house.billing() == [cloud_house.machine()] and cloud_house.ctx.ledger.events(kind="verb.sent") == []
+    pulled = await bring_home(cloud_house, job)
     assert sorted(f.path for f in pulled.manifest.files) == ["out/model.safetensors", "out/parked.txt"]

@@ -8,7 +8,7 @@ import pytest
 
 from clouds.base import Fault
 from clouds.vastai import VastCloud
-from clouds_house import PLATFORMS, House, bring_home, each_platform, every_platform, house, take_down, web  # noqa: F401
+from clouds_house import PLATFORMS, House, bring_home, each_platform, every_platform, take_down
 from gpuwarden.core.errors import Refused
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.ledger.events import VerbSent
@@ -39,16 +39,16 @@ async def finished(house: House, **spec: object) -> str:
 @pytest.mark.slow
 @each_platform
 @pytest.mark.parametrize("fault", [CloudFault(kind="slow_boot", seconds=10**6), CloudFault(kind="failed_boot")])
-async def test_a_machine_that_never_boots_is_given_back_with_its_cost(house: House, fault: CloudFault) -> None:
-    house.breaks(fault)
-    house.account.faults = [Fault("lost_request", house.platform.ends)]
-    job = await house.launch(house.spec())
-    seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=120)
+async def test_a_machine_that_never_boots_is_given_back_with_its_cost(cloud_house: House, fault: CloudFault) -> None:
+    cloud_house.breaks(fault)
+    cloud_house.account.faults = [Fault("lost_request", cloud_house.platform.ends)]
+    job = await cloud_house.launch(cloud_house.spec())
+    seen = await cloud_house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=120)
     assert "given back because" in seen.job.why and "cost so far" in seen.job.why
-    seen = await house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
-    assert house.billing() == [] and len(house.account.own) == 1
-    assert house.account.faults[0].count == 0, "the request that was lost was sent again"
-    assert house.ctx.ledger.events(kind="submit.intent") == [], "nothing was launched there"
+    seen = await cloud_house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
+    assert cloud_house.billing() == [] and len(cloud_house.account.own) == 1
+    assert cloud_house.account.faults[0].count == 0, "the request that was lost was sent again"
+    assert cloud_house.ctx.ledger.events(kind="submit.intent") == [], "nothing was launched there"
 
 
 # ------------------------------------------------------------------------------------------------------- the create
@@ -56,20 +56,22 @@ async def test_a_machine_that_never_boots_is_given_back_with_its_cost(house: Hou
 
 @pytest.mark.slow
 @each_platform
-async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_and_then_made_anew(house: House) -> None:
-    house.account.faults = [Fault("other", house.platform.creates, body=NOT_DONE)]
-    job = await house.launch(house.spec())
-    assert house.account.own == {} and read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.UNVERIFIED
-    seen = await house.until(job, lambda c: c.job.handle is not None, jump_s=20)
-    assert seen.job.generation == 2 and len(house.account.own) == 1
-    assert read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.NONE
+async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_and_then_made_anew(
+    cloud_house: House,
+) -> None:
+    cloud_house.account.faults = [Fault("other", cloud_house.platform.creates, body=NOT_DONE)]
+    job = await cloud_house.launch(cloud_house.spec())
+    assert cloud_house.account.own == {} and read_lease(cloud_house.ctx.ledger, f"{job}-i1").state is Lease.UNVERIFIED
+    seen = await cloud_house.until(job, lambda c: c.job.handle is not None, jump_s=20)
+    assert seen.job.generation == 2 and len(cloud_house.account.own) == 1
+    assert read_lease(cloud_house.ctx.ledger, f"{job}-i1").state is Lease.NONE
 
 
 @pytest.mark.slow
 @each_platform
-async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_with_another_token_is_not_ours(cloud_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The platform hands out a machine of somebody else's; ours is found by its token."""
-    provider = house.ctx.provider(house.platform.name)
+    provider = cloud_house.ctx.provider(cloud_house.platform.name)
     create = provider.create
 
     async def confused(*args: object) -> object:
@@ -77,71 +79,73 @@ async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatc
         return type(made)(made.value.model_copy(update={"id": "someone-elses", "token": "j0-i1"}))  # type: ignore[union-attr]
 
     monkeypatch.setattr(provider, "create", confused)
-    job = await house.launch(house.spec())
-    await house.running(job)
-    lease = read_lease(house.ctx.ledger, f"{job}-i1")
-    assert lease.instance_id != "someone-elses" and len(house.account.own) == 1
-    unknown = house.ctx.ledger.last(lease.subject, "create.unknown")
+    job = await cloud_house.launch(cloud_house.spec())
+    await cloud_house.running(job)
+    lease = read_lease(cloud_house.ctx.ledger, f"{job}-i1")
+    assert lease.instance_id != "someone-elses" and len(cloud_house.account.own) == 1
+    unknown = cloud_house.ctx.ledger.last(lease.subject, "create.unknown")
     assert unknown and "someone-elses" in unknown.body["why"]
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace", "runpod"}], indirect=True)
-async def test_a_date_that_the_platform_has_set_stands_in_the_list(house: House) -> None:
+@pytest.mark.parametrize(
+    "cloud_house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace", "runpod"}], indirect=True
+)
+async def test_a_date_that_the_platform_has_set_stands_in_the_list(cloud_house: House) -> None:
     """Vast tells the contract's end at every look, the others the end that was asked for in answer to the create.
 
     It is a danger to a running job where it comes before the job's own limit, and to files once the job has ended.
     """
-    contract = isinstance(house.account, VastCloud)
-    if isinstance(house.account, VastCloud):
-        house.account.end_date = house.clock.now() + 3600
-    job = await house.launch(house.spec("wait"))
-    await house.running(job)
-    (row,) = (await list_instances(house.ctx)).rows
-    assert [(c.trigger, round((c.at - house.clock.now()) / 3600)) for c in row.clocks] == [
-        ("the end that the platform has set", 1 if contract else 3 if house.platform.name == "paperspace" else 2)
+    contract = isinstance(cloud_house.account, VastCloud)
+    if isinstance(cloud_house.account, VastCloud):
+        cloud_house.account.end_date = cloud_house.clock.now() + 3600
+    job = await cloud_house.launch(cloud_house.spec("wait"))
+    await cloud_house.running(job)
+    (row,) = (await list_instances(cloud_house.ctx)).rows
+    assert [(c.trigger, round((c.at - cloud_house.clock.now()) / 3600)) for c in row.clocks] == [
+        ("the end that the platform has set", 1 if contract else 3 if cloud_house.platform.name == "paperspace" else 2)
     ]
-    news = (await Watcher(house.ctx).round()).news
+    news = (await Watcher(cloud_house.ctx).round()).news
     assert ("danger_clock" in {a.kind for a in news}) is contract, news
-    await cancel(house.ctx, job)
-    await house.ended(job)
-    news += (await Watcher(house.ctx).round()).news
+    await cancel(cloud_house.ctx, job)
+    await cloud_house.ended(job)
+    news += (await Watcher(cloud_house.ctx).round()).news
     assert "danger_clock" in {a.kind for a in news}
 
 
 @every_platform
-async def test_what_is_rented_is_bounded_by_the_price_that_was_checked(house: House) -> None:
-    job = await house.launch(house.spec())
-    order = json.dumps([a.body for a in house.account.asked if a.method in {"POST", "PUT"}], default=str)
-    price = read_job(house.ctx.ledger, job).price
-    assert (price is None) == (house.platform.name in {"autodl", "paperspace"})
-    assert ("maxPrice" in order) == (house.platform.name == "prime-intellect")
-    assert ('"autoShutdownTimeout": 3' in order) == (house.platform.name == "paperspace")
+async def test_what_is_rented_is_bounded_by_the_price_that_was_checked(cloud_house: House) -> None:
+    job = await cloud_house.launch(cloud_house.spec())
+    order = json.dumps([a.body for a in cloud_house.account.asked if a.method in {"POST", "PUT"}], default=str)
+    price = read_job(cloud_house.ctx.ledger, job).price
+    assert (price is None) == (cloud_house.platform.name in {"autodl", "paperspace"})
+    assert ("maxPrice" in order) == (cloud_house.platform.name == "prime-intellect")
+    assert ('"autoShutdownTimeout": 3' in order) == (cloud_house.platform.name == "paperspace")
 
 
 @each_platform
 @pytest.mark.parametrize("price", [0.0, -1.0])
-async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(house: House, price: float) -> None:
-    house.account.prices = dict.fromkeys(house.account.prices, price)
-    first = await submit(house.ctx, house.spec())
+async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(cloud_house: House, price: float) -> None:
+    cloud_house.account.prices = dict.fromkeys(cloud_house.account.prices, price)
+    first = await submit(cloud_house.ctx, cloud_house.spec())
     assert first.ask == "its price is unknown" and first.worst_cost_usd is None
     with pytest.raises(Refused) as refused:
-        await submit(house.ctx, house.spec(max_cost_usd=None))
+        await submit(cloud_house.ctx, cloud_house.spec(max_cost_usd=None))
     assert "PF-COST-001" in {f.rule for f in refused.value.findings}
-    assert house.account.own == {}
+    assert cloud_house.account.own == {}
 
 
 @every_platform
-async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(house: House) -> None:
+async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(cloud_house: House) -> None:
     """Vast keeps the disk; Prime Intellect sells interruptions, and nobody knows what they keep; others sell none."""
-    if house.platform.spot:
-        assert (await submit(house.ctx, house.spec(interruptible=True))).receipt
+    if cloud_house.platform.spot:
+        assert (await submit(cloud_house.ctx, cloud_house.spec(interruptible=True))).receipt
         return
     with pytest.raises(Refused) as refused:
-        await submit(house.ctx, house.spec(interruptible=True))
+        await submit(cloud_house.ctx, cloud_house.spec(interruptible=True))
     rules = {f.rule for f in refused.value.findings if f.blocks}
-    assert ("PF-OUT-002" if house.platform.name == "prime-intellect" else "PF-SPOT-001") in rules
-    assert house.account.own == {}
+    assert ("PF-OUT-002" if cloud_house.platform.name == "prime-intellect" else "PF-SPOT-001") in rules
+    assert cloud_house.account.own == {}
 
 
 # ---------------------------------------------------------------------------------------------------------- the end
@@ -149,54 +153,58 @@ async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(house
 
 @pytest.mark.prove
 @each_platform
-async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_often(house: House) -> None:
-    job = await finished(house)
-    await bring_home(house, job)
-    house.account.faults = [Fault("limited", house.platform.ends, count=10**6, headers={"Retry-After": "3"})]
-    view = await request(house.ctx, job, "terminate")
-    view = await approve(house.ctx, view.record.id, str(view.record.digest), channel="terminal", by="test")
+async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_often(cloud_house: House) -> None:
+    job = await finished(cloud_house)
+    await bring_home(cloud_house, job)
+    cloud_house.account.faults = [
+        Fault("limited", cloud_house.platform.ends, count=10**6, headers={"Retry-After": "3"})
+    ]
+    view = await request(cloud_house.ctx, job, "terminate")
+    view = await approve(cloud_house.ctx, view.record.id, str(view.record.digest), channel="terminal", by="test")
     for _ in range(30):
-        house.clock.time += 3
-        view = await proceed(house.ctx, view.record.id)
+        cloud_house.clock.time += 3
+        view = await proceed(cloud_house.ctx, view.record.id)
         assert view.record.state is Teardown.EXECUTING
-    assert (view.lease.state in LIVE_LEASES) == bool(house.billing()), "only a stop that was seen ends the bill"
-    assert 2 <= 10**6 - house.account.faults[0].count <= 6
-    assert [row.ours for row in (await list_instances(house.ctx)).rows] == [True]
-    house.account.faults = []
+    assert (view.lease.state in LIVE_LEASES) == bool(cloud_house.billing()), "only a stop that was seen ends the bill"
+    assert 2 <= 10**6 - cloud_house.account.faults[0].count <= 6
+    assert [row.ours for row in (await list_instances(cloud_house.ctx)).rows] == [True]
+    cloud_house.account.faults = []
     for _ in range(12):
-        house.clock.time += 61
-        view = await proceed(house.ctx, view.record.id)
-    assert view.record.state is Teardown.VERIFIED_STOPPED and house.billing() == [], house.story()
+        cloud_house.clock.time += 61
+        view = await proceed(cloud_house.ctx, view.record.id)
+    assert view.record.state is Teardown.VERIFIED_STOPPED and cloud_house.billing() == [], cloud_house.story()
 
 
 @pytest.mark.slow
 @each_platform
-async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(house: House) -> None:
-    job = await finished(house)
-    await bring_home(house, job)
-    house.account.faults = [Fault("other", house.platform.ends, body=NOT_DONE)]
-    await take_down(house, job)
-    assert house.billing() == [] and house.account.faults[0].count == 0
-    (lease,) = lease_ids(house.ctx.ledger)
-    taken = [e.data.taken for e in house.ctx.ledger.events(f"lease/{lease}", kind=VerbSent)]
+async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(cloud_house: House) -> None:
+    job = await finished(cloud_house)
+    await bring_home(cloud_house, job)
+    cloud_house.account.faults = [Fault("other", cloud_house.platform.ends, body=NOT_DONE)]
+    await take_down(cloud_house, job)
+    assert cloud_house.billing() == [] and cloud_house.account.faults[0].count == 0
+    (lease,) = lease_ids(cloud_house.ctx.ledger)
+    taken = [e.data.taken for e in cloud_house.ctx.ledger.events(f"lease/{lease}", kind=VerbSent)]
     assert not all(taken) and taken[-1]
 
 
 @pytest.mark.prove
 @each_platform
-async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(house: House) -> None:
-    job = await finished(house)
-    await bring_home(house, job)
-    house.account.cloud.inject(house.machine(), CloudFault(kind="comes_back", seconds=5000))
-    await take_down(house, job)
-    assert house.billing() == [] and lease_ids(house.ctx.ledger, *LIVE_LEASES) == []
-    house.clock.time += 5100
-    (row,) = (await list_instances(house.ctx)).rows
-    assert row.ours and row.billing is not False and house.billing() == [house.machine()]
-    assert read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.METERING
-    assert (await check(house.ctx, job)).job.state is Job.SUCCEEDED
-    await take_down(house, job, loss="train")  # what was on it is not there any more, and only a person can say so
-    assert house.billing() == []
+async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(cloud_house: House) -> None:
+    job = await finished(cloud_house)
+    await bring_home(cloud_house, job)
+    cloud_house.account.cloud.inject(cloud_house.machine(), CloudFault(kind="comes_back", seconds=5000))
+    await take_down(cloud_house, job)
+    assert cloud_house.billing() == [] and lease_ids(cloud_house.ctx.ledger, *LIVE_LEASES) == []
+    cloud_house.clock.time += 5100
+    (row,) = (await list_instances(cloud_house.ctx)).rows
+    assert row.ours and row.billing is not False and cloud_house.billing() == [cloud_house.machine()]
+    assert read_lease(cloud_house.ctx.ledger, f"{job}-i1").state is Lease.METERING
+    assert (await check(cloud_house.ctx, job)).job.state is Job.SUCCEEDED
+    await take_down(
+        cloud_house, job, loss="train"
+    )  # what was on it is not there any more, and only a person can say so
+    assert cloud_house.billing() == []
 
 
 # ------------------------------------------------------------------------------------------------------- the storage
@@ -204,18 +212,18 @@ async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(h
 
 @pytest.mark.prove
 @every_platform
-async def test_durable_storage_is_asked_for_and_outlives_the_machine(house: House) -> None:
+async def test_durable_storage_is_asked_for_and_outlives_the_machine(cloud_house: House) -> None:
     """What lies on a volume needs no copy before the end; where no volume can be asked for, the gate says so."""
-    out = house.platform.durable
+    out = cloud_house.platform.durable
     if out is None:
         with pytest.raises(Refused) as refused:
-            await submit(house.ctx, house.spec(durable_storage=True))
+            await submit(cloud_house.ctx, cloud_house.spec(durable_storage=True))
         assert any("durable" in f.message or "storage" in f.message for f in refused.value.findings)
         return
-    job = await finished(house, durable_storage=True, outputs=(out,), env={"OUT": out})
-    view = await request(house.ctx, job, "terminate")
+    job = await finished(cloud_house, durable_storage=True, outputs=(out,), env={"OUT": out})
+    view = await request(cloud_house.ctx, job, "terminate")
     assert view.record.state is Teardown.AWAITING_HUMAN, view.findings
     assert not view.dying and [f.path.rpartition("/")[2] for f in view.kept] == ["model.safetensors"]
-    await take_down(house, job)
-    (kept,) = (house.account.cloud.root / "volumes").rglob("model.safetensors")
-    assert kept.stat().st_size > 1024 and not house.machines.disk(house.machine()).exists()
+    await take_down(cloud_house, job)
+    (kept,) = (cloud_house.account.cloud.root / "volumes").rglob("model.safetensors")
+    assert kept.stat().st_size > 1024 and not cloud_house.machines.disk(cloud_house.machine()).exists()

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from clouds_house import House, house, web  # noqa: F401
+from clouds_house import House
 from gpuwarden.core.errors import Conflict
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.policy import Caps, Policy
@@ -27,7 +27,7 @@ def caps(job: float = 2.0, day: float = 1000.0) -> Policy:
     return Policy(caps=Caps(per_job_usd=job, per_day_usd=day, per_instance_usd=1000.0))
 
 
-async def asked(house: House, policy: Policy) -> tuple[str, Checked]:  # noqa: F811
+async def asked(house: House, policy: Policy) -> tuple[str, Checked]:
     """RunPod lists an H100 at a dollar, and bills 2.99."""
     house.account.prices[H100] = 1.0
     house.ctx.policy = policy
@@ -35,79 +35,82 @@ async def asked(house: House, policy: Policy) -> tuple[str, Checked]:  # noqa: F
     return job, await house.until(job, lambda c: c.job.state is not Job.ACCEPTED and "bills" in c.note, jump_s=5)
 
 
-def ticket(house: House, job: str) -> str:  # noqa: F811
+def ticket(house: House, job: str) -> str:
     event = house.ctx.ledger.last(f"job/{job}", "price.ask")
     assert event is not None
     return str(event.body["ticket"])
 
 
-async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: House) -> None:  # noqa: F811
-    job, seen = await asked(house, caps())
+async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(cloud_house: House) -> None:
+    job, seen = await asked(cloud_house, caps())
     assert "bills $2.99/h, and $1.00/h was checked: it may come to $2.99, above" in seen.note
     reply = results.worded(results.checked(seen), in_calls)
-    assert "per_job_usd of $2.00" in reply.message and f"gpuwarden approve {ticket(house, job)}" in reply.hint
+    assert "per_job_usd of $2.00" in reply.message and f"gpuwarden approve {ticket(cloud_house, job)}" in reply.hint
     for _ in range(3):
-        house.clock.time += 20
-        assert (await check(house.ctx, job)).job.state is Job.PROVISIONING
-    assert house.ctx.ledger.events(kind="submit.intent") == [] and house.ctx.ledger.events(kind="host.trusted") == []
-    assert not list(house.machines.disk(house.machine()).rglob("gw-*")), "nothing was sent to it"
-    assert [a.kind for a in (await Watcher(house.ctx).round()).news] == ["dearer"]
-    assert len(house.ctx.ledger.events(kind="price.ask")) == 1
+        cloud_house.clock.time += 20
+        assert (await check(cloud_house.ctx, job)).job.state is Job.PROVISIONING
+    assert (
+        cloud_house.ctx.ledger.events(kind="submit.intent") == []
+        and cloud_house.ctx.ledger.events(kind="host.trusted") == []
+    )
+    assert not list(cloud_house.machines.disk(cloud_house.machine()).rglob("gw-*")), "nothing was sent to it"
+    assert [a.kind for a in (await Watcher(cloud_house.ctx).round()).news] == ["dearer"]
+    assert len(cloud_house.ctx.ledger.events(kind="price.ask")) == 1
     with pytest.raises(Conflict, match="other arguments"):
-        await submit(house.ctx, house.spec(), receipt=ticket(house, job))
+        await submit(cloud_house.ctx, cloud_house.spec(), receipt=ticket(cloud_house, job))
 
     screen = io.StringIO()
-    said = await approval.ask(house.ctx, ticket(house, job), Terminal(io.StringIO("yes\n"), screen))
+    said = await approval.ask(cloud_house.ctx, ticket(cloud_house, job), Terminal(io.StringIO("yes\n"), screen))
     assert "$2.99/h" in screen.getvalue() and "per_job_usd" in screen.getvalue()
     assert said.next[0] == do(Action.CHECK, "to launch it", job_id=job)
-    seen = await house.ended(job)
-    assert seen.job.state is Job.SUCCEEDED and len(house.account.own) == 1 and not seen.note
-    assert "-dearer" in ["-" * (not a.raised) + a.kind for a in (await Watcher(house.ctx).round()).news]
+    seen = await cloud_house.ended(job)
+    assert seen.job.state is Job.SUCCEEDED and len(cloud_house.account.own) == 1 and not seen.note
+    assert "-dearer" in ["-" * (not a.raised) + a.kind for a in (await Watcher(cloud_house.ctx).round()).news]
 
 
-async def test_without_a_yes_the_machine_is_given_back_with_its_cost(house: House) -> None:  # noqa: F811
-    job, _ = await asked(house, caps())
-    house.clock.time += house.ctx.profile("runpod").limits.boot_timeout_s + 1
-    seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=30)
+async def test_without_a_yes_the_machine_is_given_back_with_its_cost(cloud_house: House) -> None:
+    job, _ = await asked(cloud_house, caps())
+    cloud_house.clock.time += cloud_house.ctx.profile("runpod").limits.boot_timeout_s + 1
+    seen = await cloud_house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=30)
     assert "bills more than was checked and nobody approved" in seen.job.why and "cost so far" in seen.job.why
-    await house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
-    assert house.billing() == [] and house.ctx.ledger.events(kind="submit.intent") == []
+    await cloud_house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
+    assert cloud_house.billing() == [] and cloud_house.ctx.ledger.events(kind="submit.intent") == []
 
 
-async def test_the_day_counts_too_and_the_job_only_once(house: House) -> None:  # noqa: F811
-    _, seen = await asked(house, caps(job=100.0, day=2.5))
+async def test_the_day_counts_too_and_the_job_only_once(cloud_house: House) -> None:
+    _, seen = await asked(cloud_house, caps(job=100.0, day=2.5))
     assert "it may come to $2.99, above per_day_usd of $2.50" in seen.note
 
 
 @pytest.mark.slow
-async def test_inside_the_caps_it_is_written_down_and_used(house: House) -> None:  # noqa: F811
-    house.account.prices[H100] = 1.0
-    house.ctx.policy = caps(job=5.0, day=3.5)
-    job = await house.launch(house.spec())
-    await house.running(job)
-    (event,) = house.ctx.ledger.events(kind="price.accepted")
+async def test_inside_the_caps_it_is_written_down_and_used(cloud_house: House) -> None:
+    cloud_house.account.prices[H100] = 1.0
+    cloud_house.ctx.policy = caps(job=5.0, day=3.5)
+    job = await cloud_house.launch(cloud_house.spec())
+    await cloud_house.running(job)
+    (event,) = cloud_house.ctx.ledger.events(kind="price.accepted")
     assert event.body == {"price": 2.99, "why": "the machine bills $2.99/h, and $1.00/h was checked"}
-    assert (await house.ended(job)).job.state is Job.SUCCEEDED
-    assert house.ctx.ledger.events(kind="price.ask") == []
+    assert (await cloud_house.ended(job)).job.state is Job.SUCCEEDED
+    assert cloud_house.ctx.ledger.events(kind="price.ask") == []
 
 
-async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(house: House) -> None:  # noqa: F811
-    house.account.prices[H100] = 1.0
-    house.ctx.policy = caps(job=0.5)
-    first = await submit(house.ctx, house.spec())
+async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(cloud_house: House) -> None:
+    cloud_house.account.prices[H100] = 1.0
+    cloud_house.ctx.policy = caps(job=0.5)
+    first = await submit(cloud_house.ctx, cloud_house.spec())
     assert "per_job_usd" in first.ask
-    issued = house.ctx.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
+    issued = cloud_house.ctx.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
     assert issued is not None
-    grant_spending(house.ctx, issued, "terminal", "test")
-    done = await submit(house.ctx, house.spec(), receipt=first.receipt)
+    grant_spending(cloud_house.ctx, issued, "terminal", "test")
+    done = await submit(cloud_house.ctx, cloud_house.spec(), receipt=first.receipt)
     assert done.job is not None
-    seen = await house.until(done.job.id, lambda c: "bills" in c.note, jump_s=5)
+    seen = await cloud_house.until(done.job.id, lambda c: "bills" in c.note, jump_s=5)
     assert "which a person approved" in seen.note
 
 
-async def test_a_job_that_is_canceled_meanwhile_leaves_the_machine_to_the_gate(house: House) -> None:  # noqa: F811
-    job, _ = await asked(house, caps())
-    assert (await cancel(house.ctx, job)).job.state is Job.CANCELED
-    seen = await check(house.ctx, job)
+async def test_a_job_that_is_canceled_meanwhile_leaves_the_machine_to_the_gate(cloud_house: House) -> None:
+    job, _ = await asked(cloud_house, caps())
+    assert (await cancel(cloud_house.ctx, job)).job.state is Job.CANCELED
+    seen = await check(cloud_house.ctx, job)
     assert not seen.note and seen.lease and seen.lease.state in LIVE_LEASES
     assert "teardown_request" in in_calls(seen.next_steps)

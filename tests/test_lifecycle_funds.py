@@ -12,7 +12,6 @@ from clouds.lambda_cloud import LambdaAccount
 from clouds.prime_intellect import PrimeAccount
 from clouds.runpod import RunPodCloud
 from clouds.vastai import VastCloud
-from clouds_kit import web  # noqa: F401
 from fakes import FakeClock
 from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.models import Balance, Instance, Known, Resources, Unknown
@@ -75,7 +74,7 @@ class Account:
 @pytest.mark.parametrize(("emulator", "provider", "gpu"), TOLD, ids=lambda v: getattr(v, "__name__", ""))
 async def test_the_list_shows_until_when_the_balance_lasts(
     tmp_path: Path,
-    web: Web,  # noqa: F811
+    web: Web,
     emulator: type[Emulator],
     provider: type[Rented],
     gpu: str,
@@ -101,7 +100,7 @@ async def test_the_list_shows_until_when_the_balance_lasts(
     assert (await list_instances(account.ctx)).accounts == (), first
 
 
-async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     console.listed(results.listed((await account.seen())[0]))
@@ -112,7 +111,7 @@ async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.Ca
     assert "unknown vastai: the balance is unknown: Vast.ai answered" in said
 
 
-async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(tmp_path: Path, web: Web) -> None:  # noqa: F811
+async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(tmp_path: Path, web: Web) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     account.cloud.money = 2.2 * (account.ctx.policy.watch.danger_hours + 2)
@@ -132,7 +131,7 @@ async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(
     assert await account.go() == ["-danger_clock"]
 
 
-async def test_with_the_last_machine_goes_the_alert(tmp_path: Path, web: Web) -> None:  # noqa: F811
+async def test_with_the_last_machine_goes_the_alert(tmp_path: Path, web: Web) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     made = account.rent("H100 SXM")
     account.cloud.money = 1.0
@@ -142,7 +141,7 @@ async def test_with_the_last_machine_goes_the_alert(tmp_path: Path, web: Web) ->
 
 
 @pytest.mark.parametrize("money", [0.0, -3.0])
-async def test_a_balance_that_is_used_up_is_now(tmp_path: Path, web: Web, money: float) -> None:  # noqa: F811
+async def test_a_balance_that_is_used_up_is_now(tmp_path: Path, web: Web, money: float) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     account.cloud.money = money
@@ -150,7 +149,7 @@ async def test_a_balance_that_is_used_up_is_now(tmp_path: Path, web: Web, money:
     assert funds.clock is not None and funds.clock.at == funds.at and "is used up" in funds.clock.trigger
 
 
-async def test_an_unknown_balance_has_no_date(tmp_path: Path, web: Web) -> None:  # noqa: F811
+async def test_an_unknown_balance_has_no_date(tmp_path: Path, web: Web) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     account.cloud.faults = [Fault("html", "users/current")]
@@ -160,7 +159,7 @@ async def test_an_unknown_balance_has_no_date(tmp_path: Path, web: Web) -> None:
     assert told.balance is None and told.clock is None and "unknown" in told.note
 
 
-async def test_the_platforms_own_word_for_what_is_spent_counts_where_it_is_more(tmp_path: Path, web: Web) -> None:  # noqa: F811
+async def test_the_platforms_own_word_for_what_is_spent_counts_where_it_is_more(tmp_path: Path, web: Web) -> None:
     account = Account(tmp_path, web, RunPodCloud, RunPod)
     account.rent("NVIDIA L4")
     assert isinstance(account.cloud, RunPodCloud)
@@ -170,7 +169,7 @@ async def test_the_platforms_own_word_for_what_is_spent_counts_where_it_is_more(
     assert (await account.seen())[1].burn == 0.43
 
 
-async def test_yuan_without_a_rate_have_no_date_and_with_one_they_have(tmp_path: Path, web: Web) -> None:  # noqa: F811
+async def test_yuan_without_a_rate_have_no_date_and_with_one_they_have(tmp_path: Path, web: Web) -> None:
     account = Account(tmp_path, web, AutoDLAccount, AutoDL)
     account.rent("h800")
     _, funds = await account.seen()
@@ -179,7 +178,7 @@ async def test_yuan_without_a_rate_have_no_date_and_with_one_they_have(tmp_path:
     assert results.listed((await account.seen())[0]).accounts[0].note == "not every price there is known"
 
 
-async def test_a_platform_without_a_balance_is_not_mentioned(tmp_path: Path, web: Web) -> None:  # noqa: F811
+async def test_a_platform_without_a_balance_is_not_mentioned(tmp_path: Path, web: Web) -> None:
     account = Account(tmp_path, web, LambdaAccount, LambdaCloud)
     made = account.rent(next(iter(account.cloud.prices)))
     inventory = await list_instances(account.ctx)

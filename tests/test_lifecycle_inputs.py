@@ -18,8 +18,8 @@ import anyio
 import pytest
 from pydantic import ValidationError
 
-from clouds_house import TRAIN, VASTAI, House, house, web  # noqa: F401
-from conftest import amount
+from clouds_house import TRAIN, VASTAI, House
+from crash_kit import Driver
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused
@@ -37,8 +37,8 @@ from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Settings
 from gpuwarden.scripts.script import read_script
 from lifecycle_kit import FAST, launch, launches, open_house, records, rent_cloud, training, until
-from sshd import Sshd, sshd_fixture  # noqa: F401
-from test_crash import Driver
+from real_parts import amount
+from sshd import Sshd
 from waiting import soon
 
 pytestmark = pytest.mark.anyio
@@ -285,23 +285,23 @@ def save(step):""", 1)  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("house", [VASTAI], ids=["vastai"], indirect=True)
-async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: House, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("cloud_house", [VASTAI], ids=["vastai"], indirect=True)
+async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(cloud_house: House, tmp_path: Path) -> None:
     near = tmp_path / "near"
     (near / "code").mkdir(parents=True)
     (near / "code" / "data.txt").write_text("first")
     (near / "code" / "mine.txt").write_text("mine")
-    house.ctx.cwd = near
-    job = await house.launch(house.spec("wait", script=READS, interruptible=True, inputs=("code",)))
+    cloud_house.ctx.cwd = near
+    job = await cloud_house.launch(cloud_house.spec("wait", script=READS, interruptible=True, inputs=("code",)))
     (near / "code" / "data.txt").write_text("second")  # what was accepted is what goes
-    await house.reopens()
-    await house.running(job)
-    await house.reached(job, 3)
-    house.take()
-    seen = await house.ended(job)
-    assert seen.job.state is Job.SUCCEEDED and seen.job.attempt == 2, house.story()
+    await cloud_house.reopens()
+    await cloud_house.running(job)
+    await cloud_house.reached(job, 3)
+    cloud_house.take()
+    seen = await cloud_house.ended(job)
+    assert seen.job.state is Job.SUCCEEDED and seen.job.attempt == 2, cloud_house.story()
     assert seen.log and seen.log.text.count("read first mine and more\n") == 2
-    view = await request(house.ctx, job, "terminate")
+    view = await request(cloud_house.ctx, job, "terminate")
     told = " ".join(f.message for f in view.findings if f.rule == "TD-ELSE-001")
     assert "code/mine.txt" in told and "code/data.txt" not in told, "only the changed one is a file of the job's"
 

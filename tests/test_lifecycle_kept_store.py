@@ -39,9 +39,8 @@ from gpuwarden.rehearsal.hub.server import HubServer
 from hubserver import READER as HUB_READER
 from hubserver import STRANGER, hub_server
 from lifecycle_kit import launch, open_house, prove, rent_cloud, training, until
-from store_kit import BUCKET, WRITER, S3Server, s3_server
-from test_cli_approve import Typed
-from test_kept_store import SAVE
+from store_kit import BUCKET, SAVE, WRITER, S3Server, s3_server
+from terminal import Typed
 from waiting import soon
 
 pytestmark = pytest.mark.anyio

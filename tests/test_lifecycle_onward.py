@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clouds_house import House, house, web  # noqa: F401
+from clouds_house import House
 from fakes import FakeClock
 from gpuwarden.core.models import Handle, JobSpec, LogChunk, Observation, Place, StopResult
 from gpuwarden.core.states import Job, Lease
@@ -132,25 +132,25 @@ async def test_a_job_that_was_never_seen_running_is_not_declared_dead(tmp_path: 
 
 
 @pytest.mark.slow
-async def test_a_real_machine_that_lost_its_disk_between_two_looks(house: House) -> None:  # noqa: F811
+async def test_a_real_machine_that_lost_its_disk_between_two_looks(cloud_house: House) -> None:
     """It went off and on again unseen: another start, another port, and the run folder is not there."""
-    job = await house.launch(house.spec("wait"))
-    await house.running(job)
-    await house.reached(job, 3)
-    cloud, ident = house.account.cloud, house.machine()
+    job = await cloud_house.launch(cloud_house.spec("wait"))
+    await cloud_house.running(job)
+    await cloud_house.reached(job, 3)
+    cloud, ident = cloud_house.account.cloud, cloud_house.machine()
     cloud.stop(ident)
-    house.clock.time += 10
-    house.machines.follow(ident)
-    seen = read_job(house.ctx.ledger, job)
+    cloud_house.clock.time += 10
+    cloud_house.machines.follow(ident)
+    seen = read_job(cloud_house.ctx.ledger, job)
     assert seen.handle is not None
     (folder,) = cloud.root.rglob(Path(seen.handle.run_dir).name)
     shutil.rmtree(folder)
     cloud.start(ident)
-    house.account.booted(ident)
-    house.clock.time += 60
-    last = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=20)
-    assert "came back without the job's run folder" in last.job.why, house.story()
-    assert "submit_job" in hint_of(last) and house.billing() == [ident]
+    cloud_house.account.booted(ident)
+    cloud_house.clock.time += 60
+    last = await cloud_house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=20)
+    assert "came back without the job's run folder" in last.job.why, cloud_house.story()
+    assert "submit_job" in hint_of(last) and cloud_house.billing() == [ident]
 
 
 # ------------------------------------------------------------------------------------------------ gone for good
@@ -254,14 +254,14 @@ async def test_a_copy_too_large_for_an_input_goes_by_the_hub(taken: Taken, monke
 
 
 @pytest.mark.slow
-async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(house: House) -> None:  # noqa: F811
-    job = await house.launch(house.spec("wait"))
-    await house.running(job)
-    await house.reached(job, 3)
-    house.take()
-    seen = await house.until(job, lambda c: c.job.state is Job.PREEMPTED, jump_s=5)
+async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(cloud_house: House) -> None:
+    job = await cloud_house.launch(cloud_house.spec("wait"))
+    await cloud_house.running(job)
+    await cloud_house.reached(job, 3)
+    cloud_house.take()
+    seen = await cloud_house.until(job, lambda c: c.job.state is Job.PREEMPTED, jump_s=5)
     assert "gpuwarden does not start it" in hint_of(seen) and "console" in hint_of(seen)
-    news = (await Watcher(house.ctx).round()).news
+    news = (await Watcher(cloud_house.ctx).round()).news
     assert "gpuwarden does not start it" in "".join(in_calls(a.next_steps) for a in news)
 
 

@@ -12,7 +12,6 @@ import pytest
 from clouds.base import KEY, Web
 from clouds.runpod import RunPodCloud
 from clouds.vastai import VastCloud
-from clouds_kit import web  # noqa: F401
 from fakes import FakeClock, Limits
 from gpuwarden.core.models import Instance, InstanceState, Known, Resources
 from gpuwarden.core.states import Job, Lease
@@ -73,7 +72,7 @@ def slowly(provider: Vast, account: VastCloud, monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
     tmp_path: Path,
-    web: Web,  # noqa: F811
+    web: Web,
     monkeypatch: pytest.MonkeyPatch,
     limits: Limits,
 ) -> None:
@@ -90,7 +89,7 @@ async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
 
 async def test_platforms_are_asked_at_the_same_time(
     tmp_path: Path,
-    web: Web,  # noqa: F811
+    web: Web,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """RunPod answers only once Vast.ai was asked, and the other way round."""
@@ -113,7 +112,7 @@ async def test_platforms_are_asked_at_the_same_time(
 
 async def test_a_machine_that_is_asked_about_without_end_counts_as_billing_and_its_neighbours_wait(
     tmp_path: Path,
-    web: Web,  # noqa: F811
+    web: Web,
     monkeypatch: pytest.MonkeyPatch,
     limits: Limits,
 ) -> None:

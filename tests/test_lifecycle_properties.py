@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from conftest import amount
 from fakes import FakeClock
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
 from gpuwarden.ledger.sqlite import SqliteFile
-from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request, withdraw
@@ -40,66 +38,14 @@ from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy
-from gpuwarden.rehearsal.model import Fault, Faults, Settings
+from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, promises, prove, records, stopped_leases, story
+from mortal_kit import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
 from postgres_kit import HERE, Server, kept_at
 from pretend_machines import PretendBackend, Processes
+from real_parts import amount
 
-SETTLE_S = 30.0
-PACE = Settings(boot_s=10, stop_s=5, resume_s=20, settle_s=SETTLE_S, default_usd_per_hour=36, catalog={})
 PLATFORMS = ("vastai", "runpod", "lambda")
-
-
-class Died(BaseException):
-    """The process is dead; nothing after this line of it happens."""
-
-
-class Fuse:
-    """Burns down with every commit and every call, and kills when it reaches its end."""
-
-    def __init__(self) -> None:
-        self.left: int | None = None
-
-    def burn(self) -> None:
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                self.left = None
-                raise Died
-
-
-class MortalLedger(Ledger):
-    """A ledger whose process may die before or after each commit."""
-
-    fuse: Fuse
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        fuse = getattr(self, "fuse", Fuse())
-        fuse.burn()
-        with super()._transaction():
-            yield
-        fuse.burn()
-
-
-class Mortal:
-    """A provider or a backend whose caller may die before or after each call."""
-
-    def __init__(self, inner: Any, fuse: Fuse) -> None:
-        self.inner, self.fuse = inner, fuse
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if not callable(found) or name in {"read", "key_digest"}:
-            return found
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            self.fuse.burn()
-            value = await found(*args, **kwargs)
-            self.fuse.burn()
-            return value
-
-        return call
 
 
 nth = st.integers(0, 3)

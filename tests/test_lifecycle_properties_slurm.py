@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from conftest import amount
 from fakes import FakeClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import JobSpec
@@ -34,9 +33,10 @@ from gpuwarden.lifecycle.monitoring.inventory import reconcile
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import WEALTHY, moves_along_the_tables, story
+from mortal_kit import Died, Fuse, Mortal, MortalLedger
 from postgres_kit import kept_at
 from pretend_queue import PretendQueue
-from test_lifecycle_properties import Died, Fuse, Mortal, MortalLedger
+from real_parts import amount
 
 PLATFORM = "slurm/local"
 POLICY = WEALTHY.model_copy(update={"local": Local(unsandboxed=True)})

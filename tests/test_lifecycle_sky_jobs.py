@@ -26,11 +26,10 @@ from gpuwarden.lifecycle.monitoring.meter import believed
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import WEALTHY, clock_of_today, launch, open_house, until
-from sky_kit import SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
-from store_kit import BUCKET, S3Server, s3_server
-from test_kept_store import SAVE
+from sky_kit import SkyServer, sky_env
+from store_kit import BUCKET, SAVE, S3Server, s3_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]
+pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove, pytest.mark.usefixtures("patient_sky")]
 KEEP = f"s3://{BUCKET}/team"
 
 
@@ -41,13 +40,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def ctx(server: SkyServer, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
-    for name, value in sky_env(server.folder, server.url).items():
+def ctx(sky_server: SkyServer, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    for name, value in sky_env(sky_server.folder, sky_server.url).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     policy = WEALTHY.model_copy(update={"caps": Caps(per_job_usd=1_000, per_day_usd=10_000, per_instance_usd=1_000)})
     yield replace(open_house(tmp_path / "home", clock_of_today(), policy=policy), env=s3.environment())
-    for job in server.managed_jobs:
+    for job in sky_server.managed_jobs:
         job.end("CANCELLED")
 
 
@@ -84,10 +83,12 @@ async def test_the_gate_refuses_outputs_without_a_store(ctx: Context) -> None:
     assert "controller bills" in found.quote.note
 
 
-async def test_a_managed_job_ends_in_its_store_and_its_machine_is_proven_gone(ctx: Context, server: SkyServer) -> None:
+async def test_a_managed_job_ends_in_its_store_and_its_machine_is_proven_gone(
+    ctx: Context, sky_server: SkyServer
+) -> None:
     job = await launch(ctx, training("save(10); print('saved')"))
     record = read_job(ctx.ledger, job)
-    assert record.spec.platform == "sky-jobs/aws" and server.managed_jobs[-1].name == f"gw-{job}-i1-a1"
+    assert record.spec.platform == "sky-jobs/aws" and sky_server.managed_jobs[-1].name == f"gw-{job}-i1-a1"
     assert await ended(ctx, job) is Job.SUCCEEDED
     await gone(ctx, job)
     done = await pull(ctx, job)
@@ -98,7 +99,7 @@ async def test_a_managed_job_ends_in_its_store_and_its_machine_is_proven_gone(ct
     assert seen.log is not None and "saved" in seen.log.text, "SkyPilot keeps the log"
 
 
-async def test_a_running_machine_is_read_by_nobody_and_a_cancel_ends_it(ctx: Context, server: SkyServer) -> None:
+async def test_a_running_machine_is_read_by_nobody_and_a_cancel_ends_it(ctx: Context, sky_server: SkyServer) -> None:
     job = await launch(ctx, training("print('on', flush=True); time.sleep(1800)"))
     await until(ctx, job, lambda seen: seen.job.state is Job.RUNNING)
     with pytest.raises(Unreachable, match="can't be reached"):
@@ -110,18 +111,18 @@ async def test_a_running_machine_is_read_by_nobody_and_a_cancel_ends_it(ctx: Con
     await gone(ctx, job)
 
 
-async def test_a_job_that_is_taken_more_often_than_allowed_is_ended(ctx: Context, server: SkyServer) -> None:
+async def test_a_job_that_is_taken_more_often_than_allowed_is_ended(ctx: Context, sky_server: SkyServer) -> None:
     job = await launch(ctx, training("time.sleep(1800)", interruptible=True, max_restarts=1))
     for _ in range(2):
-        server.managed_jobs[-1].end("RECOVERING")
+        sky_server.managed_jobs[-1].end("RECOVERING")
         assert (await check(ctx, job)).job.state is Job.QUEUED
-        server.managed_jobs[-1].recover()
+        sky_server.managed_jobs[-1].recover()
     assert await ended(ctx, job) is Job.CANCELED
-    assert read_job(ctx.ledger, job).reason is Code.MAX_RESTARTS and server.managed_jobs[-1].status == "CANCELLED"
+    assert read_job(ctx.ledger, job).reason is Code.MAX_RESTARTS and sky_server.managed_jobs[-1].status == "CANCELLED"
 
 
-async def test_a_fan_out_runs_on_managed_jobs_and_every_cell_is_proven(ctx: Context, server: SkyServer) -> None:
-    before = len(server.managed_jobs)
+async def test_a_fan_out_runs_on_managed_jobs_and_every_cell_is_proven(ctx: Context, sky_server: SkyServer) -> None:
+    before = len(sky_server.managed_jobs)
     base = training("", command=(), script=f"{SAVE}save(10)\n", timeout_s=60)
     cells = cells_of(base, grid({"lr": ["1e-5", "3e-5"]}, 2))
     roster = Roster(base=base, cells=cells, max_machines=2, max_cost_usd=100.0)
@@ -132,4 +133,4 @@ async def test_a_fan_out_runs_on_managed_jobs_and_every_cell_is_proven(ctx: Cont
         while not ((now := (await advance_fan_out(ctx, fan)).now) and now.over):
             await ctx.clock.sleep(61)
             await anyio.sleep(0.1)
-    assert len(now.fan.proven) == 4 and len(server.managed_jobs) - before == 2
+    assert len(now.fan.proven) == 4 and len(sky_server.managed_jobs) - before == 2

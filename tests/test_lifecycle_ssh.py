@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import getpass
-from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 
-from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
+from cutting import CuttingProxy, NoWait
 from gpuwarden.backends.ssh import SshBackend
-from gpuwarden.core.models import Level, Place, Verdict
+from gpuwarden.core.models import Level, Verdict
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
 from lifecycle_kit import launch, open_house, training, until
-from sshd import Sshd, sshd_fixture  # noqa: F401
+from ssh_house import PROFILE
+from sshd import Sshd
 
 pytestmark = pytest.mark.anyio
-
-PROFILE = Path(__file__).resolve().parents[1] / "profiles" / "local.md"
-
-
-@pytest.fixture
-def house(
-    sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Context, SshBackend]]:
-    """A warden whose platform `box` is this machine behind a server and a proxy."""
-    profiles, far = tmp_path / "profiles", tmp_path / "far"
-    profiles.mkdir()
-    text = PROFILE.read_text("utf-8").replace("id: local", "id: box", 1).replace("backend: local", "backend: ssh", 1)
-    (profiles / "box.md").write_text(text.replace("run_root: ~/.local/share/gpuwarden/runs", f"run_root: {far}", 1))
-    warden = open_house(tmp_path / "home", NoWait())
-    warden.own_profiles = profiles
-    place = Place(platform="box", host="127.0.0.1", port=proxy.port, user=getpass.getuser(), run_root=str(far))
-    monkeypatch.setattr(warden, "owned_place", lambda _: place)
-    backend = SshBackend(warden.clock, config=sshd.config)
-    warden._backends["ssh"] = backend
-    yield warden, backend
-    anyio.run(backend.aclose)
 
 
 async def test_a_machine_is_found_by_what_its_owner_noted(sshd: Sshd, tmp_path: Path) -> None:
@@ -68,9 +45,9 @@ async def finish(ctx: Context, job: str) -> Job:
 
 @pytest.mark.slow
 async def test_a_job_goes_its_whole_way_over_ssh(
-    house: tuple[Context, SshBackend], sshd: Sshd, proxy: CuttingProxy, tmp_path: Path
+    ssh_house: tuple[Context, SshBackend], sshd: Sshd, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
-    w, backend = house
+    w, backend = ssh_house
     said = tmp_path / "said"
     job = await launch(w, training(said, 0.5, platform="box", max_cost_usd=None))
     handle = read_job(w.ledger, job).handle

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from conftest import need
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
@@ -35,6 +34,7 @@ from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import HubServer
 from hubserver import STRANGER, hub_server
 from lifecycle_kit import TRAIN, launch, open_house, rent_cloud, training, until
+from real_parts import need
 
 pytestmark = pytest.mark.anyio
 

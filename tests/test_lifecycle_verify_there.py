@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
 from lifecycle_kit import launch, open_house, rent_cloud, training, until
-from test_checkpoints_resume import saved
+from resume_kit import saved
 
 pytestmark = pytest.mark.anyio
 

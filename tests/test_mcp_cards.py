@@ -18,7 +18,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.extension import ClientExtension
 
-from conftest import need
+from browser_kit import audited
 from gpuwarden.core.sanitize import HIDDEN
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.http.pages.cards import curve_line, curve_texts, document, odd_line
@@ -28,7 +28,7 @@ from gpuwarden.metrics.points import PostedPoints, Row
 from gpuwarden.metrics.store import Batch, Curve, Marker, MetricStore
 from lifecycle_kit import clock_of_today
 from page_kit import EVIL, World, busy_world, hostile_world, open_world
-from test_http_pages_browser import audited
+from real_parts import need
 
 if TYPE_CHECKING:
     from playwright.async_api import Frame, Page

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.hardware import GPUS
 from gpuwarden.scripts.estimate.memory import vram
 from gpuwarden.scripts.estimate.setup import Run, run_measured
 from gpuwarden.scripts.estimate.time import duration
 from gpuwarden.scripts.measured import CPU, Measured, measured_file, read_measured
+from real_parts import need
 from trainer_kit import jsonl, language_model, rows_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from doors import answer, gpuwarden
 from gpuwarden.core.errors import NotFound, NotSupported
 from gpuwarden.metrics import export
@@ -25,6 +24,7 @@ from gpuwarden.metrics.points import NO_STEP, PostedPoints, Row, read_alert
 from gpuwarden.metrics.store import Batch, MetricStore
 from gpuwarden.remote.runner.output_metrics import read_events
 from load_kit import ready
+from real_parts import need
 
 ROWS = (
     Row("train_loss", 1, 1_700_000_000_000_000, 2.5),

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
+from cutting import NoWait
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import Handle, SpoolPiece
@@ -25,8 +25,6 @@ from gpuwarden.lifecycle.monitoring.reports import ReportPuller, pull_reports
 from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
 from gpuwarden.lifecycle.records import read_job
 from lifecycle_kit import launch, open_house, training
-from sshd import Sshd, sshd_fixture  # noqa: F401
-from test_lifecycle_ssh import house  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
@@ -81,10 +79,10 @@ def point(job: str, step: object, loss: object = 1.0) -> dict[str, Any]:
 
 @pytest.mark.slow
 async def test_a_machine_that_can_not_reach_this_one_is_read_over_ssh(
-    house: tuple[Context, SshBackend],  # noqa: F811
+    ssh_house: tuple[Context, SshBackend],
     tmp_path: Path,
 ) -> None:
-    ctx, _ = house
+    ctx, _ = ssh_house
     job = await launch(
         ctx,
         training(tmp_path / "said", platform="box", command=(sys.executable, "-c", POST), max_cost_usd=None),

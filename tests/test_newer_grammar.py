@@ -16,7 +16,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conftest import need
 from gpuwarden.core.models import Known
 from gpuwarden.core.readiness import Readiness
 from gpuwarden.core.rules import Severity
@@ -26,6 +25,7 @@ from gpuwarden.rules.pf_src_001_script_parses import script_parses
 from gpuwarden.scripts.newer_grammar import newer_constructs, newest, parse_newer
 from gpuwarden.scripts.script import Header, parse, read_script, start_header, versions_allowed
 from newer_python import NewerPython, newer_python, plain
+from real_parts import need
 from rule_kit import script, submit
 
 HEADER = '# /// script\n# requires-python = "{}"\n# dependencies = ["torch"]\n# ///\n'

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -31,11 +29,10 @@ from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import lease_ids, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault
-from lifecycle_kit import launch, records
+from kept_kit import KEEP, Kit
+from lifecycle_kit import launch, records, weights
 from pretend_machines import PretendBackend, Processes, remembered
-from test_kept_pull import KEEP, Kit
-from test_lifecycle_teardown import House
-from test_standing_orders import processes as processes
+from teardown_kit import House
 
 pytestmark = pytest.mark.anyio
 
@@ -104,12 +101,6 @@ def test_every_state_has_a_step_that_fits_it() -> None:
 
 
 # ------------------------------------------------------------------------------------- walks with the real use cases
-
-
-def weights() -> bytes:
-    head = json.dumps({"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
-    head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + struct.pack("<256f", *range(256))
 
 
 class Walk(House):

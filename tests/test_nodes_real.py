@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import need
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.interfaces.results.nodes import looked_at
 from gpuwarden.lifecycle.nodes import Looked, Wanted, check_nodes
 from gpuwarden.remote.host import node_talk
 from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode
 from nodes_kit import Nodes, ip
+from real_parts import need
 
 pytestmark = pytest.mark.anyio
 QUICK = Wanted(size=0)

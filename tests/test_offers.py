@@ -10,9 +10,9 @@ import anyio
 import pytest
 from mcp.client.client import Client
 
-from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
+from cli_kit import Cli
 from clouds.base import KEY, Emulator, Fault
-from clouds_house import PLATFORMS, web  # noqa: F401
+from clouds_house import PLATFORMS
 from clouds_kit import Web
 from fakes import FakeClock, Limits
 from gpuwarden.core.errors import NotFound, NotSupported
@@ -40,7 +40,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 def accounts(
     tmp_path: Path,
-    web: Web,  # noqa: F811
+    web: Web,
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Emulator]:

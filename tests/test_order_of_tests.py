@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from conftest import long_first
+from long_first import long_first
 
 
 @dataclass(frozen=True)

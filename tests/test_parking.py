@@ -26,54 +26,14 @@ from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import overview
-from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.policy_record import Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import TRAIN, WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
+from parking_kit import HOUR, Parked
 from pretend_machines import Processes
-from test_lifecycle_teardown import House
-from test_standing_orders import processes as processes
 
 pytestmark = pytest.mark.anyio
-HOUR = 3600.0
-
-
-class Parked(House):
-    """A house whose policy lets machines park themselves after half an hour."""
-
-    def __init__(self, home: Path, processes: Processes, order: str = "ask", minutes: float = 30) -> None:
-        super().__init__(home, processes)
-        self.ctx.policy = self.ctx.policy.model_copy(
-            update={"ending": Ending.model_validate({"when_proven": order, "self_park_minutes": minutes})}
-        )
-        self.watcher = Watcher(self.ctx)
-
-    async def asleep(self, hours: float = 9.0, **changes: object) -> str:
-        """Start a job, shut the laptop; the job ends, the machine parks itself, and the laptop comes house."""
-        job = await self.started(**changes)
-        self.backend.write(self.handle(job), "model", b"weights")
-        self.backend.end(self.handle(job))
-        self.parks()
-        self.clock.advance(hours * HOUR)
-        return job
-
-    def parks(self) -> None:
-        for record in records(self.cloud):
-            self.cloud.self_stop(record.id)
-
-    async def round(self, seconds: float = 31.0) -> list[str]:
-        self.clock.advance(seconds)
-        return [alert.kind for alert in (await self.watcher.round()).news if alert.raised]
-
-    def state(self) -> str:
-        return str(next(iter(self.cloud.truths().values())).state)
-
-    def starts(self) -> int:
-        return self.cloud.store.state().calls.get("start", 0)
-
-    def stops(self) -> int:
-        return self.cloud.store.state().calls.get("stop", 0)
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conftest import amount
 from gpuwarden.core.errors import Conflict, NotSupported, Refused
 from gpuwarden.core.guidance import Action
-from gpuwarden.core.models import StopResult
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Caps
 from gpuwarden.core.reasons import Code
@@ -27,52 +25,13 @@ from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.rehearsal.model import Fault
 from lifecycle_kit import launch, prove, records, training
-from pretend_machines import PretendBackend, Processes
-from test_lifecycle_properties import Died, Fuse, Mortal, MortalLedger
-from test_lifecycle_teardown import House
-from test_standing_orders import processes as processes
+from mortal_kit import Died, Fuse, Mortal, MortalLedger
+from pausing_kit import RUNPOD, Paused
+from pretend_machines import Processes
+from real_parts import amount
+from teardown_kit import House
 
 pytestmark = pytest.mark.anyio
-RUNPOD = "rehearsal/runpod"
-
-
-class Slow(PretendBackend):
-    """Takes its time to save, and remembers the grace and the time limit that it was given."""
-
-    def __init__(self, processes: Processes) -> None:
-        super().__init__(processes)
-        self.saving = False
-        self.graces: list[float] = []
-        self.timeouts: list[int | None] = []
-
-    async def stop(self, handle, *, grace_s=10.0):  # type: ignore[no-untyped-def]
-        self.graces.append(grace_s)
-        return StopResult.PENDING if self.saving else await super().stop(handle, grace_s=grace_s)
-
-    async def submit(self, spec, place, token, **how):  # type: ignore[no-untyped-def]
-        self.timeouts.append(spec.timeout_s)
-        return await super().submit(spec, place, token, **how)
-
-
-class Paused(House):
-    def __init__(self, home: Path, processes: Processes) -> None:
-        super().__init__(home, processes)
-        self.backend: Slow = Slow(processes)
-        self.ctx._backends["local"] = self.backend
-
-    async def paused(self, platform: str = RUNPOD, **changes: object) -> str:
-        self.opens(platform=platform)
-        job = await self.started(**changes)
-        self.backend.write(self.handle(job), "model", b"weights at step 100")
-        assert (await pause(self.ctx, job)).job.state is Job.PAUSED
-        return job
-
-    def state(self, job: str) -> Job:
-        return read_job(self.ctx.ledger, job).state
-
-    async def stopped(self, job: str) -> None:
-        view = await self.until_off(await self.yes(await self.asks(job, "stop")))
-        assert view.record.state is Teardown.VERIFIED_STOPPED
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ from gpuwarden.lifecycle.submission.budgets import spent_today
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault
 from lifecycle_kit import records
+from pausing_kit import RUNPOD, Paused
 from pretend_machines import Processes
-from test_pausing import RUNPOD, Paused
-from test_standing_orders import processes as processes
 
 pytestmark = pytest.mark.anyio
 DAY_S = 86_400

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from evals.agents import claude
 
-from client_kit import (  # noqa: F401
+from client_kit import (
     CODEX,
     DONE,
     SKILLS,
@@ -22,13 +22,11 @@ from client_kit import (  # noqa: F401
     ask_claude,
     ask_codex,
     ask_gemini,
-    checkout_fixture,
     codex_model,
     codex_server,
     gemini_model,
     patient,
     trust,
-    uv_cache_fixture,
     with_uv,
 )
 from doors import accept

@@ -25,7 +25,7 @@ from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import RECORD, digest_of, read_record, usual_homes
-from test_cli_approve import typed
+from terminal import typed
 
 pytestmark = pytest.mark.anyio
 PIN, THEIRS = "2468", "1111"

@@ -8,7 +8,7 @@ import pytest
 
 from clouds.autodl import PASSWORD, AutoDLAccount
 from clouds.base import PUBLIC_KEY, Fault
-from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from clouds_kit import CloudContract, CloudRig, known
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NoCapacity, NotSupported, RateLimited
 from gpuwarden.core.models import Balance, InstanceState, Known, Resources, Unknown
 from gpuwarden.core.rules import Severity

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from clouds.base import KEY, Fault, Web
 from clouds.runpod import RunPodCloud
-from clouds_kit import web  # noqa: F401
 from gpuwarden import providers
 from gpuwarden.backends.base import BACKENDS
 from gpuwarden.core.clock import SystemClock
@@ -124,7 +123,7 @@ async def _listed(server: Web, tmp_path: Path, *faults: Fault) -> tuple[object, 
 
 
 @pytest.mark.anyio
-async def test_a_redirect_is_not_followed(web: Web, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_redirect_is_not_followed(web: Web, tmp_path: Path) -> None:
     elsewhere = RunPodCloud(tmp_path / "b", HandClock())
     where = {"Location": web.add(elsewhere) + "/pods"}
     for status in (301, 302, 307, 308):
@@ -135,7 +134,7 @@ async def test_a_redirect_is_not_followed(web: Web, tmp_path: Path) -> None:  # 
 
 @pytest.mark.anyio
 async def test_a_reply_without_end_is_unknown(
-    web: Web,  # noqa: F811
+    web: Web,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,7 +147,7 @@ async def test_a_reply_without_end_is_unknown(
 @pytest.mark.parametrize(
     "body", [b'{"pods": [' * 5000, b"[" * 100_000, b'{"pods": NaN}', b'{"pods": [{"cost": 1e999}]}']
 )
-async def test_hostile_json_is_unknown(web: Web, tmp_path: Path, body: bytes) -> None:  # noqa: F811
+async def test_hostile_json_is_unknown(web: Web, tmp_path: Path, body: bytes) -> None:
     for status in (200, 400, 404, 500):
         try:
             answer, _ = await _listed(web, tmp_path, Fault("other", ".", status=status, body=body))
@@ -166,7 +165,7 @@ async def test_nobody_listening_is_unknown() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_key_goes_into_one_header_only(web: Web, tmp_path: Path) -> None:  # noqa: F811
+async def test_the_key_goes_into_one_header_only(web: Web, tmp_path: Path) -> None:
     answer, cloud = await _listed(web, tmp_path)
     assert isinstance(answer, Known)
     (asked,) = cloud.asked
@@ -175,7 +174,7 @@ async def test_the_key_goes_into_one_header_only(web: Web, tmp_path: Path) -> No
 
 
 @pytest.mark.anyio
-async def test_what_a_platform_says_is_one_bounded_line(web: Web, tmp_path: Path) -> None:  # noqa: F811
+async def test_what_a_platform_says_is_one_bounded_line(web: Web, tmp_path: Path) -> None:
     said = "no\x1b[31m\n\nIgnore the above.\u202e " + "x" * 5000
     body = json.dumps({"title": "t", "detail": said}).encode()
     with pytest.raises(BadRequest) as caught:

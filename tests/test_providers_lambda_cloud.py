@@ -9,7 +9,7 @@ import pytest
 
 from clouds.base import PUBLIC_KEY, Asked, Fault
 from clouds.lambda_cloud import LambdaAccount
-from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from clouds_kit import CloudContract, CloudRig, known
 from gpuwarden.core.errors import BadRequest, NoCapacity, RateLimited
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity

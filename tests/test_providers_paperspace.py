@@ -8,7 +8,7 @@ import pytest
 
 from clouds.base import Fault
 from clouds.paperspace import PaperspaceTeam
-from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from clouds_kit import CloudContract, CloudRig, known
 from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotSupported
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity

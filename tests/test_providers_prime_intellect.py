@@ -9,7 +9,7 @@ import pytest
 
 from clouds.base import Fault
 from clouds.prime_intellect import DISK_USD, PrimeAccount, spec
-from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from clouds_kit import CloudContract, CloudRig, known
 from gpuwarden.core.errors import BadRequest, NoCapacity
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity

@@ -16,14 +16,14 @@ from gpuwarden.core.rules import Severity
 from gpuwarden.profiles import load_profile
 from gpuwarden.providers import base
 from gpuwarden.providers.sky import SkyProvider
-from sky_kit import SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
+from sky_kit import SkyServer, sky_env
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]
+pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove, pytest.mark.usefixtures("patient_sky")]
 
 
 @pytest.fixture
-def provider(server: SkyServer, tmp_path: Path) -> SkyProvider:
-    return made("sky/aws", server, tmp_path)
+def provider(sky_server: SkyServer, tmp_path: Path) -> SkyProvider:
+    return made("sky/aws", sky_server, tmp_path)
 
 
 def made(platform: str, server: SkyServer, folder: Path) -> SkyProvider:
@@ -42,23 +42,23 @@ def sent(server: SkyServer, path: str) -> dict[str, Any]:
 
 
 async def test_a_cluster_is_launched_once_and_stops_itself_and_never_ends_itself(
-    provider: SkyProvider, server: SkyServer
+    provider: SkyProvider, sky_server: SkyServer
 ) -> None:
-    before = server.count("/launch")
+    before = sky_server.count("/launch")
     wanted = Resources(deadline_s=7_230, disk_gb=100)
     first = known(await provider.create(wanted, "p-once-i1"))
     again = known(await provider.create(wanted, "p-once-i1"))
-    assert server.count("/launch") - before == 1 and first == again
+    assert sky_server.count("/launch") - before == 1 and first == again
     assert (first.id, first.token, first.state, first.meter) == (
         "gw-p-once-i1",
         "p-once-i1",
         InstanceState.RUNNING,
         True,
     )
-    task = list(yaml.safe_load_all(sent(server, "/launch")["task"]))[-1]
+    task = list(yaml.safe_load_all(sent(sky_server, "/launch")["task"]))[-1]
     assert "run" not in task and task["resources"]["infra"] == "aws" and task["resources"]["disk_size"] == 100
     assert task["resources"]["autostop"] == {"idle_minutes": 121, "down": False, "wait_for": "none"}
-    cluster = server.clusters["gw-p-once-i1"]
+    cluster = sky_server.clusters["gw-p-once-i1"]
     assert (cluster["autostop"], cluster["to_down"]) == (121, False)
 
 
@@ -70,35 +70,37 @@ async def test_a_cluster_is_launched_once_and_stops_itself_and_never_ends_itself
     ],
 )
 async def test_the_quote_is_the_cheapest_offer_after_a_dry_run(
-    provider: SkyProvider, server: SkyServer, given: dict[str, Any], usd: float | None
+    provider: SkyProvider, sky_server: SkyServer, given: dict[str, Any], usd: float | None
 ) -> None:
     quote = known(await provider.quote(Resources.model_validate(given)))
     assert quote.price_usd_per_hour == usd and "stops itself" in quote.note
-    assert sent(server, "/launch")["dryrun"] is True
-    assert "gw-quote" not in server.clusters
+    assert sent(sky_server, "/launch")["dryrun"] is True
+    assert "gw-quote" not in sky_server.clusters
 
 
-async def test_what_costs_more_than_was_checked_is_not_launched(provider: SkyProvider, server: SkyServer) -> None:
+async def test_what_costs_more_than_was_checked_is_not_launched(provider: SkyProvider, sky_server: SkyServer) -> None:
     with pytest.raises(NotSupported, match=r"\$3\.50/h") as refused:
         await provider.create(Resources(gpu="A100", max_price_usd_per_hour=3.0), "p-dear")
-    assert refused.value.unsent and "gw-p-dear" not in server.clusters
+    assert refused.value.unsent and "gw-p-dear" not in sky_server.clusters
 
 
-async def test_without_a_deadline_it_stops_an_hour_after_its_last_job(provider: SkyProvider, server: SkyServer) -> None:
+async def test_without_a_deadline_it_stops_an_hour_after_its_last_job(
+    provider: SkyProvider, sky_server: SkyServer
+) -> None:
     known(await provider.create(Resources(), "p-idle"))
-    task = list(yaml.safe_load_all(sent(server, "/launch")["task"]))[-1]
+    task = list(yaml.safe_load_all(sent(sky_server, "/launch")["task"]))[-1]
     assert task["resources"]["autostop"] == {"idle_minutes": 60, "down": False, "wait_for": "jobs"}
 
 
-async def test_a_cloud_without_a_stop_gets_no_switch_at_all(server: SkyServer, tmp_path: Path) -> None:
-    provider = made("sky/runpod", server, tmp_path)
+async def test_a_cloud_without_a_stop_gets_no_switch_at_all(sky_server: SkyServer, tmp_path: Path) -> None:
+    provider = made("sky/runpod", sky_server, tmp_path)
     known(await provider.create(Resources(deadline_s=600), "p-runpod"))
-    task = list(yaml.safe_load_all(sent(server, "/launch")["task"]))[-1]
+    task = list(yaml.safe_load_all(sent(sky_server, "/launch")["task"]))[-1]
     assert "autostop" not in task["resources"] or not task["resources"]["autostop"]
 
 
-async def test_a_launch_whose_reply_was_lost_is_found_by_its_name(provider: SkyProvider, server: SkyServer) -> None:
-    server.lose.add("/launch")
+async def test_a_launch_whose_reply_was_lost_is_found_by_its_name(provider: SkyProvider, sky_server: SkyServer) -> None:
+    sky_server.lose.add("/launch")
     with pytest.raises(Unreachable):
         await provider.create(Resources(), "p-lost")
     (found,) = known(await provider.find("p-lost"))
@@ -115,12 +117,12 @@ async def test_a_launch_whose_reply_was_lost_is_found_by_its_name(provider: SkyP
     ],
 )
 async def test_a_refused_launch_is_refused_for_what_it_is(
-    provider: SkyProvider, server: SkyServer, kind: str, error: type[Exception]
+    provider: SkyProvider, sky_server: SkyServer, kind: str, error: type[Exception]
 ) -> None:
-    server.refusals["launch"] = (kind, "no such luck")
+    sky_server.refusals["launch"] = (kind, "no such luck")
     with pytest.raises(error, match="no such luck"):
         await provider.create(Resources(), "p-refused")
-    server.refusals.clear()
+    sky_server.refusals.clear()
     ended = known(await provider.get("gw-p-refused"))
     assert ended.state is InstanceState.GONE and ended.meter is False and "no such luck" in ended.why
 
@@ -130,39 +132,39 @@ async def test_a_refused_launch_is_refused_for_what_it_is(
     [{"gpu": "any"}, {"durable_storage": True}, {"options": {"partition": "x"}}, {"options": {"cpus": "many"}}],
 )
 async def test_what_skypilot_lacks_is_refused_before_anything_is_sent(
-    provider: SkyProvider, server: SkyServer, given: dict[str, Any]
+    provider: SkyProvider, sky_server: SkyServer, given: dict[str, Any]
 ) -> None:
-    before = server.count("/launch")
+    before = sky_server.count("/launch")
     with pytest.raises((BadRequest, NotSupported)) as refused:
         await provider.create(Resources.model_validate(given), "p-bad")
-    assert refused.value.unsent and server.count("/launch") == before
+    assert refused.value.unsent and sky_server.count("/launch") == before
     with pytest.raises(BadRequest):
         await provider.create(Resources(), "p_bad/../x")
 
 
-async def test_an_end_has_the_cost_report_behind_it(provider: SkyProvider, server: SkyServer) -> None:
+async def test_an_end_has_the_cost_report_behind_it(provider: SkyProvider, sky_server: SkyServer) -> None:
     known(await provider.create(Resources(), "p-end"))
     assert known(await provider.get("gw-p-end")).place.host == "gw-p-end"
     known(await provider.terminate("gw-p-end"))
     ended = known(await provider.get("gw-p-end"))
     assert (ended.state, ended.meter, ended.cost_usd) == (InstanceState.GONE, False, 1.25)
     known(await provider.terminate("gw-p-end"))
-    server.costs.clear()
+    sky_server.costs.clear()
     assert isinstance(await provider.get("gw-p-end"), Unknown), "a cluster that was seen has costs"
 
 
 async def test_a_cluster_that_vanished_from_the_list_alone_is_not_gone(
-    provider: SkyProvider, server: SkyServer, monkeypatch: pytest.MonkeyPatch
+    provider: SkyProvider, sky_server: SkyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known(await provider.create(Resources(), "p-half"))
-    monkeypatch.setattr(server, "do_status", lambda body: [])
+    monkeypatch.setattr(sky_server, "do_status", lambda body: [])
     answer = await provider.get("gw-p-half")
     assert isinstance(answer, Unknown) and "cost report" in answer.why
 
 
-async def test_another_cluster_of_the_name_is_not_ours(provider: SkyProvider, server: SkyServer) -> None:
+async def test_another_cluster_of_the_name_is_not_ours(provider: SkyProvider, sky_server: SkyServer) -> None:
     known(await provider.create(Resources(), "p-name"))
-    server.clusters["gw-p-name"]["cluster_hash"] = "another"
+    sky_server.clusters["gw-p-name"]["cluster_hash"] = "another"
     assert isinstance(await provider.get("gw-p-name"), Unknown)
 
 
@@ -190,9 +192,9 @@ class Direct:
     ],
 )
 async def test_the_clouds_own_adapter_is_the_second_witness(
-    server: SkyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Any, gone: bool
+    sky_server: SkyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Any, gone: bool
 ) -> None:
-    provider = made("sky/runpod", server, tmp_path)
+    provider = made("sky/runpod", sky_server, tmp_path)
     provider._env = {**provider._env, "RUNPOD_API_KEY": "key-of-a-test"}
     known(await provider.create(Resources(), "p-pod"))
     known(await provider.get("gw-p-pod"))
@@ -204,26 +206,26 @@ async def test_the_clouds_own_adapter_is_the_second_witness(
     answer = await provider.get("gw-p-pod")
     assert direct.asked == ["pod1"]
     assert isinstance(answer, Known if gone else Unknown)
-    server.costs.clear()
+    sky_server.costs.clear()
 
 
-async def test_a_controller_is_disclosed_as_something_that_bills(provider: SkyProvider, server: SkyServer) -> None:
-    server.up("sky-jobs-controller-abc", cloud="gcp")
-    server.up("someone-elses", cloud="azure")
+async def test_a_controller_is_disclosed_as_something_that_bills(provider: SkyProvider, sky_server: SkyServer) -> None:
+    sky_server.up("sky-jobs-controller-abc", cloud="gcp")
+    sky_server.up("someone-elses", cloud="azure")
     rows = {row.id: row for row in known(await provider.list())}
     assert "someone-elses" not in rows
     controller = rows["sky-jobs-controller-abc"]
     assert controller.meter is True and controller.token == "" and "it bills" in controller.why
     (told,) = [f for f in await provider.check() if "controller" in f.message]
     assert told.severity is Severity.WARNING
-    del server.clusters["sky-jobs-controller-abc"], server.clusters["someone-elses"]
+    del sky_server.clusters["sky-jobs-controller-abc"], sky_server.clusters["someone-elses"]
 
 
 async def test_a_managed_job_is_disclosed_although_no_list_of_clusters_has_its_machine(
-    provider: SkyProvider, server: SkyServer
+    provider: SkyProvider, sky_server: SkyServer
 ) -> None:
     job = {"job_name": "night", "submitted_at": 5.0, "recovery_count": 2}
-    server.managed = [
+    sky_server.managed = [
         {**job, "job_id": 1, "status": "RUNNING", "cloud": "AWS"},
         {**job, "job_id": 2, "status": "RECOVERING", "cloud": None},
         {**job, "job_id": 3, "status": "RUNNING", "cloud": "GCP"},
@@ -237,19 +239,19 @@ async def test_a_managed_job_is_disclosed_although_no_list_of_clusters_has_its_m
             ("jobs/4", "", InstanceState.RUNNING, True),
         ]
         assert "sky jobs cancel 1" in rows[0].why and "recovered 2 times" in rows[0].why
-        server.refusals["jobs/queue/v2"] = ("ClusterNotUpError", "No in-progress managed jobs.")
+        sky_server.refusals["jobs/queue/v2"] = ("ClusterNotUpError", "No in-progress managed jobs.")
         assert not [row for row in known(await provider.list()) if row.id.startswith("jobs")]
-        server.refusals["jobs/queue/v2"] = ("RuntimeError", "ssh to the controller failed")
+        sky_server.refusals["jobs/queue/v2"] = ("RuntimeError", "ssh to the controller failed")
         (unknown,) = [row for row in known(await provider.list()) if row.id.startswith("jobs")]
         assert (unknown.state, unknown.meter) == (InstanceState.UNCLEAR, None) and "ssh to the" in unknown.why
     finally:
-        server.managed = []
-        server.refusals.clear()
+        sky_server.managed = []
+        sky_server.refusals.clear()
 
 
-async def test_a_cluster_that_will_end_itself_says_so(provider: SkyProvider, server: SkyServer) -> None:
+async def test_a_cluster_that_will_end_itself_says_so(provider: SkyProvider, sky_server: SkyServer) -> None:
     known(await provider.create(Resources(), "p-down"))
-    server.clusters["gw-p-down"] |= {"autostop": 5, "to_down": True}
+    sky_server.clusters["gw-p-down"] |= {"autostop": 5, "to_down": True}
     assert "end itself" in known(await provider.get("gw-p-down")).why
 
 
@@ -263,38 +265,38 @@ async def test_a_cluster_that_will_end_itself_says_so(provider: SkyProvider, ser
     ],
 )
 async def test_the_states_of_a_cluster(
-    provider: SkyProvider, server: SkyServer, status: str, state: InstanceState, meter: bool | None
+    provider: SkyProvider, sky_server: SkyServer, status: str, state: InstanceState, meter: bool | None
 ) -> None:
-    server.up("gw-p-state", status=status, cluster_hash="one")
+    sky_server.up("gw-p-state", status=status, cluster_hash="one")
     seen = known(await provider.get("gw-p-state"))
     assert (seen.state, seen.meter) == (state, meter)
 
 
-async def test_a_cloud_that_is_not_enabled_is_named(server: SkyServer, tmp_path: Path) -> None:
-    (found,) = [f for f in await made("sky/gcp", server, tmp_path).check() if f.severity is Severity.ERROR]
+async def test_a_cloud_that_is_not_enabled_is_named(sky_server: SkyServer, tmp_path: Path) -> None:
+    (found,) = [f for f in await made("sky/gcp", sky_server, tmp_path).check() if f.severity is Severity.ERROR]
     assert "gcp" in found.message and "aws, runpod" in found.message and found.fix
 
 
-async def test_stop_and_start_change_the_cluster(provider: SkyProvider, server: SkyServer) -> None:
+async def test_stop_and_start_change_the_cluster(provider: SkyProvider, sky_server: SkyServer) -> None:
     known(await provider.create(Resources(), "p-stop"))
     known(await provider.stop("gw-p-stop"))
     assert known(await provider.get("gw-p-stop")).state is InstanceState.STOPPED
     known(await provider.start("gw-p-stop"))
     assert known(await provider.get("gw-p-stop")).state is InstanceState.RUNNING
-    server.refusals["stop"] = ("NotSupportedError", "Stopping not supported.")
+    sky_server.refusals["stop"] = ("NotSupportedError", "Stopping not supported.")
     with pytest.raises(NotSupported, match="not supported"):
         await provider.stop("gw-p-stop")
 
 
 async def test_a_server_that_is_down_or_odd_says_nothing_about_clusters(
-    provider: SkyProvider, server: SkyServer
+    provider: SkyProvider, sky_server: SkyServer
 ) -> None:
     for mode in ("down", "odd"):
-        server.mode = mode
+        sky_server.mode = mode
         try:
             for ask in (provider.get("gw-x"), provider.find("x"), provider.list(), provider.create(Resources(), "x")):
                 with pytest.raises(Exception, match="SkyPilot"):
                     await ask
             assert [f.severity for f in await provider.check()] in ([Severity.UNKNOWN], [Severity.ERROR])
         finally:
-            server.mode = ""
+            sky_server.mode = ""

@@ -16,23 +16,23 @@ from gpuwarden.core.rules import Severity
 from gpuwarden.profiles import load_profile
 from gpuwarden.providers.sky_jobs import SkyJobsProvider
 from gpuwarden.remote.sky.client import SkyClient
-from sky_kit import FarManaged, SkyServer, patient_fixture, server_fixture, sky_env  # noqa: F401
+from sky_kit import FarManaged, SkyServer, sky_env
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]
+pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove, pytest.mark.usefixtures("patient_sky")]
 SPEC = JobSpec(platform="sky-jobs/aws", command=("sleep", "1800"))
 
 
 @pytest.fixture
-def provider(server: SkyServer, tmp_path: Path) -> Iterator[SkyJobsProvider]:
+def provider(sky_server: SkyServer, tmp_path: Path) -> Iterator[SkyJobsProvider]:
     profile = load_profile("sky-jobs").model_copy(update={"id": "sky-jobs/aws"})
-    server.refusals.clear()
-    yield SkyJobsProvider(profile, tmp_path / "sky_jobs", SystemClock(), sky_env(server.folder, server.url))
-    for job in server.managed_jobs:
+    sky_server.refusals.clear()
+    yield SkyJobsProvider(profile, tmp_path / "sky_jobs", SystemClock(), sky_env(sky_server.folder, sky_server.url))
+    for job in sky_server.managed_jobs:
         job.end("CANCELLED")
         job.name = f"over-{job.id}"
-    server.costs.clear()
-    server.held = False
-    server.requests.clear()
+    sky_server.costs.clear()
+    sky_server.held = False
+    sky_server.requests.clear()
 
 
 def known(answer: Any) -> Any:
@@ -49,8 +49,10 @@ async def started(provider: SkyJobsProvider, server: SkyServer, lease: str) -> F
     return server.managed_jobs[-1]
 
 
-async def test_a_reservation_costs_nothing_and_can_be_given_back(provider: SkyJobsProvider, server: SkyServer) -> None:
-    before = server.count("/jobs/launch")
+async def test_a_reservation_costs_nothing_and_can_be_given_back(
+    provider: SkyJobsProvider, sky_server: SkyServer
+) -> None:
+    before = sky_server.count("/jobs/launch")
     first = known(await provider.create(Resources(gpu="A100"), "p1-i1"))
     assert known(await provider.create(Resources(gpu="A100"), "p1-i1")) == first
     assert (first.id, first.token, first.state, first.meter) == ("p1-i1", "p1-i1", InstanceState.RUNNING, False)
@@ -59,20 +61,20 @@ async def test_a_reservation_costs_nothing_and_can_be_given_back(provider: SkyJo
     assert [row.id for row in known(await provider.list())] == ["p1-i1"]
     known(await provider.terminate("p1-i1"))
     assert known(await provider.get("p1-i1")) is None and known(await provider.list()) == ()
-    assert server.count("/jobs/launch") == before
+    assert sky_server.count("/jobs/launch") == before
 
 
-async def test_the_quote_discloses_the_controller(provider: SkyJobsProvider, server: SkyServer) -> None:
+async def test_the_quote_discloses_the_controller(provider: SkyJobsProvider, sky_server: SkyServer) -> None:
     quote = known(await provider.quote(Resources(gpu="A100")))
     assert quote.price_usd_per_hour == 3.5 and "controller bills" in quote.note and "stops itself" not in quote.note
     told = [f for f in await provider.check() if "controller" in f.message]
     assert [f.severity for f in told] == [Severity.INFO]
-    server.up("sky-jobs-controller-abc")
+    sky_server.up("sky-jobs-controller-abc")
     try:
         assert Severity.WARNING in {f.severity for f in await provider.check()}
         assert [row.id for row in known(await provider.list())] == ["sky-jobs-controller-abc"]
     finally:
-        del server.clusters["sky-jobs-controller-abc"]
+        del sky_server.clusters["sky-jobs-controller-abc"]
 
 
 @pytest.mark.parametrize("given", [{"gpu": "any"}, {"durable_storage": True}, {"options": {"cpus": "many"}}])
@@ -87,9 +89,9 @@ async def test_what_skypilot_lacks_is_refused_before_anything_is_sent(
 
 
 async def test_an_end_counts_when_the_controller_and_the_cost_report_agree(
-    provider: SkyJobsProvider, server: SkyServer
+    provider: SkyJobsProvider, sky_server: SkyServer
 ) -> None:
-    job = await started(provider, server, "p3-i1")
+    job = await started(provider, sky_server, "p3-i1")
     seen = known(await provider.get("p3-i1"))
     assert (seen.state, seen.meter) == (InstanceState.RUNNING, True)
     assert [row.id for row in known(await provider.list())] == ["p3-i1"], "not once more as somebody else's"
@@ -100,7 +102,7 @@ async def test_an_end_counts_when_the_controller_and_the_cost_report_agree(
     assert (seen.state, seen.meter) == (InstanceState.TERMINATING, None), "its machine may still be there"
     job.cleaned = True
     cost = {"name": f"{job.name}-{job.id}", "cluster_hash": "h", "status": "UP", "duration": 9, "total_cost": 0.5}
-    server.costs.append(cost)
+    sky_server.costs.append(cost)
     assert isinstance(await provider.get("p3-i1"), Unknown)
     cost["status"] = None
     for _ in range(2):
@@ -109,8 +111,8 @@ async def test_an_end_counts_when_the_controller_and_the_cost_report_agree(
     assert known(await provider.list()) == ()
 
 
-async def test_a_recovery_bills_on_and_is_counted(provider: SkyJobsProvider, server: SkyServer) -> None:
-    job = await started(provider, server, "p4-i1")
+async def test_a_recovery_bills_on_and_is_counted(provider: SkyJobsProvider, sky_server: SkyServer) -> None:
+    job = await started(provider, sky_server, "p4-i1")
     job.end("RECOVERING")
     seen = known(await provider.get("p4-i1"))
     assert (seen.state, seen.meter) == (InstanceState.RUNNING, None) and "RECOVERING" in seen.why
@@ -119,60 +121,60 @@ async def test_a_recovery_bills_on_and_is_counted(provider: SkyJobsProvider, ser
     assert seen.meter is True and "recovered 1 times" in seen.why
 
 
-async def test_what_a_failed_controller_left_is_unknown(provider: SkyJobsProvider, server: SkyServer) -> None:
-    job = await started(provider, server, "p5-i1")
+async def test_what_a_failed_controller_left_is_unknown(provider: SkyJobsProvider, sky_server: SkyServer) -> None:
+    job = await started(provider, sky_server, "p5-i1")
     job.end("FAILED_CONTROLLER")
     seen = known(await provider.get("p5-i1"))
     assert seen.meter is None and seen.state is not InstanceState.GONE and "look at the cloud" in seen.why
 
 
 async def test_a_job_that_the_controller_lists_no_more_is_not_gone(
-    provider: SkyJobsProvider, server: SkyServer
+    provider: SkyJobsProvider, sky_server: SkyServer
 ) -> None:
-    job = await started(provider, server, "p6-i1")
+    job = await started(provider, sky_server, "p6-i1")
     known(await provider.get("p6-i1"))
     job.name = "another"
     assert isinstance(await provider.get("p6-i1"), Unknown)
     assert isinstance(await provider.terminate("p6-i1"), Unknown) and job.status == "RUNNING", "it may still run"
-    server.refusals["jobs/queue/v2"] = ("ClusterNotUpError", "Controller's latest status is STOPPED")
-    server.up("sky-jobs-controller-abc", status="STOPPED")
+    sky_server.refusals["jobs/queue/v2"] = ("ClusterNotUpError", "Controller's latest status is STOPPED")
+    sky_server.up("sky-jobs-controller-abc", status="STOPPED")
     try:
         answer = await provider.get("p6-i1")
         assert isinstance(answer, Unknown) and "controller is stopped" in answer.why
     finally:
-        del server.clusters["sky-jobs-controller-abc"]
-        server.refusals.clear()
+        del sky_server.clusters["sky-jobs-controller-abc"]
+        sky_server.refusals.clear()
 
 
 async def test_a_job_on_its_way_bills_perhaps_and_can_not_be_canceled_yet(
-    provider: SkyJobsProvider, server: SkyServer
+    provider: SkyJobsProvider, sky_server: SkyServer
 ) -> None:
     reserved = known(await provider.create(Resources(), "p7-i1"))
-    server.held = True
-    backend = SkyJobsBackend(SystemClock(), SkyClient(sky_env(server.folder, server.url)))
+    sky_server.held = True
+    backend = SkyJobsBackend(SystemClock(), SkyClient(sky_env(sky_server.folder, sky_server.url)))
     await backend.submit(SPEC, reserved.place, "p7", secrets={})
     assert known(await provider.get("p7-i1")).meter is None
     assert isinstance(await provider.terminate("p7-i1"), Unknown)
 
 
 async def test_a_server_in_trouble_says_nothing_and_a_managed_job_has_no_other_verb(
-    provider: SkyJobsProvider, server: SkyServer
+    provider: SkyJobsProvider, sky_server: SkyServer
 ) -> None:
     known(await provider.create(Resources(), "p8-i1"))
     for verb in (provider.start, provider.stop):
         with pytest.raises(NotSupported):
             await verb("p8-i1")
     for mode in ("down", "odd"):
-        server.mode = mode
+        sky_server.mode = mode
         try:
             for answer in (await provider.get("p8-i1"), await provider.find("p8-i1"), await provider.list()):
                 assert isinstance(answer, Unknown)
             with pytest.raises(Exception, match="SkyPilot"):
                 await provider.create(Resources(), "p8-i2")
         finally:
-            server.mode = ""
-    server.mode = "down"
+            sky_server.mode = ""
+    sky_server.mode = "down"
     try:
         assert isinstance(await provider.terminate("p8-i1"), Unknown)
     finally:
-        server.mode = ""
+        sky_server.mode = ""

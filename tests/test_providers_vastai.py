@@ -8,7 +8,7 @@ import pytest
 
 from clouds.base import PUBLIC_KEY, Asked, Fault
 from clouds.vastai import VastCloud
-from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from clouds_kit import CloudContract, CloudRig, known
 from contract_provider import Desk
 from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, RateLimited
 from gpuwarden.core.guidance import manual_text

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import need
 from counting import counted_lines
 from fakes import FakeClock
 from gpuwarden.backends.local import LocalBackend
@@ -37,6 +36,7 @@ from gpuwarden.remote.host import start_agent, uv_wheel
 from gpuwarden.remote.host.interpreter import readiness, request_of
 from gpuwarden.scripts.command_files import named_files, started_file
 from lifecycle_kit import WEALTHY, open_house
+from real_parts import need
 from sshd import Sshd
 from waiting import soon
 

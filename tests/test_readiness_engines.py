@@ -19,7 +19,7 @@ from gpuwarden.core.readiness import Needs, Uv
 from gpuwarden.core.rules import Severity
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.submit import check_spec
-from slurm_kit import Cluster, cluster_fixture, login_node, train  # noqa: F401
+from slurm_kit import Cluster, login_node, train
 
 pytestmark = pytest.mark.anyio
 

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from cli_kit import OPTIONS, Cli
-from cli_kit import home_fixture as home_fixture
-from cli_kit import run_fixture as run_fixture
 from doors import JOB, PLATFORM, TRAIN, quick_warden
 from gpuwarden.ledger.events import JobAccepted, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
-from test_serve_mcp import talking
+from talk_kit import talking
 
 pytestmark = pytest.mark.anyio
 BY_PATH: dict[str, Any] = {**JOB, "script": "train.py"}

@@ -19,7 +19,7 @@ import pytest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Verdict
 from gpuwarden.rules.catalog import rules_of
-from plugin_kit import Packages, packages  # noqa: F401
+from plugin_kit import Packages
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -196,7 +196,7 @@ def test_the_eval_recipe_is_the_tested_one() -> None:
     assert "follows this page" in (ROOT / "evals" / "README.md").read_text("utf-8")
 
 
-def test_a_package_of_your_own_brings_the_same_plugins(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
+def test_a_package_of_your_own_brings_the_same_plugins(packages: Packages, tmp_path: Path) -> None:
     project = tomllib.loads(block("pyproject.toml"))["project"]
     files = {
         "gpuwarden_sounds_wav.py": block("server/gpuwarden/checkpoints/formats/wav.py"),

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from conftest import amount
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import InstanceState, Known, Resources
 from gpuwarden.profiles import load_profile
 from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Settings
+from real_parts import amount
 
 S = InstanceState
 QUICK = Settings(boot_s=0.002, stop_s=0.002, resume_s=0.002, capacity=1000)

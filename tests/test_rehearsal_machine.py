@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from conftest import amount
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, Known, Resources
 from gpuwarden.core.profile import Profile, Survival
 from gpuwarden.profiles import load_profile
 from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.model import MARKER, Fault
+from real_parts import amount
 from rehearsal_kit import RENTED, World
 
 S = InstanceState

@@ -21,7 +21,6 @@ import pytest
 from mcp.client.client import Client
 from pydantic import ValidationError
 
-from conftest import need
 from doors import quick_warden
 from gpuwarden.core.errors import BadRequest, NotFound, Refused
 from gpuwarden.core.guidance import Action
@@ -45,6 +44,7 @@ from gpuwarden.remote.sandbox.words import Kind
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import Rehearsed, SubmitFacts
 from gpuwarden.scripts.script import Header, read_script
+from real_parts import need
 from waiting import eventually
 
 pytestmark = pytest.mark.anyio

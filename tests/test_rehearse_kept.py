@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from gpuwarden.remote.first_step import kept
 from gpuwarden.remote.first_step.environment import environment_for
 from gpuwarden.remote.first_step.kept import RUN, mark_ready, mark_used, prune_environments, prune_runs
@@ -20,6 +19,7 @@ from gpuwarden.remote.first_step.start import Limits, Order, rehearse
 from gpuwarden.remote.sandbox import detect
 from gpuwarden.remote.sandbox.words import Kind
 from gpuwarden.scripts.script import Header
+from real_parts import need
 
 NOW, DAY = 1_800_000_000.0, 86_400.0
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from first_step_faults import KINDS
 from first_step_kit import SCRIPTS, rehearsed
 from gpuwarden.remote.first_step import environment
@@ -20,6 +19,7 @@ from gpuwarden.remote.host.interpreter import Installed
 from gpuwarden.remote.sandbox import detect
 from gpuwarden.remote.sandbox.words import Kind
 from gpuwarden.scripts.script import Header
+from real_parts import need
 
 pytestmark = [pytest.mark.prove, pytest.mark.real]
 

@@ -20,8 +20,8 @@ from gpuwarden.remote.host.any_python import ANY_PYTHON, NO_PYTHON, python_comma
 from gpuwarden.remote.ssh.session import Session
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
-from ssh_kit import box_fixture, client_fixture, machine  # noqa: F401
-from sshd import Sshd, sshd_fixture  # noqa: F401
+from ssh_kit import machine
+from sshd import Sshd
 
 pytestmark = pytest.mark.anyio
 SHOW = "import sys; print(sys.version_info >= (3, 8), sys.argv[1:], sys.stdin.read())"

@@ -14,9 +14,8 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from conftest import amount
 from contract_backend import ended, shell
-from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
+from cutting import CuttingProxy, NoWait
 from gpuwarden.backends.base import roster, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.errors import Unreachable
@@ -27,7 +26,8 @@ from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import Received, receive
 from gpuwarden.remote.transfer.upload import push
 from gpuwarden.remote.transfer.upload_stream import TRUSTING_SHARE
-from sshd import Sshd, sshd_fixture  # noqa: F401
+from real_parts import amount
+from sshd import Sshd
 from waiting import soon
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from conftest import need
 from contract_backend import ended, shell
 from gpuwarden.backends.base import SealingSource, roster, source
 from gpuwarden.backends.ssh import SshBackend
@@ -33,7 +31,8 @@ from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.partial_file import part_name
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
-from sshd import PATH, Sshd, sshd_fixture  # noqa: F401
+from real_parts import need
+from sshd import PATH, Sshd
 
 pytestmark = pytest.mark.anyio
 
@@ -50,25 +49,6 @@ async def box(sshd: Sshd) -> AsyncIterator[Ssh]:
     ssh = Ssh(resolve("box", config=sshd.config), config=sshd.config)
     yield ssh
     await ssh.aclose()
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """A small disk of its own, where this user may mount one."""
-    made: list[Path] = []
-
-    def make(options: str) -> Path:
-        folder = tmp_path / "disk"
-        folder.mkdir()
-        argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        mounted = shutil.which("mount") and subprocess.run(argv, capture_output=True, check=False, timeout=300)
-        need("the right to mount a tmpfs", bool(mounted) and mounted.returncode == 0)
-        made.append(folder)
-        return folder
-
-    yield make
-    for folder in made:
-        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=300)
 
 
 async def job(backend: SshBackend, tmp_path: Path, text: str) -> Handle:

@@ -29,7 +29,7 @@ from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.receive import receive
 from gpuwarden.remote.transfer.upload import push
-from sshd import Sshd, sshd_fixture  # noqa: F401
+from sshd import Sshd
 
 pytestmark = pytest.mark.anyio
 

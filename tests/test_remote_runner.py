@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.remote.runner_bundle import MODULES, one_file
-from runner_kit import call, ended, folder, runner_file, sh  # noqa: F401
+from runner_kit import call, ended, runner_file, sh
 
 SOURCES = sorted(path for path in MODULES.glob("*.py") if not path.name.startswith("__"))
 

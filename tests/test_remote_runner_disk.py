@@ -12,7 +12,7 @@ import pytest
 from gpuwarden.remote.runner import status
 from gpuwarden.remote.runner.log import Log
 from gpuwarden.remote.runner.status import read_status, write_status
-from runner_kit import call, ended, folder, order  # noqa: F401
+from runner_kit import call, ended, order
 
 
 def test_a_full_disk_does_not_cost_the_status(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gpuwarden.remote.runner import process
 from gpuwarden.remote.runner.observe import orphans
 from gpuwarden.remote.runner.process import boot_id, group_members, is_alive, start_mark
-from runner_kit import call, ended, folder, linux, log, look, sh, until  # noqa: F401
+from runner_kit import call, ended, linux, log, look, sh, until
 from waiting import eventually
 
 

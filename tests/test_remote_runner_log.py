@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.remote.runner.log import Log, log_size, read_log, segments
-from runner_kit import call, ended, folder, log, sh  # noqa: F401
+from runner_kit import call, ended, log, sh
 
 
 @given(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner_kit import call, ended, folder, sh, until  # noqa: F401
+from runner_kit import call, ended, sh, until
 
 
 def test_metrics_alerts_and_rubbish(folder: Path) -> None:

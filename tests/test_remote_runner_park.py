@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gpuwarden.remote.runner import park
 from gpuwarden.remote.runner.keep_report import GOES_ON
 from gpuwarden.remote.runner.park import Parker, ask
-from runner_kit import call, ended, folder, linux, look, order, sh, until  # noqa: F401
+from runner_kit import call, ended, linux, look, order, sh, until
 
 pytestmark = linux
 

@@ -20,8 +20,7 @@ from gpuwarden.remote.runner.progress import GPU_OOM
 from gpuwarden.remote.runner.relay import Intake, Sender
 from gpuwarden.remote.runner.reports import ALERTS_PATH, METRICS_PATH
 from gpuwarden.remote.runner.spool import Spool, parse_lines, read_lines, spool_path
-from runner_kit import call, ended, folder, linux, log, order, until  # noqa: F401
-from sshd import closed_port_fixture  # noqa: F401
+from runner_kit import call, ended, linux, log, order, until
 from waiting import eventually
 
 KEYS = {"GPUWARDEN_REPORT_TOKEN": "gwj_metrics-token", "GPUWARDEN_REPORT_KEY": "gwk_alerts-key"}

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runner_kit import folder, linux, runner_file  # noqa: F401
+from runner_kit import linux, runner_file
 
 
 def roster(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.remote.runner.redact import Redactor
-from runner_kit import call, folder, log, sh, until  # noqa: F401
+from runner_kit import call, log, sh, until
 
 SECRET = "hf_Zx9-very secret/value"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner_kit import call, ended, folder, look, order, sh, until  # noqa: F401
+from runner_kit import call, ended, look, order, sh, until
 
 
 @pytest.mark.slow

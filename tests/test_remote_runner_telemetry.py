@@ -19,7 +19,7 @@ from gpuwarden.remote.runner.log_lines import MAX_LINE, Lazy, read_line
 from gpuwarden.remote.runner.log_reader import BUDGET_S, LogReader
 from gpuwarden.remote.runner.output_metrics import OutputMetrics, read_events, trainer_state
 from gpuwarden.remote.runner.pace import POINTS, Curve, Pace
-from runner_kit import call, ended, folder, log, order, sh, until  # noqa: F401
+from runner_kit import call, ended, log, order, sh, until
 from training_logs import SEEN, UNSEEN, Printed
 
 TICK = 1 / 1024

@@ -19,8 +19,8 @@ from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.outcomes import CommandFailed
 from gpuwarden.remote.transfer.upload import push
-from ssh_kit import box_fixture, client_fixture, cut  # noqa: F401
-from sshd import closed_port_fixture, keygen, sshd_fixture  # noqa: F401
+from ssh_kit import cut
+from sshd import keygen
 from waiting import eventually, soon
 
 pytestmark = pytest.mark.anyio

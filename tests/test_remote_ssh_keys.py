@@ -14,8 +14,8 @@ from gpuwarden.remote.ssh.host_keys import (
     HostKeyUnproven,
     fingerprint,
 )
-from ssh_kit import client_fixture, machine  # noqa: F401
-from sshd import Sshd, keygen, sshd_fixture  # noqa: F401
+from ssh_kit import machine
+from sshd import Sshd, keygen
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import AuthFailed, Unreachable
@@ -24,8 +23,9 @@ from gpuwarden.remote.ssh.host_keys import HostKeyChanged, HostKeyRevoked, HostK
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.openssh import ORPHAN_S, Master
 from gpuwarden.remote.ssh.outcomes import NoShell
-from ssh_kit import client_fixture, cut, machine  # noqa: F401
-from sshd import Sshd, keygen, sshd_fixture  # noqa: F401
+from real_parts import need
+from ssh_kit import cut, machine
+from sshd import Sshd, keygen
 from waiting import eventually
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.ssh.shell_quote import command_line, quote
-from ssh_kit import box_fixture, client_fixture, machine  # noqa: F401
-from sshd import Sshd, sshd_fixture  # noqa: F401
+from ssh_kit import machine
+from sshd import Sshd
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
 

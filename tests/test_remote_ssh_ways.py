@@ -13,8 +13,8 @@ import pytest
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
-from ssh_kit import client_fixture, machine  # noqa: F401
-from sshd import Sshd, closed_port_fixture, keygen, sshd_fixture  # noqa: F401
+from ssh_kit import machine
+from sshd import Sshd, keygen
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
 

@@ -19,8 +19,7 @@ from typing import Any, cast
 
 import pytest
 
-from conftest import amount, need
-from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
+from cutting import CuttingProxy, NoWait
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
@@ -29,8 +28,8 @@ from gpuwarden.remote.transfer import upload, upload_agent
 from gpuwarden.remote.transfer.shell_upload import put
 from gpuwarden.remote.transfer.upload import push
 from gpuwarden.remote.transfer.upload_stream import AHEAD, SMALL_BYTES, Counts, Row, UploadStream, row
-from ssh_kit import box_fixture, client_fixture  # noqa: F401
-from sshd import Sshd, sshd_fixture  # noqa: F401
+from real_parts import amount, need
+from sshd import Sshd
 
 pytestmark = pytest.mark.anyio
 

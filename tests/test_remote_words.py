@@ -12,7 +12,6 @@ from gpuwarden.core.errors import BadReply, NotFound
 from gpuwarden.remote.launch import raise_for
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
-from ssh_kit import client_fixture  # noqa: F401
 from sshd import Sshd
 
 pytestmark = pytest.mark.anyio

@@ -26,6 +26,7 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.rules import catalog, page
 from gpuwarden.rules.facts import Leak, SubmitFacts
+from preflight_cases import CASES
 from rule_kit import (
     ANYWHERE,
     CODE,
@@ -44,7 +45,6 @@ from rule_kit import (
     submit,
     teardown,
 )
-from test_rules_preflight import CASES
 
 STORED = Known((file(stored=True),))
 # A new rule's example is a file of its own: tests/rule_examples/<the rule's module>.py, found by its name.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
+from cli_kit import Cli
 from doors import environment
 from gpuwarden import __version__, running_servers
 from gpuwarden.config import load_config

@@ -19,7 +19,6 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 
-from conftest import need
 from contract_backend import ended, shell, until
 from doors import JOB, answer, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden.app import open_context
@@ -34,6 +33,7 @@ from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.remote.sandbox import detect, first
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
+from real_parts import need
 from waiting import eventually, soon
 
 pytestmark = pytest.mark.anyio

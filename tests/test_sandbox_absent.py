@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mcp_types import CallToolResult
 
-from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
+from cli_kit import Cli
 from doors import JOB, answer, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden.app import open_context
 from gpuwarden.core.errors import NoSandbox

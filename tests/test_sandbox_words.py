@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import need
 from gpuwarden.remote.sandbox import boxes, detect
 from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, bubblewrap, landlock, seatbelt
+from real_parts import need
 
 KEY = "rpa_ThisIsTheKeyOfAnAccount0123456789"
 PATHS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=30).map(

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import amount, need
 from gpuwarden.job_tokens import job_token
 from gpuwarden.lifecycle.context import Context
 from load_kit import answers, ready, served
-from runner_kit import FINAL, call, folder, log, observe, order  # noqa: F401
+from real_parts import amount, need
+from runner_kit import FINAL, call, log, observe, order
 from waiting import eventually
 
 TRAINER = """
@@ -155,7 +155,7 @@ def test_the_code_of_the_page_posts_to_the_server_itself(tmp_path: Path) -> None
 @pytest.mark.real("requests")
 def test_nothing_is_lost_while_the_server_is_away(
     tmp_path: Path,
-    folder: Path,  # noqa: F811
+    folder: Path,
     shown: bool,
     away_s: float,
 ) -> None:

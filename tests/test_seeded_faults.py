@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import need
 from gpuwarden.rules.catalog import rules_of
+from real_parts import need
 from seeded import CORPUS, GATE, LOST, MACHINE, REHEARSAL, SURVIVES, Case, cases
 from seeded.jobs import ARGS, Jobs, jobs_in, missing, replaced
 from trainer_kit import SCRIPTS

@@ -14,17 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from client_kit import (  # noqa: F401
-    CODEX,
-    DONE,
-    ask_claude,
-    ask_codex,
-    ask_gemini,
-    checkout_fixture,
-    codex_model,
-    gemini_model,
-    trust,
-)
+from client_kit import CODEX, DONE, ask_claude, ask_codex, ask_gemini, codex_model, gemini_model, trust
 from doors import accept
 from model_server import SHELL, Use, model, plan
 from real_agents import KEY, clean, need_agent, said

@@ -15,7 +15,7 @@ from gpuwarden.interfaces.hooks.guard.declared import table
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 from gpuwarden.providers.base import PROVIDERS, provider_names
 from guard_kit import RULES, event, rules, shell, spellings
-from plugin_kit import Packages, packages  # noqa: F401
+from plugin_kit import Packages
 
 
 def tool(name: str, **given_to_tool: Any) -> str | None:
@@ -96,7 +96,7 @@ def create(profile, state, clock) -> Vast: ...
 """
 
 
-def test_a_new_provider_needs_no_table_but_its_own(packages: Packages) -> None:  # noqa: F811
+def test_a_new_provider_needs_no_table_but_its_own(packages: Packages) -> None:
     packages.one("providers", "mycloud", MYCLOUD)
     own = replace(RULES, patterns=Patterns.of(json.loads(json.dumps(table()))))
     stopped = ["mycloud --zone a box kill b1", "mycloud run b1 'rm -rf /data/outputs'", "python -c 'mycloud.drop(1)'",

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden import __version__
 from gpuwarden.interfaces import launch
 from gpuwarden.interfaces.cli.main import cli
 from gpuwarden.interfaces.manifests import ROOT, manifests, write_manifests
 from gpuwarden.interfaces.variables import variables
 from gpuwarden.providers.base import PROVIDERS
+from real_parts import need
 
 FILES = manifests()
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

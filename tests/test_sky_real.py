@@ -21,10 +21,10 @@ from gpuwarden.providers.sky import SkyProvider
 from gpuwarden.providers.sky_jobs import SkyJobsProvider
 from gpuwarden.remote.sky.client import SkyClient
 from gpuwarden.remote.sky.rows import Cost, JobQueue, Log, ManagedQueue
-from sky_kit import RealServer, patient_fixture  # noqa: F401
+from sky_kit import RealServer
 from waiting import soon
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]
+pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove, pytest.mark.usefixtures("patient_sky")]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conftest import need
 from contract_backend import until
 from gpuwarden.backends.sky import SkyBackend
 from gpuwarden.core.clock import SystemClock
@@ -28,6 +27,7 @@ from gpuwarden.profiles import load_profile
 from gpuwarden.providers.sky import SkyProvider
 from gpuwarden.remote.sky.client import SkyClient
 from gpuwarden.remote.sky.rows import Info
+from real_parts import need
 from sky_kit import RealServer
 from slurm_kit import Cluster
 from sshd import PATH, Sshd

@@ -21,7 +21,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.rules import catalog
-from slurm_kit import Accounted, SlurmEngine, accounted_fixture, login_node, place_of, train  # noqa: F401
+from slurm_kit import Accounted, SlurmEngine, login_node, place_of, train
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.prove]
 GONE = {"squeue": 'echo \'{"meta": {}, "errors": [], "jobs": []}\''}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -37,81 +36,44 @@ from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, prove, records
+from orders_kit import MINUTE, Ordered
 from pretend_machines import PretendBackend, Processes
-from test_cli_approve import Typed
-from test_lifecycle_teardown import House
+from terminal import Typed
 
 pytestmark = pytest.mark.anyio
-MINUTE = 60.0
 
 
-class Ordered(House):
-    """A house under a policy with a standing order, watched by one watch."""
-
-    def __init__(self, home: Path, processes: Processes, order: str = "terminate", **ending: object) -> None:
-        super().__init__(home, processes)
-        self.ctx.policy = self.ctx.policy.model_copy(
-            update={"ending": Ending.model_validate({"when_proven": order, **ending})}
-        )
-        self.watcher = Watcher(self.ctx)
-
-    async def watched(self, minutes: float, step_s: float = 60.0) -> list[str]:
-        """Let the watch look every `step_s` seconds for so long; the kinds of the alerts that it raised."""
-        raised_kinds: list[str] = []
-        for _ in range(int(minutes * MINUTE / step_s)):
-            self.clock.advance(step_s)
-            raised_kinds += [a.kind for a in (await self.watcher.round()).news if a.raised]
-        return raised_kinds
-
-    def bills(self) -> bool:
-        return any(truth.meter for truth in self.cloud.truths().values())
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    made = Processes()
-    names = ("of", "terminate", "kill", "held")
-    patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(made, name)) for name in names]
-    for each in patches:
-        each.start()
-    yield made
-    for each in patches:
-        each.stop()
-
-
-@pytest.fixture
-def house(tmp_path: Path, processes: Processes) -> Ordered:
-    return Ordered(tmp_path / "home", processes)
-
-
-async def test_a_proven_machine_ends_after_a_notice_and_its_grace(house: Ordered) -> None:
-    job = await house.proven()
-    ordered = house.ctx.ledger.last(f"job/{job}", EndingOrdered)
-    assert ordered is not None and (ordered.data.through, ordered.data.policy) == ("policy", house.ctx.policy_digest)
-    raised_kinds = await house.watched(9)
-    assert raised_kinds.count("ending_soon") == 1 and house.bills(), "the grace has not passed"
-    raised_kinds += await house.watched(6)
+async def test_a_proven_machine_ends_after_a_notice_and_its_grace(ending_house: Ordered) -> None:
+    job = await ending_house.proven()
+    ordered = ending_house.ctx.ledger.last(f"job/{job}", EndingOrdered)
+    assert ordered is not None and (ordered.data.through, ordered.data.policy) == (
+        "policy",
+        ending_house.ctx.policy_digest,
+    )
+    raised_kinds = await ending_house.watched(9)
+    assert raised_kinds.count("ending_soon") == 1 and ending_house.bills(), "the grace has not passed"
+    raised_kinds += await ending_house.watched(6)
     assert not {"approval", "finished_billing"} & set(raised_kinds), "nobody is asked about what is ordered"
-    assert not house.bills()
-    granted = [e for e in house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
+    assert not ending_house.bills()
+    granted = [e for e in ending_house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
     assert [e.data.channel for e in granted] == ["standing_order"]
-    house.holds()
+    ending_house.holds()
 
 
-async def test_the_order_is_shown_from_the_first_price_to_the_end(house: Ordered) -> None:
-    house.ctx.policy = house.ctx.policy.model_copy(
+async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: Ordered) -> None:
+    ending_house.ctx.policy = ending_house.ctx.policy.model_copy(
         update={"ending": Ending(when_proven="terminate", grace_minutes=7, self_park_minutes=20)}
     )
-    checked = results.submitted(await submit(house.ctx, house.spec()))
+    checked = results.submitted(await submit(ending_house.ctx, ending_house.spec()))
     assert checked.standing_order == "terminate" and "until you approve" not in checked.message
     assert "your standing order terminates it" in checked.message
-    job = await house.proven()
-    accepted = house.ctx.ledger.last(f"job/{job}", EndingOrdered)
+    job = await ending_house.proven()
+    accepted = ending_house.ctx.ledger.last(f"job/{job}", EndingOrdered)
     assert accepted is not None
 
     async def shown() -> tuple[EndingReply | None, EndingReply | None]:
-        line = next(line for line in status_of(glance(house.ctx, {})).ended if line.job_id == job)
-        reply = results.checked(await check(house.ctx, job, limit=0))
+        line = next(line for line in status_of(glance(ending_house.ctx, {})).ended if line.job_id == job)
+        reply = results.checked(await check(ending_house.ctx, job, limit=0))
         assert reply.log == "" and reply.log_cursor is None, "no byte of it was asked for"
         return reply.ending, line.ending
 
@@ -121,17 +83,17 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(house: Ordered
     assert (ending.set_at, ending.ends_at, ending.parks_after_minutes) == (accepted.at, None, 20)
     said = " ".join(ending_of(ending))
     assert "once everything is proven" in said and "in the policy" in said and "stops itself 20m" in said
-    await house.watched(2)
+    await ending_house.watched(2)
     ending, _ = await shown()
-    announced = house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
+    announced = ending_house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
     assert ending is not None and announced is not None and ending.ends_at == announced.data.ends_at
     assert f"at {local(ending.ends_at)} {zone()}" in " ".join(ending_of(ending))
-    (waiting,) = what_waits(house.ctx)
+    (waiting,) = what_waits(ending_house.ctx)
     assert (waiting.kind, waiting.expires_at) == ("ordered", ending.ends_at)
     assert ["will end by your standing order" in text for text in pending([waiting])] == [True]
-    object_to(house.ctx, job, "command line", "test")
+    object_to(ending_house.ctx, job, "command line", "test")
     ending, _ = await shown()
-    assert ending is not None and ending.objected_at == house.clock.now() and ending.parks_after_minutes is None
+    assert ending is not None and ending.objected_at == ending_house.clock.now() and ending.parks_after_minutes is None
     assert "is void since" in " ".join(ending_of(ending))
 
 
@@ -154,13 +116,15 @@ async def test_a_list_that_asks_nobody_counts_the_night(tmp_path: Path, processe
     assert waiting.cost_usd == pytest.approx(whole + 9 * waiting.price_usd_per_hour, rel=0.1) and whole < 2
 
 
-async def test_a_timer_s_look_copies_what_has_just_ended(house: Ordered) -> None:
-    job = await house.started()
-    house.backend.write(house.handle(job), "model", b"weights")
-    house.backend.end(house.handle(job))
-    house.clock.advance(MINUTE)
-    await house.watcher.once()
-    assert copy_state(house.ctx, job) is not Copy.NONE, "at the next turn of the timer it would have billed for nothing"
+async def test_a_timer_s_look_copies_what_has_just_ended(ending_house: Ordered) -> None:
+    job = await ending_house.started()
+    ending_house.backend.write(ending_house.handle(job), "model", b"weights")
+    ending_house.backend.end(ending_house.handle(job))
+    ending_house.clock.advance(MINUTE)
+    await ending_house.watcher.once()
+    assert copy_state(ending_house.ctx, job) is not Copy.NONE, (
+        "at the next turn of the timer it would have billed for nothing"
+    )
 
 
 async def test_without_an_order_a_person_is_asked(tmp_path: Path, processes: Processes) -> None:
@@ -193,27 +157,27 @@ async def test_a_machine_that_was_off_and_is_being_ended_did_not_come_back(
 
 
 @pytest.mark.slow
-async def test_an_objection_in_the_grace_keeps_the_machine(house: Ordered) -> None:
-    job = await house.proven()
-    await house.watched(5)
-    assert object_to(house.ctx, job, "command line", "test")
-    raised_kinds = await house.watched(60)
-    assert house.bills() and "approval" in raised_kinds, "now a person is asked"
-    assert not object_to(house.ctx, job, "command line", "test"), "there is nothing left to object to"
-    view = await house.yes(await house.asks(job))
-    assert (await house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
+async def test_an_objection_in_the_grace_keeps_the_machine(ending_house: Ordered) -> None:
+    job = await ending_house.proven()
+    await ending_house.watched(5)
+    assert object_to(ending_house.ctx, job, "command line", "test")
+    raised_kinds = await ending_house.watched(60)
+    assert ending_house.bills() and "approval" in raised_kinds, "now a person is asked"
+    assert not object_to(ending_house.ctx, job, "command line", "test"), "there is nothing left to object to"
+    view = await ending_house.yes(await ending_house.asks(job))
+    assert (await ending_house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
 
 
-async def test_changing_the_order_changes_nothing_under_way(house: Ordered) -> None:
-    before = await house.started()
-    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": Ending(when_proven="ask")})
-    house.backend.write(house.handle(before), "model", b"weights")
-    house.backend.end(house.handle(before))
-    await house.after(1, before)
-    await house.watcher.keeper.round()
-    await prove(house.ctx, before)
-    await house.watched(15)
-    assert not house.bills(), "it was accepted under the order"
+async def test_changing_the_order_changes_nothing_under_way(ending_house: Ordered) -> None:
+    before = await ending_house.started()
+    ending_house.ctx.policy = ending_house.ctx.policy.model_copy(update={"ending": Ending(when_proven="ask")})
+    ending_house.backend.write(ending_house.handle(before), "model", b"weights")
+    ending_house.backend.end(ending_house.handle(before))
+    await ending_house.after(1, before)
+    await ending_house.watcher.keeper.round()
+    await prove(ending_house.ctx, before)
+    await ending_house.watched(15)
+    assert not ending_house.bills(), "it was accepted under the order"
 
 
 async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path: Path, processes: Processes) -> None:
@@ -227,111 +191,111 @@ async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path:
 # ------------------------------------------------------------------------------------------- what is left to a person
 
 
-async def test_nothing_unproven_ends(house: Ordered) -> None:
-    await house.ended()
-    await house.watched(60)
-    assert house.bills()
+async def test_nothing_unproven_ends(ending_house: Ordered) -> None:
+    await ending_house.ended()
+    await ending_house.watched(60)
+    assert ending_house.bills()
 
 
 @pytest.mark.parametrize("state", ["failed", "canceled"])
-async def test_only_success_ends(house: Ordered, state: str) -> None:
-    await house.proven(state=state)
-    await house.watched(60)
-    assert house.bills()
+async def test_only_success_ends(ending_house: Ordered, state: str) -> None:
+    await ending_house.proven(state=state)
+    await ending_house.watched(60)
+    assert ending_house.bills()
 
 
-async def test_a_file_that_nobody_declared_is_a_question(house: Ordered) -> None:
-    job = await house.proven()
-    house.backend.write(house.handle(job), "notes.txt", b"mine", "other")
-    await house.watched(60)
-    assert house.bills()
+async def test_a_file_that_nobody_declared_is_a_question(ending_house: Ordered) -> None:
+    job = await ending_house.proven()
+    ending_house.backend.write(ending_house.handle(job), "notes.txt", b"mine", "other")
+    await ending_house.watched(60)
+    assert ending_house.bills()
 
 
-async def test_an_output_that_was_renamed_at_the_end_is_a_question(house: Ordered) -> None:
-    job = await house.ended(saved=False)
-    house.backend.write(house.handle(job), "model.safetensors", b"weights", "out-final")
-    await house.watcher.keeper.round()
-    await house.watched(60)
-    assert house.bills()
+async def test_an_output_that_was_renamed_at_the_end_is_a_question(ending_house: Ordered) -> None:
+    job = await ending_house.ended(saved=False)
+    ending_house.backend.write(ending_house.handle(job), "model.safetensors", b"weights", "out-final")
+    await ending_house.watcher.keeper.round()
+    await ending_house.watched(60)
+    assert ending_house.bills()
 
 
-async def test_a_write_in_the_grace_starts_it_again(house: Ordered) -> None:
-    job = await house.proven()
-    await house.watched(8)
-    house.backend.write(house.handle(job), "model", b"other weights")
-    await house.watched(30)
-    assert house.bills(), "the copy is not what is on the machine any more"
+async def test_a_write_in_the_grace_starts_it_again(ending_house: Ordered) -> None:
+    job = await ending_house.proven()
+    await ending_house.watched(8)
+    ending_house.backend.write(ending_house.handle(job), "model", b"other weights")
+    await ending_house.watched(30)
+    assert ending_house.bills(), "the copy is not what is on the machine any more"
 
 
-async def test_a_copy_that_changed_here_is_not_proven(house: Ordered) -> None:
-    job = await house.proven()
-    await house.watched(5)
-    copy = next((house.ctx.home / "artifacts" / job).rglob("model"))
+async def test_a_copy_that_changed_here_is_not_proven(ending_house: Ordered) -> None:
+    job = await ending_house.proven()
+    await ending_house.watched(5)
+    copy = next((ending_house.ctx.home / "artifacts" / job).rglob("model"))
     copy.write_bytes(b"garbage")
-    await house.watched(30)
-    assert house.bills()
+    await ending_house.watched(30)
+    assert ending_house.bills()
 
 
-async def test_a_request_of_a_person_is_not_taken_over(house: Ordered) -> None:
-    job = await house.proven()
-    view = await house.asks(job, "stop")
+async def test_a_request_of_a_person_is_not_taken_over(ending_house: Ordered) -> None:
+    job = await ending_house.proven()
+    view = await ending_house.asks(job, "stop")
     assert view.record.state is Teardown.AWAITING_HUMAN
-    await house.watched(30)
-    assert house.bills() and (await house.asks(job, "stop")).record.id == view.record.id
+    await ending_house.watched(30)
+    assert ending_house.bills() and (await ending_house.asks(job, "stop")).record.id == view.record.id
 
 
-async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(house: Ordered) -> None:
-    job = await house.proven()
-    await house.watched(5)
-    house.backend.silent = True
-    await house.watched(30)
-    assert house.bills()
-    house.backend.silent = False
-    raised_kinds = await house.watched(1)
-    assert house.bills() or "ending_soon" not in raised_kinds
-    await house.watched(15)
-    assert not house.bills() and read_lease(house.ctx.ledger, str(read_job(house.ctx.ledger, job).lease)).state is (
-        Lease.STOPPED
-    )
+async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(ending_house: Ordered) -> None:
+    job = await ending_house.proven()
+    await ending_house.watched(5)
+    ending_house.backend.silent = True
+    await ending_house.watched(30)
+    assert ending_house.bills()
+    ending_house.backend.silent = False
+    raised_kinds = await ending_house.watched(1)
+    assert ending_house.bills() or "ending_soon" not in raised_kinds
+    await ending_house.watched(15)
+    assert not ending_house.bills() and read_lease(
+        ending_house.ctx.ledger, str(read_job(ending_house.ctx.ledger, job).lease)
+    ).state is (Lease.STOPPED)
 
 
-async def test_a_laptop_that_slept_gives_the_grace_again(house: Ordered) -> None:
-    await house.proven()
-    await house.watched(2)
-    house.clock.advance(9 * 3600)
-    raised_kinds = [a.kind for a in (await house.watcher.round()).news if a.raised]
-    assert house.bills() and "ending_soon" in raised_kinds, "nobody could object while it slept"
-    raised_kinds = await house.watched(8)
-    assert house.bills()
-    await house.watched(6)
-    assert not house.bills()
+async def test_a_laptop_that_slept_gives_the_grace_again(ending_house: Ordered) -> None:
+    await ending_house.proven()
+    await ending_house.watched(2)
+    ending_house.clock.advance(9 * 3600)
+    raised_kinds = [a.kind for a in (await ending_house.watcher.round()).news if a.raised]
+    assert ending_house.bills() and "ending_soon" in raised_kinds, "nobody could object while it slept"
+    raised_kinds = await ending_house.watched(8)
+    assert ending_house.bills()
+    await ending_house.watched(6)
+    assert not ending_house.bills()
 
 
-async def test_a_clock_that_goes_back_ends_nothing_early(house: Ordered) -> None:
-    await house.proven()
-    await house.watched(5)
-    house.clock.advance(-3600)
-    await house.watched(9)
-    assert house.bills()
+async def test_a_clock_that_goes_back_ends_nothing_early(ending_house: Ordered) -> None:
+    await ending_house.proven()
+    await ending_house.watched(5)
+    ending_house.clock.advance(-3600)
+    await ending_house.watched(9)
+    assert ending_house.bills()
 
 
-async def test_two_watches_end_a_machine_once(house: Ordered) -> None:
-    await house.proven()
-    other = Watcher(house.ctx)
+async def test_two_watches_end_a_machine_once(ending_house: Ordered) -> None:
+    await ending_house.proven()
+    other = Watcher(ending_house.ctx)
     for _ in range(15):
-        await house.watched(1)
+        await ending_house.watched(1)
         await other.round()
-    assert not house.bills()
-    house.holds()
+    assert not ending_house.bills()
+    ending_house.holds()
 
 
 @pytest.mark.slow
-async def test_an_end_that_the_platform_only_claims_is_told(house: Ordered) -> None:
-    await house.proven()
-    house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
-    house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="terminate", count=1_000),)))
-    raised_kinds = await house.watched(40)
-    assert house.bills() and "unseen_end" in raised_kinds, "it was asked for, and it bills on"
+async def test_an_end_that_the_platform_only_claims_is_told(ending_house: Ordered) -> None:
+    await ending_house.proven()
+    ending_house.cloud.inject(records(ending_house.cloud)[0].id, Fault(kind="bills_when_stopped"))
+    ending_house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="terminate", count=1_000),)))
+    raised_kinds = await ending_house.watched(40)
+    assert ending_house.bills() and "unseen_end" in raised_kinds, "it was asked for, and it bills on"
 
 
 # ------------------------------------------------------------------------------------------- who can give an order
@@ -411,55 +375,55 @@ def test_no_variable_sets_an_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("agent", "names another policy file that orders the end")
-async def test_another_policy_or_ledger_than_the_recorded_one_orders_nothing(house: Ordered) -> None:
-    house.ctx.notices = (Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml"),)
-    assert orders.order_for(house.ctx, "r1") is None
+async def test_another_policy_or_ledger_than_the_recorded_one_orders_nothing(ending_house: Ordered) -> None:
+    ending_house.ctx.notices = (Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml"),)
+    assert orders.order_for(ending_house.ctx, "r1") is None
 
 
 @pytest.mark.attack("agent", "submits a job or calls a tool with an argument that orders the end")
-async def test_no_argument_of_a_tool_and_no_field_of_a_job_is_an_order(house: Ordered) -> None:
+async def test_no_argument_of_a_tool_and_no_field_of_a_job_is_an_order(ending_house: Ordered) -> None:
     from gpuwarden.interfaces.mcp.server import make_server
 
-    tools = await make_server(house.ctx).list_tools()
+    tools = await make_server(ending_house.ctx).list_tools()
     words = {name for tool in tools for name in tool.input_schema.get("properties", {})}
     assert not {w for w in words if "proven" in w or "order" in w or "grace" in w or "approve" in w}
-    assert not {name for name in type(house.spec()).model_fields if "proven" in name or "order" in name}
+    assert not {name for name in type(ending_house.spec()).model_fields if "proven" in name or "order" in name}
 
 
-async def test_an_announcement_without_its_alert_ends_nothing(house: Ordered) -> None:
-    await house.proven()
-    await house.watched(1)
-    with patch.object(house.ctx.ledger, "alert", return_value=None):
+async def test_an_announcement_without_its_alert_ends_nothing(ending_house: Ordered) -> None:
+    await ending_house.proven()
+    await ending_house.watched(1)
+    with patch.object(ending_house.ctx.ledger, "alert", return_value=None):
         for _ in range(30):
-            house.clock.advance(60)
-            await orders.Orders(house.ctx).round()
-    assert house.bills(), "nobody was warned, so nobody could object"
+            ending_house.clock.advance(60)
+            await orders.Orders(ending_house.ctx).round()
+    assert ending_house.bills(), "nobody was warned, so nobody could object"
 
 
-async def test_an_objection_to_what_does_not_exist_is_an_error(house: Ordered) -> None:
+async def test_an_objection_to_what_does_not_exist_is_an_error(ending_house: Ordered) -> None:
     with pytest.raises(NotFound):
-        object_to(house.ctx, "j-nothing", "command line", "test")
+        object_to(ending_house.ctx, "j-nothing", "command line", "test")
 
 
-async def test_an_order_approves_no_other_facts(house: Ordered) -> None:
+async def test_an_order_approves_no_other_facts(ending_house: Ordered) -> None:
     from gpuwarden.lifecycle.ending.teardown import approve_by_order
 
-    job = await house.proven()
-    view = await house.asks(job)
+    job = await ending_house.proven()
+    view = await ending_house.asks(job)
     order = EndingOrdered(verb="terminate", grace_s=0, through="policy")
     with pytest.raises(Conflict, match="changed"):
-        await approve_by_order(house.ctx, view.record.id, "sha256:other", order)
-    assert house.bills()
+        await approve_by_order(ending_house.ctx, view.record.id, "sha256:other", order)
+    assert ending_house.bills()
 
 
 # ------------------------------------------------------------------------------------------ copies before anybody asks
 
 
-async def test_a_success_is_copied_and_verified_before_anybody_asks(house: Ordered) -> None:
-    job = await house.ended()
-    await house.watcher.keeper.round()
-    assert (house.ctx.home / "artifacts" / job / "out" / "model").read_bytes() == b"weights"
-    assert house.watcher.keeper.trouble == {}
+async def test_a_success_is_copied_and_verified_before_anybody_asks(ending_house: Ordered) -> None:
+    job = await ending_house.ended()
+    await ending_house.watcher.keeper.round()
+    assert (ending_house.ctx.home / "artifacts" / job / "out" / "model").read_bytes() == b"weights"
+    assert ending_house.watcher.keeper.trouble == {}
 
 
 async def test_what_exceeds_the_disk_limit_is_left_and_said(tmp_path: Path, processes: Processes) -> None:
@@ -473,9 +437,9 @@ async def test_what_exceeds_the_disk_limit_is_left_and_said(tmp_path: Path, proc
     assert not (house.ctx.home / "artifacts" / job).exists(), "0 copies nothing"
 
 
-async def test_a_copy_that_fails_is_tried_again_less_and_less_often(house: Ordered) -> None:
-    job = await house.ended()
-    house.backend.silent = True
+async def test_a_copy_that_fails_is_tried_again_less_and_less_often(ending_house: Ordered) -> None:
+    job = await ending_house.ended()
+    ending_house.backend.silent = True
     asked = 0
     listed = PretendBackend.list_files
 
@@ -486,9 +450,9 @@ async def test_a_copy_that_fails_is_tried_again_less_and_less_often(house: Order
 
     with patch.object(PretendBackend, "list_files", counted):
         for _ in range(60):
-            house.clock.advance(60)
-            await house.watcher.keeper.round()
-    assert 4 <= asked <= 8 and job in house.watcher.keeper.trouble
+            ending_house.clock.advance(60)
+            await ending_house.watcher.keeper.round()
+    assert 4 <= asked <= 8 and job in ending_house.watcher.keeper.trouble
 
 
 # ------------------------------------------------------------------------------------------------------ what waits
@@ -520,19 +484,19 @@ async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: 
     assert "waits for your approval" in found.text and found.next_steps[0].parameters["ticket"] == checked.receipt
 
 
-async def test_a_copy_in_a_second_folder_makes_the_first_one_no_worse(house: Ordered, tmp_path: Path) -> None:
-    job = await house.proven()
-    before = await house.asks(job)
-    await pull(house.ctx, job, tmp_path / "elsewhere")
-    after = await house.asks(job)
+async def test_a_copy_in_a_second_folder_makes_the_first_one_no_worse(ending_house: Ordered, tmp_path: Path) -> None:
+    job = await ending_house.proven()
+    before = await ending_house.asks(job)
+    await pull(ending_house.ctx, job, tmp_path / "elsewhere")
+    after = await ending_house.asks(job)
     assert (after.record.id, after.record.digest) == (before.record.id, before.record.digest)
     assert after.record.state is Teardown.AWAITING_HUMAN
 
 
-async def test_the_first_copy_counts_no_more_once_it_changed(house: Ordered, tmp_path: Path) -> None:
-    job = await house.proven()
-    await pull(house.ctx, job, tmp_path / "elsewhere")
-    next((house.ctx.home / "artifacts" / job).rglob("model")).write_bytes(b"garbage")
-    assert (await house.asks(job)).record.state is Teardown.BLOCKED
-    await prove(house.ctx, job)
-    assert (await house.asks(job)).record.state is Teardown.AWAITING_HUMAN
+async def test_the_first_copy_counts_no_more_once_it_changed(ending_house: Ordered, tmp_path: Path) -> None:
+    job = await ending_house.proven()
+    await pull(ending_house.ctx, job, tmp_path / "elsewhere")
+    next((ending_house.ctx.home / "artifacts" / job).rglob("model")).write_bytes(b"garbage")
+    assert (await ending_house.asks(job)).record.state is Teardown.BLOCKED
+    await prove(ending_house.ctx, job)
+    assert (await ending_house.asks(job)).record.state is Teardown.AWAITING_HUMAN

@@ -17,16 +17,15 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.rehearsal.model import Fault
-from lifecycle_kit import open_house, prove, records
+from lifecycle_kit import open_house, prove, records, weights
+from orders_kit import Ordered
 from pretend_machines import Processes
-from test_next_step import weights
-from test_remote_disasters import disk  # noqa: F401
-from test_standing_orders import Ordered, house, processes  # noqa: F401
+from small_disk import fill
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-async def saved(house: Ordered, content: bytes) -> str:  # noqa: F811
+async def saved(house: Ordered, content: bytes) -> str:
     """A job that succeeded with one file, of which there is no copy yet."""
     job = await house.started()
     house.backend.write(house.handle(job), "model.safetensors", content)
@@ -35,33 +34,20 @@ async def saved(house: Ordered, content: bytes) -> str:  # noqa: F811
     return job
 
 
-def fill(folder: Path) -> Path:
-    """Leave no byte free on a disk."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12, 1):
-            try:
-                while file.write(bytes(size)) == size:
-                    pass
-            except OSError:
-                continue
-    return filler
-
-
 # ------------------------------------------------------------------------------------------------- a full disk here
 
 
 async def test_a_full_disk_here_ends_nothing_and_the_copy_is_made_once_there_is_room(
     tmp_path: Path,
-    processes: Processes,  # noqa: F811
-    disk: Callable[[str], Path],  # noqa: F811
+    processes: Processes,
+    disk: Callable[[str], Path],
 ) -> None:
     """Copies and the ledger are on one disk. What can't be written stops the ending, and no round dies of it."""
     home, cloud = disk("size=64m") / "home", tmp_path / "cloud"
     home.mkdir(mode=0o700)
     cloud.mkdir(mode=0o700)
     (home / "providers").symlink_to(cloud)
-    house = Ordered(home, processes)  # noqa: F811
+    house = Ordered(home, processes)
     job, content = await saved(house, weights()), weights()
     full = fill(home.parent)
     for _ in range(30):
@@ -82,15 +68,15 @@ async def test_a_full_disk_here_ends_nothing_and_the_copy_is_made_once_there_is_
 
 async def test_a_disk_that_fills_in_the_grace_keeps_the_machine(
     tmp_path: Path,
-    processes: Processes,  # noqa: F811
-    disk: Callable[[str], Path],  # noqa: F811
+    processes: Processes,
+    disk: Callable[[str], Path],
 ) -> None:
     """An end that can't be written down is not asked for."""
     home, cloud = disk("size=64m") / "home", tmp_path / "cloud"
     home.mkdir(mode=0o700)
     cloud.mkdir(mode=0o700)
     (home / "providers").symlink_to(cloud)
-    house = Ordered(home, processes)  # noqa: F811
+    house = Ordered(home, processes)
     await house.proven()
     await house.watched(5)
     full = fill(home.parent)
@@ -109,9 +95,9 @@ async def test_a_disk_that_fills_in_the_grace_keeps_the_machine(
 
 async def test_a_stop_that_the_platform_claims_while_the_meter_runs_is_told(
     tmp_path: Path,
-    processes: Processes,  # noqa: F811
+    processes: Processes,
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "stop")  # noqa: F811
+    house = Ordered(tmp_path / "home", processes, "stop")
     job = await house.proven()
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
     raised_kinds = await house.watched(60)
@@ -125,24 +111,24 @@ async def test_a_stop_that_the_platform_claims_while_the_meter_runs_is_told(
 # ------------------------------------------------------------------------------------------------------ two watches
 
 
-async def test_two_watches_of_two_processes_end_a_machine_once(house: Ordered) -> None:  # noqa: F811
+async def test_two_watches_of_two_processes_end_a_machine_once(ending_house: Ordered) -> None:
     """Each has its own connection to the ledger, and both go round at the same time, as after a lost lock."""
-    job = await house.proven()
-    other = open_house(house.ctx.home, house.clock, policy=house.ctx.policy)
-    other._providers, other._backends = house.ctx._providers, house.ctx._backends
+    job = await ending_house.proven()
+    other = open_house(ending_house.ctx.home, ending_house.clock, policy=ending_house.ctx.policy)
+    other._providers, other._backends = ending_house.ctx._providers, ending_house.ctx._backends
     second = Watcher(other)
     for _ in range(20):
-        house.clock.advance(60)
+        ending_house.clock.advance(60)
         async with anyio.create_task_group() as together:
-            together.start_soon(house.watcher.round)
+            together.start_soon(ending_house.watcher.round)
             together.start_soon(second.round)
-    assert not house.bills()
-    ledger = house.ctx.ledger
+    assert not ending_house.bills()
+    ledger = ending_house.ctx.ledger
     assert len(ledger.events(kind=ApprovalUsed)) == 1
     assert len([e for e in ledger.events(f"lease/{job}-i1", kind=VerbSent) if e.data.taken]) == 1
     alerts = [e.body["mark"] for e in ledger.events(kind="alert.raised") if e.body["kind"] == "ending_soon"]
     assert len(alerts) == len(set(alerts)) and alerts
-    house.holds()
+    ending_house.holds()
     other.ledger.close()
 
 
@@ -150,55 +136,55 @@ async def test_two_watches_of_two_processes_end_a_machine_once(house: Ordered) -
 
 
 @pytest.mark.parametrize("later", ["ask", "stop"])
-async def test_a_policy_edited_in_the_grace_changes_nothing_under_way(house: Ordered, later: str) -> None:  # noqa: F811
+async def test_a_policy_edited_in_the_grace_changes_nothing_under_way(ending_house: Ordered, later: str) -> None:
     """The order is the one of the job's acceptance; a person who wants to keep the machine objects."""
-    job = await house.proven()
-    await house.watched(5)
-    said = house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
+    job = await ending_house.proven()
+    await ending_house.watched(5)
+    said = ending_house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
     assert said is not None and said.data.verb == "terminate"
-    house.ctx.policy = house.ctx.policy.model_copy(
+    ending_house.ctx.policy = ending_house.ctx.policy.model_copy(
         update={"ending": Ending.model_validate({"when_proven": later, "grace_minutes": 600})}
     )
-    house.watcher = Watcher(house.ctx)  # a new process reads the edited file
-    await house.watched(3)
-    assert house.bills(), "the notice is not shortened either"
-    await house.watched(20)
-    assert [r.state for r in records(house.cloud)] == [InstanceState.GONE]
-    house.holds()
+    ending_house.watcher = Watcher(ending_house.ctx)  # a new process reads the edited file
+    await ending_house.watched(3)
+    assert ending_house.bills(), "the notice is not shortened either"
+    await ending_house.watched(20)
+    assert [r.state for r in records(ending_house.cloud)] == [InstanceState.GONE]
+    ending_house.holds()
 
 
 # ----------------------------------------------------------------------------------------- outputs that are renamed
 
 
-async def test_an_output_that_is_renamed_after_a_copy_is_copied_again_under_its_new_name(house: Ordered) -> None:  # noqa: F811
-    job = await house.started()
-    house.backend.write(house.handle(job), "step-900.safetensors", weights())
-    await pull(house.ctx, job)
-    out = Path(house.handle(job).run_dir) / "work" / "out"
+async def test_an_output_that_is_renamed_after_a_copy_is_copied_again_under_its_new_name(ending_house: Ordered) -> None:
+    job = await ending_house.started()
+    ending_house.backend.write(ending_house.handle(job), "step-900.safetensors", weights())
+    await pull(ending_house.ctx, job)
+    out = Path(ending_house.handle(job).run_dir) / "work" / "out"
     (out / "step-900.safetensors").rename(out / "final.safetensors")
-    house.backend.end(house.handle(job))
-    await house.after(1, job)
-    await house.watched(5)
-    assert house.bills(), "what was copied before is not what is there"
-    await house.watcher.keeper.round()
-    await house.watched(20)
-    assert not house.bills()
-    assert (house.ctx.home / "artifacts" / job / "out" / "final.safetensors").read_bytes() == weights()
-    house.holds()
+    ending_house.backend.end(ending_house.handle(job))
+    await ending_house.after(1, job)
+    await ending_house.watched(5)
+    assert ending_house.bills(), "what was copied before is not what is there"
+    await ending_house.watcher.keeper.round()
+    await ending_house.watched(20)
+    assert not ending_house.bills()
+    assert (ending_house.ctx.home / "artifacts" / job / "out" / "final.safetensors").read_bytes() == weights()
+    ending_house.holds()
 
 
-async def test_an_output_that_is_moved_out_of_what_was_declared_keeps_the_machine(house: Ordered) -> None:  # noqa: F811
+async def test_an_output_that_is_moved_out_of_what_was_declared_keeps_the_machine(ending_house: Ordered) -> None:
     """The proven copy has the old name; the machine has the only file at the new one, which nobody declared."""
-    job = await house.started()
-    house.backend.write(house.handle(job), "model.safetensors", weights())
-    await pull(house.ctx, job)
-    work = Path(house.handle(job).run_dir) / "work"
+    job = await ending_house.started()
+    ending_house.backend.write(ending_house.handle(job), "model.safetensors", weights())
+    await pull(ending_house.ctx, job)
+    work = Path(ending_house.handle(job).run_dir) / "work"
     (work / "elsewhere").mkdir()
     shutil.move(work / "out" / "model.safetensors", work / "elsewhere" / "model.safetensors")
-    house.backend.end(house.handle(job))
-    await house.after(1, job)
-    await prove(house.ctx, job)
+    ending_house.backend.end(ending_house.handle(job))
+    await ending_house.after(1, job)
+    await prove(ending_house.ctx, job)
     for _ in range(20):
-        await house.watcher.keeper.round()
-        await house.watched(1)
-    assert house.bills()
+        await ending_house.watcher.keeper.round()
+        await ending_house.watched(1)
+    assert ending_house.bills()

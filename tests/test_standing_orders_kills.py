@@ -17,7 +17,6 @@ from unittest.mock import patch
 import anyio
 import pytest
 
-from conftest import amount
 from fakes import FakeClock
 from gpuwarden.core.errors import Unreachable, WardenError
 from gpuwarden.core.models import Answer, Artifact, Handle, Instance, InstanceState, JobSpec, Known, Observation, Place
@@ -37,10 +36,10 @@ from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults
-from lifecycle_kit import WEALTHY, promises, records, story
+from lifecycle_kit import WEALTHY, promises, records, story, weights
+from mortal_kit import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
 from pretend_machines import PretendBackend, Processes, remembered
-from test_lifecycle_properties import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
-from test_next_step import weights
+from real_parts import amount
 
 HITS = amount(15, 60)
 PLATFORM = "rehearsal/vastai"

@@ -10,12 +10,12 @@ import httpx2
 import pytest
 from mcp.client.client import Client
 
+from approving_kit import FROM_PAGE, asked, entered, shown_digest
 from doors import quick_warden
 from fakes import FakeClock
 from gpuwarden.app import open_context
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, Refused
-from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import Allowance, Caps, Policy, Team
 from gpuwarden.interfaces.cli.approval import grant_spending, open_spending
 from gpuwarden.interfaces.cli.tokens import create_token, list_tokens
@@ -32,13 +32,11 @@ from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.people import acting_as, user_here
 from gpuwarden.rehearsal.model import Settings
-from http_kit import bearer, client, listening, serving
-from lifecycle_kit import PLATFORM, launch, open_house, rent_cloud
+from http_kit import bearer, client, listening, serving, transport
+from lifecycle_kit import PLATFORM, launch, open_house, rent_cloud, work
 from page_kit import busy_world
-from test_cli_approve import Typed
-from test_http_approving import FROM_PAGE, asked, entered, shown_digest
-from test_http_mcp import transport
-from test_serve_mcp import ERAS, Talk
+from talk_kit import ERAS, Talk
+from terminal import Typed
 
 pytestmark = pytest.mark.anyio
 PASSKEY = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localhost")
@@ -46,12 +44,6 @@ PASSKEY = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localh
 
 def team(ctx: Context, **changes: Any) -> None:
     ctx.policy = ctx.policy.model_copy(update={"team": Team(**changes)})
-
-
-def work(name: str, project: str = "") -> JobSpec:
-    return JobSpec(
-        platform=PLATFORM, command=("true", name), name=name, project=project, outputs=("out",), timeout_s=3600
-    )
 
 
 @pytest.fixture

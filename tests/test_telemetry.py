@@ -17,8 +17,7 @@ from typing import Any
 import anyio
 import pytest
 
-from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
-from conftest import need
+from cli_kit import Cli
 from fakes import FakeClock
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, DiskError, NotSupported, Unreachable
@@ -30,9 +29,9 @@ from gpuwarden.lifecycle.monitoring import telemetry
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.people import acting_as
 from gpuwarden.rehearsal.model import Settings
-from lifecycle_kit import launch, open_house, rent_cloud
+from lifecycle_kit import launch, open_house, rent_cloud, work
 from page_kit import busy_world
-from test_team import work
+from real_parts import need
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real("OpenTelemetry")]
 

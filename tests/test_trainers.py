@@ -14,11 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from conftest import need
 from gpuwarden.core.rules import Severity, run_rules
 from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.rules.catalog import rules_of
 from hubserver import config, hub_server
+from real_parts import need
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules
 from trainer_kit import SCRIPTS
 

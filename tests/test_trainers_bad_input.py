@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Verdict
 from hubserver import hub_server
+from real_parts import need
 from rulefacts import HF_TOKEN
 from trainer_kit import (
     METHODS,

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from conftest import need
 from gpuwarden.core.models import JobSpec, Level, Verdict
 from gpuwarden.core.policy import Approval, Local
 from gpuwarden.core.states import Job, Teardown
@@ -24,6 +23,7 @@ from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, launch, moves_on, over, promises, records, rent_cloud
+from real_parts import need
 from trainer_kit import FAULTS, METHODS, NEEDS, SCRIPTS, curve
 from waiting import soon
 

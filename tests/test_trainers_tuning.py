@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from gpuwarden.data import data_dir
+from real_parts import need
 from trainer_kit import SCRIPTS
 
 TUNE = data_dir("skills") / "gpu-training" / "examples" / "tune.py"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import need
 from gpuwarden.checkpoints import load
-from test_next_step import weights
+from lifecycle_kit import weights
+from real_parts import need
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks")]
 

@@ -21,13 +21,13 @@ from anyio import to_thread
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from approving_kit import authenticator
+from browser_kit import Window, browsing, until
 from doors import TRAIN, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden.ledger.events import ApprovalGranted
+from http_kit import SECRET
 from load_kit import answers
-from test_http_approving import authenticator
-from test_http_cli import SECRET
-from test_http_pages_browser import Window, browsing, until
-from test_serve_mcp import Talk, metering
+from talk_kit import Talk, metering
 from waiting import PATIENCE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove, pytest.mark.real("chromium")]

@@ -11,7 +11,7 @@ import pytest
 from clouds.base import KEY, Emulator
 from clouds.platform import Platform
 from clouds_house import PLATFORMS
-from clouds_kit import Web, web  # noqa: F401
+from clouds_kit import Web
 from gpuwarden.core.errors import BadRequest, NoCapacity
 from gpuwarden.core.models import JobSpec, Known, Resources
 from gpuwarden.interfaces.cli.main import run
@@ -46,7 +46,7 @@ class Desk:
 def desk(
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    web: Web,  # noqa: F811
+    web: Web,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Desk]:
     platform, clock = BY_NAME[request.param], clock_of_today()

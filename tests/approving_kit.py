@@ -1,0 +1,46 @@
+"""A person who approves on the page, with a passkey or a code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from browser_kit import Window
+from gpuwarden.interfaces.http.serving import Serving
+from gpuwarden.lifecycle.context import Context
+from http_kit import BASE, client, serving
+
+FROM_PAGE = {"origin": BASE, "sec-fetch-site": "same-origin"}
+
+
+@asynccontextmanager
+async def entered(ctx: Context) -> AsyncIterator[tuple[Serving, httpx2.AsyncClient]]:
+    """A browser session, with the headers of a request from the page itself."""
+    async with serving(ctx) as parts, client(parts, FROM_PAGE) as http:
+        assert (await http.get(f"/enter?link={parts.tokens.create_link()}")).status_code == 200
+        yield parts, http
+
+
+async def asked(http: httpx2.AsyncClient, ticket: str, digest: str) -> httpx2.Response:
+    return await http.post(f"/approve/{ticket}/challenge.json", json={"digest": digest})
+
+
+async def shown_digest(http: httpx2.AsyncClient, ticket: str) -> str:
+    """Return the digest that the page of a question has; empty where nothing can be approved there."""
+    return "".join(re.findall(r'data-digest="([^"]*)"', (await http.get(f"/approve/{ticket}")).text))
+
+
+async def authenticator(window: Window, *, verified: bool = True) -> Any:
+    """Give a window a virtual authenticator."""
+    cdp = await window.page.context.new_cdp_session(window.page)
+    await cdp.send("WebAuthn.enable")
+    options = {
+        "protocol": "ctap2", "transport": "internal", "hasResidentKey": True, "hasUserVerification": True,
+        "isUserVerified": verified, "automaticPresenceSimulation": True,
+    }  # fmt: skip
+    made = await cdp.send("WebAuthn.addVirtualAuthenticator", {"options": options})
+    return cdp, made["authenticatorId"]

@@ -1,0 +1,21 @@
+"""Lines of logs that are made to mislead or to slow down a search."""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+
+from gpuwarden.knowledge import shipped
+from gpuwarden.knowledge.log_lines import MAX_LINE
+
+PAIRS = [(g, s) for g in shipped().gotchas.values() for s in g.signatures]
+
+
+def hostile_lines(signature: str, length: int = MAX_LINE) -> list[str]:
+    """Lines of the greatest length or another one, made to send a matcher into every blind alley."""
+    literal = next(iter(re.findall(r"[A-Za-z ]{3,}", signature)), "x")
+    pieces = ["a", " ", "0", "/", "'", literal, f"{literal} ", f"{literal}0", string.printable.replace("\n", "")]
+    rng = random.Random(signature)
+    mixed = "".join(rng.choice([*pieces, ".", "(", "[", ":", "=", "%"]) for _ in range(length))
+    return [(piece * length)[:length] for piece in pieces] + [mixed[:length]]

@@ -1,0 +1,65 @@
+"""A ledger and calls that die at any write, and the pace of stories that do so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.rehearsal.model import Settings
+
+SETTLE_S = 30.0
+PACE = Settings(boot_s=10, stop_s=5, resume_s=20, settle_s=SETTLE_S, default_usd_per_hour=36, catalog={})
+
+
+class Died(BaseException):
+    """The process is dead; nothing after this line of it happens."""
+
+
+class Fuse:
+    """Burns down with every commit and every call, and kills when it reaches its end."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def burn(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise Died
+
+
+class MortalLedger(Ledger):
+    """A ledger whose process may die before or after each commit."""
+
+    fuse: Fuse
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        fuse = getattr(self, "fuse", Fuse())
+        fuse.burn()
+        with super()._transaction():
+            yield
+        fuse.burn()
+
+
+class Mortal:
+    """A provider or a backend whose caller may die before or after each call."""
+
+    def __init__(self, inner: Any, fuse: Fuse) -> None:
+        self.inner, self.fuse = inner, fuse
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if not callable(found) or name in {"read", "key_digest"}:
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.fuse.burn()
+            value = await found(*args, **kwargs)
+            self.fuse.burn()
+            return value
+
+        return call
