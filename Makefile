@@ -64,8 +64,9 @@ selftest: $(READY)
 check: lint types tests selftest  ## everything a change must pass
 
 # One server of each serves a process, so these run apart from the others, one file on each worker.
-ENGINE_TESTS = tests/test_backends_ray.py tests/test_sky_real.py tests/test_backends_sky.py tests/test_providers_sky.py \
-	tests/test_backends_sky_jobs.py tests/test_providers_sky_jobs.py tests/test_lifecycle_sky_jobs.py
+ENGINE_TESTS = tests/backends/test_ray.py tests/backends/test_sky_real.py tests/backends/test_sky.py \
+	tests/backends/test_sky_jobs.py tests/providers/test_sky.py tests/providers/test_sky_jobs.py \
+	tests/lifecycle/test_sky_jobs.py
 ENGINES = $(abspath .cache/engines)
 RAY = $(or $(GPUWARDEN_RAY),$(ENGINES)/ray/bin/ray)
 SKY = $(or $(GPUWARDEN_SKY_PYTHON),$(ENGINES)/sky/bin/python)
@@ -80,11 +81,11 @@ endurance: $(READY)  ## the proofs that repeat themselves, in full: hundreds of 
 	GPUWARDEN_ENDURANCE=1 GPUWARDEN_TEST_PATIENCE=10 $(TESTS) -m endurance $(ARGS)
 
 evidence: $(READY)  ## play every trial behind the README's evidence and compare each
-	GPUWARDEN_EVIDENCE=all $(TESTS) -m prove tests/test_evals_evidence.py $(ARGS)
+	GPUWARDEN_EVIDENCE=all $(TESTS) -m prove tests/evals/test_evidence.py $(ARGS)
 
 gguf: $(READY)  ## build llama.cpp once (minutes), and write and prove real GGUF files with it
 	@made="$$($(BIN)/python tools/llama_cpp.py)" && GPUWARDEN_LLAMA_CPP="$$made" \
-	$(TESTS) -m prove -k "gguf or conversion" tests/test_trainers_runs.py tests/test_trainers_bad_input.py tests/test_trainers_lives.py $(ARGS)
+	$(TESTS) -m prove -k "gguf or conversion" tests/trainers/test_runs.py tests/trainers/test_bad_input.py tests/trainers/test_lives.py $(ARGS)
 
 $(ENGINES)/ray/bin/ray $(ENGINES)/sky/bin/python:
 	tools/install_engines.sh $(ENGINES) $(word 1,$(subst /, ,$(subst $(ENGINES)/,,$@)))
@@ -95,11 +96,11 @@ engines: $(READY) $(RAY) $(SKY)  ## run jobs on a real Ray and SkyPilot, as root
 
 kube: $(READY)  ## build a real kube-apiserver once (ten minutes, on Debian 12), and run jobs' whole lives on it
 	@made="$$($(BIN)/python tools/kube_apiserver.py)" && GPUWARDEN_KUBE="$$made" \
-	$(BIN)/python -m pytest -m prove tests/test_kubernetes_real.py $(ARGS)
+	$(BIN)/python -m pytest -m prove tests/backends/test_kubernetes_real.py $(ARGS)
 
 sky: $(READY) $(SKY)  ## launch a job's whole life on a real Slurm cluster through SkyPilot (minutes; needs Slurm, sshd and PyPI)
 	GPUWARDEN_SKY_PYTHON=$(SKY) GPUWARDEN_SKY_SLURM=1 \
-	$(BIN)/python -m pytest -m prove tests/test_sky_slurm.py $(ARGS)
+	$(BIN)/python -m pytest -m prove tests/backends/test_sky_slurm.py $(ARGS)
 
 attacks: $(READY)  ## play every attack and print a table of what came of each
 	$(BIN)/python tools/attacks.py $(ARGS)

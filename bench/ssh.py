@@ -37,7 +37,7 @@ from typing import Final
 import anyio
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kits"))
 
 from bench._figures import arguments, figure
 

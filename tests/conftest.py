@@ -13,17 +13,20 @@ import pytest
 from hypothesis import settings
 
 from long_first import long_first
+from paths import TESTS
 from real_parts import REQUIRE_REAL, need
 from waiting import PATIENCE
 from warm_children import Children
 
 PROTECTS = (
-    "alternatives", "cli_approve", "crash", "fan_out_l", "http_approving", "kept", "ledger", "lifecycle", "next_step",
-    "parking", "pausing", "policy", "private", "rehearsal_crash", "relaunch", "remote_cuts", "remote_disasters",
-    "remote_hostile", "sandbox", "serve_mcp", "standing_orders", "team",
-    "checkpoints_hostile", "checkpoints_inert", "checkpoints_pickle", "checkpoints_savelib", "checkpoints_sealing",
+    "checkpoints/test_hostile", "checkpoints/test_inert", "checkpoints/test_pickle", "checkpoints/test_savelib",
+    "checkpoints/test_sealing", "interfaces/cli/test_approve", "interfaces/http/test_approving",
+    "interfaces/mcp/test_mcp", "ledger/", "lifecycle/fan_out/test_l", "lifecycle/test_", "package/test_policy",
+    "package/test_private", "rehearsal/test_crash", "remote/test_cuts", "remote/test_disasters",
+    "remote/test_hostile", "remote/test_kept", "remote/test_sandbox",
 )  # fmt: skip
-"""How the names of the modules begin whose tests protect money or data: ledger, kills, gates, teardown, exploit files.
+"""How the paths of the modules begin, below tests/, whose tests protect money or data: ledger, kills, gates, teardown,
+exploit files.
 
 `.ci/run` runs their proofs. A failed one is never run again, because a race there is a bug.
 """
@@ -50,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     What an attack declares, and whose client runs, goes among the test's properties for `tools/attacks.py`.
     """
     for item in items:
-        if item.path.stem.removeprefix("test_").startswith(PROTECTS):
+        if item.path.relative_to(TESTS).as_posix().startswith(PROTECTS):
             item.add_marker(pytest.mark.protects)
             item.add_marker(pytest.mark.flaky(reruns=0))
         if not item.get_closest_marker("timeout"):

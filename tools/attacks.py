@@ -5,7 +5,7 @@ each, as a table in Markdown.
 
 A test declares what its attacker does: `@pytest.mark.attack("boundary", "reads the server's key from /proc")`. Figures
 that a test records with `record_property("figure", ...)` are shown in its row. A client's tests are those of a file
-`tests/test_*clients*.py` that need the real part. The exit code is 1 where an attack came through or a client failed,
+`test_*clients*.py` that need the real part. The exit code is 1 where an attack came through or a client failed,
 and 2 where one could not be tried.
 """
 
@@ -85,7 +85,7 @@ class Outcomes:
 def main(arguments: list[str]) -> int:
     """Run the attacks and print the table."""
     outcomes = Outcomes()
-    code = pytest.main(["-q", "-o", "addopts=--strict-markers", *arguments], plugins=[outcomes])
+    code = pytest.main(["-q", "-o", "addopts=--strict-markers --import-mode=importlib", *arguments], plugins=[outcomes])
     attacks, clients = list(outcomes.attacks.values()), list(outcomes.clients.values())
     print(table(attacks))
     print(table_of_clients(clients))

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(TESTS / "kits"))
 
 from foreign_faults import KINDS, Seed, controls, seeds  # noqa: E402
 from foreign_kit import PLATFORMS, Script, blocking, fetch, findings, job_of, scripts  # noqa: E402

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(TESTS / "kits"))
 
 from first_step_faults import Case, cases, seeds  # noqa: E402
 from first_step_kit import SCRIPTS, rehearsed  # noqa: E402

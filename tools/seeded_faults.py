@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(TESTS / "kits"))
 
 from seeded import GATE, LOST, MACHINE, REHEARSAL, SURVIVES, Case, cases  # noqa: E402
 from seeded.jobs import ARGS, Outcome, jobs_in  # noqa: E402

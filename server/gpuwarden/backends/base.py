@@ -3,7 +3,7 @@
 A backend's module offers `create(clock)`, annotated with the class that it returns. Methods raise `Unreachable` when no
 answer came and `BadReply` when one came that is not understood; both leave the caller's knowledge as it was.
 
-What every backend promises, and `tests/contract_backend.py` holds against each:
+What every backend promises, and `tests/kits/contract_backend.py` holds against each:
 
 - `submit` starts a token's attempt once, however often and from wherever it is called. The token goes into the engine's
   own record of the job, so that a lost reply is found there by the next call.

@@ -1,0 +1,244 @@
+"""DeepSpeed's folders: every rank left its part, all of one save, and the shares give the model.
+
+The layout is that of DeepSpeed 0.19 on two ranks; `test_libraries.py` has DeepSpeed itself where installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Report, Verdict
+from real_parts import need
+
+
+def want(*modules: str) -> None:
+    for name in modules:
+        need(name, importlib.util.find_spec(name) is not None)
+
+
+def seen(report: Report) -> str:
+    return "\n".join(report.reasons)
+
+
+@pytest.fixture
+def zero(tmp_path: Path) -> Path:
+    want("torch")
+    import torch
+
+    step = tmp_path / "global_step10"
+    step.mkdir()
+    torch.save({"module": {"w": torch.ones(4)}}, step / "mp_rank_00_model_states.pt")
+    for rank in range(3):
+        part = {"optimizer_state_dict": {"fp32": torch.ones(2)}, "ds_version": "0.18"}
+        torch.save(part, step / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    (tmp_path / "latest").write_text("global_step10")
+    return tmp_path
+
+
+def test_every_rank_has_left_its_part(zero: Path) -> None:
+    report = verify(zero, Level.CONTENT)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    (zero / "global_step10/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    assert "ranks without optim states for mp_rank 00: 1" in seen(verify(zero, Level.STRUCTURE))
+
+
+def test_latest_points_at_nothing(zero: Path) -> None:
+    (zero / "latest").write_text("global_step20")
+    assert "latest names 'global_step20'" in seen(verify(zero, Level.STRUCTURE))
+
+
+SHAPES: dict[str, tuple[int, ...]] = {"0.weight": (8, 3), "0.bias": (8,), "1.weight": (5, 8), "1.bias": (5,)}
+STATES = "zero_pp_rank_{}_mp_rank_00_{}_states.pt"
+
+
+@dataclass
+class Zero:
+    """A save as DeepSpeed 0.19 lays it out, of which a test can bend every part before it is written."""
+
+    stage: int = 3
+    world: int = 3
+    step: int = 7
+    head: dict[str, Any] = field(default_factory=dict)
+    share: int | None = None
+    moments: dict[str, Any] = field(default_factory=dict)
+    counter: int | None = None
+
+    def write(self, root: Path, only: int | None = None) -> Path:
+        import torch
+
+        folder = root / f"global_step{self.step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        sizes = [torch.Size(s).numel() for s in SHAPES.values()]
+        part = sum(-(-n // self.world) for n in sizes) if self.stage == 3 else -(-sum(sizes) // self.world)
+        module = {n: torch.ones(s if self.stage < 3 else 0) for n, s in SHAPES.items()}
+        head = {
+            "module": module, "optimizer": None, "param_shapes": [{n: torch.Size(s) for n, s in SHAPES.items()}],
+            "skipped_steps": 0, "global_steps": self.step, "global_samples": 42, "dp_world_size": self.world,
+            "mp_world_size": 1, "ds_config": {"zero_optimization": {"stage": self.stage}}, "ds_version": "0.19.8",
+        } | self.head  # fmt: skip
+        if self.stage < 3:
+            torch.save(head, folder / "mp_rank_00_model_states.pt")
+        for rank in range(self.world) if only is None else [only]:
+            if self.stage == 3:
+                torch.save(head, folder / STATES.format(rank, "model"))
+            torch.save(self._optimizer(self.share or part), folder / STATES.format(rank, "optim"))
+        (root / "latest").write_text(folder.name)
+        return folder
+
+    def _optimizer(self, share: int) -> dict[str, Any]:
+        import torch
+
+        step = torch.tensor(float(self.step if self.counter is None else self.counter))
+        flat = torch.linspace(0, 1, share)
+        if self.stage == 3:
+            flat.ds_id = "0_3"  # type: ignore[attr-defined]  # a tensor with an attribute is pickled in another way
+        state = {"step": step, "exp_avg": torch.ones(share), "exp_avg_sq": torch.ones(share), **self.moments}
+        torch_state = {"state": {0: state}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+        names = ("optimizer_state_dict", "fp32_flat_groups")
+        key, groups = names if self.stage == 3 else ("base_optimizer_state", "single_partition_of_fp32_groups")
+        return {"optimizer_state_dict": {key: torch_state, groups: [flat]}, "ds_version": "0.19.8"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "world"), [(1, 2), (2, 1), (2, 5), (3, 1), (3, 3)])
+def test_a_zero_folder_is_whole_and_can_be_resumed(tmp_path: Path, stage: int, world: int) -> None:
+    want("torch")
+    Zero(stage, world).write(tmp_path)
+    report = verify(tmp_path, Level.RESUME)
+    assert report.verdict is Verdict.PROVEN and report.step == 7, seen(report)
+    told = {*report.checkpoints[0].proved}
+    assert {
+        f"all {world} ranks left their parts",
+        f"the shares of {world} ranks give the model's 77 parameters",
+    } <= told
+
+
+def test_the_weights_of_zero_3_are_looked_at_though_they_lie_in_the_optimizers_file(tmp_path: Path) -> None:
+    want("torch")
+    import torch
+
+    folder = Zero().write(tmp_path)
+    place = folder / STATES.format(1, "optim")
+    part = torch.load(place, weights_only=True)
+    part["optimizer_state_dict"]["fp32_flat_groups"][0][3] = float("nan")
+    torch.save(part, place)
+    report = verify(tmp_path, Level.CONTENT)
+    assert "not finite: optimizer_state_dict.fp32_flat_groups.0" in seen(report)
+
+
+BENT: list[tuple[Zero, Zero | None, str]] = [
+    (Zero(share=20), None, "the shares of ranks 0, 1, 2 do not give the model's 77 parameters"),
+    (Zero(2, share=20), None, "the shares of parameter groups 0 do not give the model's 77 parameters"),
+    (Zero(), Zero(head={"global_steps": 6}), "are at different steps, 6, 7: they are of different saves"),
+    (Zero(), Zero(head={"dp_world_size": 4}), "the parts were saved by 3, 4 ranks"),
+    (Zero(), Zero(counter=6), "the ranks' optimizers are at different steps: 6, 7"),
+    (Zero(head={"global_steps": 8}), None, "called global_step7, but its parts are at step 8"),
+    (Zero(head={"mp_world_size": 2}), None, "nothing is there of model-parallel parts 1"),
+    (Zero(head={"dp_world_size": 2}), None, "3 ranks left model states for mp_rank 00; there were 2"),
+    (Zero(), Zero(head={"param_shapes": [{"w": (3,)}]}), "of models of different shapes"),
+]
+
+
+@pytest.mark.parametrize(("save", "other", "words"), BENT)
+def test_ranks_that_do_not_belong_together(tmp_path: Path, save: Zero, other: Zero | None, words: str) -> None:
+    """`other` is a save from which rank 1 is taken: what a rank left in the same folder earlier."""
+    want("torch")
+    save.write(tmp_path)
+    if other:
+        other.write(tmp_path, only=1)
+    report = verify(tmp_path, Level.STRUCTURE)
+    assert report.verdict is Verdict.REFUTED and words in seen(report), seen(report)
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("optim", 2), ("model", 2), ("optim", 0)])
+def test_a_rank_that_left_nothing_is_missed_even_if_it_is_the_last(tmp_path: Path, kind: str, rank: int) -> None:
+    want("torch")
+    (Zero().write(tmp_path) / STATES.format(rank, kind)).unlink()
+    assert f"ranks without {kind} states for mp_rank 00: {rank}" in seen(verify(tmp_path, Level.STRUCTURE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_zero_folder_without_its_optimizers(tmp_path: Path, stage: int) -> None:
+    want("torch")
+    for place in Zero(stage).write(tmp_path).glob("*optim_states.pt"):
+        place.unlink()
+    report = verify(tmp_path, Level.STRUCTURE)
+    if stage == 3:
+        assert "keeps the weights in the ranks' optim states, and there are none" in seen(report)
+    else:
+        assert report.verdict is Verdict.PROVEN, seen(report)
+        assert "start the optimizer afresh" in seen(verify(tmp_path, Level.RESUME))
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_is_ahead_or_torn(tmp_path: Path) -> None:
+    want("torch")
+    import torch
+
+    for bent, words in ((Zero(counter=9), "made 9 steps"), (Zero(moments={"exp_avg": torch.ones(3)}), "different sha")):
+        bent.write(tmp_path)
+        assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN
+        assert words in seen(verify(tmp_path, Level.RESUME))
+
+
+@pytest.mark.slow
+def test_a_trainers_checkpoint_says_what_its_ranks_lack(tmp_path: Path) -> None:
+    """The Trainer puts DeepSpeed's folder into its own; what stands in the way of a resume is the checkpoint's."""
+    want("torch")
+    import torch
+
+    folder = tmp_path / "checkpoint-7"
+    Zero(counter=9).write(folder)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 7, "epoch": 1.0}))
+    torch.save({"cpu": torch.get_rng_state()}, folder / "rng_state.pth")
+    report = verify(tmp_path, Level.RESUME)
+    assert report.newest == "checkpoint-7"
+    assert "checkpoint-7: the optimizers have made 9 steps" in seen(report)
+
+
+def test_a_latest_that_was_not_moved_on_is_told(tmp_path: Path) -> None:
+    want("torch")
+    Zero(step=9).write(tmp_path)
+    Zero(step=7).write(tmp_path)
+    report = verify(tmp_path, Level.STRUCTURE)
+    assert report.verdict is Verdict.PROVEN
+    assert "latest names global_step7, so a resume would pass over global_step9" in report.warnings
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"dp_world_size": -1}, {"dp_world_size": 10**30}, {"dp_world_size": True}, {"dp_world_size": "3"},
+    {"mp_world_size": 999_999_999}, {"global_steps": None}, {"global_steps": [7]}, {"ds_config": {}}, {"ds_config": 7},
+    {"ds_config": {"zero_optimization": {"stage": "3"}}}, {"param_shapes": 5}, {"param_shapes": [{"w": "x"}]},
+    {"param_shapes": [{"w": (2**59,) * 60}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("head", NONSENSE)
+def test_heads_that_make_no_sense_neither_stop_the_look_nor_prove_shares(tmp_path: Path, head: dict[str, Any]) -> None:
+    want("torch")
+    Zero(head=head).write(tmp_path)
+    report = verify(tmp_path, Level.STRUCTURE)
+    assert "could not be judged" not in seen(report), seen(report)
+    if "param_shapes" in head or "ds_config" in head:
+        assert not any("give the model's" in p for c in report.checkpoints for p in c.proved)
+
+
+@pytest.mark.slow
+def test_a_tensor_that_carries_attributes_is_seen_and_loads(tmp_path: Path) -> None:
+    want("torch")
+    import torch
+
+    for name, value in (("plain.pt", torch.linspace(0, 1, 7)), ("parameter.pt", torch.nn.Parameter(torch.ones(3, 2)))):
+        value.ds_id = "0_1"  # type: ignore[attr-defined]
+        torch.save({"w": value}, tmp_path / name)
+    report = verify(tmp_path, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert ["every value of 1 floating tensors is finite" in f.proved for f in report.files] == [True, True]

@@ -1,0 +1,112 @@
+"""What the README and docs/ promise, a test proves: their commands, their configurations, their names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from gpuwarden import __version__
+from gpuwarden.core.policy import Policy
+from gpuwarden.interfaces.cli.main import cli
+from gpuwarden.interfaces.launch import SOURCE
+from gpuwarden.interfaces.variables import variables
+from paths import ROOT
+
+README = (ROOT / "README.md").read_text("utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+GUIDE = "\n".join([README, *(p.read_text("utf-8") for p in PAGES if p.parent != ROOT)])
+SCREENS = 3 * 50  # lines
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_two_commands_are_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z]+)", README)) | set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_client_configurations_start_the_server() -> None:
+    found = [json.loads(text) for text in blocks("json")]
+    servers = [next(iter(c.values()))["gpuwarden"] for c in found]
+    servers += [t["mcp_servers"]["gpuwarden"] for t in map(tomllib.loads, blocks("toml")) if "mcp_servers" in t]
+    assert len(servers) == 4
+    assert all((s["command"], s["args"]) == ("gpuwarden", ["mcp"]) for s in servers)
+    assert "claude mcp add gpuwarden -- gpuwarden mcp" in GUIDE
+    assert {n for s in servers for n in s.get("env_vars", ())} <= {v.name for v in variables()}
+
+
+def test_what_is_fetched_is_this_version() -> None:
+    assert GUIDE.count("git+") == GUIDE.count(SOURCE.format(version=__version__)) == 2
+
+
+def test_plugins_are_named_as_their_manifests_name_them() -> None:
+    for client, at in (("claude", ".claude-plugin"), ("codex", ".agents/plugins")):
+        market = json.loads((ROOT / at / "marketplace.json").read_text("utf-8"))
+        assert re.search(rf"^{client} .* {market['plugins'][0]['name']}@{market['name']}$", README, re.MULTILINE), (
+            client
+        )
+
+
+def test_the_policy_shown_is_a_policy() -> None:
+    shown = [t for t in map(tomllib.loads, blocks("toml")) if "caps" in t]
+    assert len(shown) == 1
+    Policy.model_validate(shown[0])
+
+
+def test_every_command_and_option_shown_exists() -> None:
+    for line in re.findall(r"gpuwarden ([a-z][a-z-]*)((?: [^`\n#|&]*)?)", "\n".join(blocks("sh"))):
+        command, rest = line
+        assert command in cli.commands, command
+        found = cli.commands[command]
+        if isinstance(found, click.Group) and (sub := rest.split()[:1]) and not sub[0].startswith("-"):
+            found = found.commands[sub[0]]
+        known = {o for p in found.params for o in p.opts}
+        ours = rest.partition(".py ")[0]  # what follows a script is the script's
+        assert set(re.findall(r"--[a-z-]+", ours)) <= known, rest
+
+
+@pytest.mark.slow
+def test_tools_named_are_the_tools_there_are(tmp_path: Path) -> None:
+    named = set(re.findall(r"`([a-z]+_[a-z_]+)`", GUIDE.split("The tools are")[1].split(";")[0]))
+    code = "import anyio\nfrom gpuwarden.app import open_context\n"
+    code += "from gpuwarden.interfaces.mcp.server import make_server\n"
+    code += "s = make_server(open_context('test'))\nprint(*[t.name for t in anyio.run(s.list_tools)])"
+    listed = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"GPUWARDEN_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert named == set(listed.stdout.split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:|#)([^)#\s]+)(?:#([^)\s]+))?", page.read_text("utf-8")):
+        there = page.parent / target
+        assert there.exists(), target
+        headings = re.findall(r"^#+ (.*)$", there.read_text("utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, anchor
+
+
+def test_the_readme_fits_three_screens_and_opens_with_the_picture() -> None:
+    assert README.count("\n") <= SCREENS
+    assert README.index("(docs/demo.svg)") < README.index("\n## ")
+
+
+def test_the_readme_leads_to_every_page_of_the_guide() -> None:
+    assert {f"docs/{p.name}" for p in PAGES if p.parent != ROOT} <= set(re.findall(r"\]\(([^)#]+)", README))

@@ -1,0 +1,219 @@
+"""CONTRIBUTING.md, followed to the letter: each block is written where it says, and what it makes is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import tomllib
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Verdict
+from gpuwarden.rules.catalog import rules_of
+from paths import ROOT
+from plugin_kit import Packages
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+BLOCK = re.compile(r"^( *)```\w+ (>> )?(\S+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+COPIED = ("server", "profiles", "references", "skills", "tests", "pyproject.toml", "README.md")
+RECIPES = [
+    "A rule", "A checkpoint format", "A layout", "A backend", "A provider", "A profile", "An MCP tool", "A command",
+    "An eval case", "A plug-in in a package of your own",
+]  # fmt: skip
+# Chosen for their seconds; `test_the_contracts_are_kept_whole` runs all of a contract.
+NODES = {
+    "tests/rules/test_rules.py": (
+        "test_a_rule_speaks_where_it_should_and_only_there[PF-DISK-001]",
+        "test_every_rule_has_an_example_that_fires_and_one_that_is_silent",
+        "test_the_page_is_the_one_that_the_rules_write",
+    ),
+    "tests/checkpoints/test_wav.py": ("test_a_sound_is_proven_and_a_cut_one_refuted",),
+    "tests/checkpoints/test_sentence_transformer.py": ("test_a_part_that_is_gone_is_missed",),
+    "tests/backends/test_nice.py": ("TestNice::test_a_job_has_the_lowest_priority",),
+    "tests/providers/test_mycloud.py": (
+        "TestMycloud::test_a_lost_create_reply_is_unknown_and_the_instance_is_found",
+        "TestMycloud::test_the_key_is_one_that_no_job_is_given",
+    ),
+    "tests/package/test_profiles.py": (
+        "test_every_profile_has_its_expectations",
+        "test_every_provider_that_a_profile_names_is_one_and_every_provider_has_a_profile",
+        "test_the_generated_blocks_are_up_to_date[mycloud]",
+        "test_the_prose_has_its_sections_and_every_block[mycloud]",
+        "test_what_each_verb_does_to_the_bill[mycloud]",
+        "test_what_survives_what[mycloud:/home/ubuntu/x]",
+    ),
+}
+# What a person types, and a client's call of the new tool; the answers come back as one JSON object.
+COMMANDS = """
+import contextlib, io, json, sys
+from pathlib import Path
+from gpuwarden.interfaces.cli.main import run
+
+said = {}
+for words in (["rules", "--write"], ["profiles", "--write"], ["formats", "--json"], ["--help"], ["doctor", "--json"]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        said[" ".join(words)] = [run(words), out.getvalue()]
+
+import anyio
+from mcp import Client
+from gpuwarden.app import open_context
+from gpuwarden.interfaces.mcp.server import make_server
+
+async def call():
+    async with Client(make_server(open_context("test"))) as client:
+        return (await client.call_tool("list_formats", {})).structured_content
+
+said["tool"] = anyio.run(call)
+
+sys.path.insert(0, "tests/kits")
+from guard_kit import spellings, verdict
+said["hasty"], said["innocent"] = ([s, verdict(s)] for s in (spellings(n)[-1] for n in ("hasty", "innocent")))
+from clouds.platform import platforms
+said["platforms"] = [p.name for p in platforms()]
+print(json.dumps(said))
+"""
+
+
+def blocks(page: str = PAGE) -> list[tuple[str, bool, str]]:
+    """Return the path of each block, whether it is appended, and its text."""
+    return [(path, bool(more), textwrap.dedent(text)) for _, more, path, text in BLOCK.findall(page)]
+
+
+def block(path: str) -> str:
+    (text,) = (text for there, _, text in blocks() if there == path)
+    return text
+
+
+def follow(root: Path) -> None:
+    """Copy the repository and write every block of the page into the copy."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "corpus", ".hypothesis")
+            shutil.copytree(ROOT / name, root / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, root / name)
+    for indent, more, path, text in BLOCK.findall(PAGE):
+        file = root / path
+        if path == "pyproject.toml":  # of a package of somebody else's
+            continue
+        assert file.exists() is bool(more), path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = (line.removeprefix(indent) for line in text.splitlines())
+        with file.open("a", encoding="utf-8") as target:
+            target.write("\n".join(lines) + "\n")
+
+
+def run_in(root: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
+    env |= {
+        "PYTHONPATH": f"{root / 'server'}{os.pathsep}{root / 'tests' / 'kits'}",
+        "GPUWARDEN_HOME": str(root / "home"),
+    }
+    return subprocess.run(
+        [sys.executable, *argv], cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def passed(root: Path, *nodes: str) -> dict[str, int]:
+    """Run tests of the copy; return how many passed by file. Fails where one failed."""
+    done = run_in(root, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=seen.xml", *nodes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, int] = {}
+    for case in ET.parse(root / "seen.xml").iter("testcase"):
+        file = f"{re.sub(r'[.]Test.*', '', case.attrib['classname']).replace('.', '/')}.py"
+        found[file] = found.get(file, 0) + (case.find("skipped") is None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository in which the whole page was followed."""
+    root = tmp_path_factory.mktemp("copy")
+    follow(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def said(copy: Path) -> dict[str, Any]:
+    """What the commands and the tool answered there; they have written the pages that tests compare."""
+    done = run_in(copy, "-c", COMMANDS)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def seen(copy: Path, said: dict[str, Any]) -> dict[str, int]:
+    """How many tests of each recipe passed."""
+    return passed(copy, *(f"{file}::{name}" for file, names in NODES.items() for name in names))
+
+
+def test_the_page_has_a_recipe_for_each() -> None:
+    assert re.findall(r"^## (.+)$", PAGE, re.MULTILINE) == RECIPES
+    named = {path for path, _, _ in blocks()}
+    assert set(NODES) - named == {"tests/rules/test_rules.py", "tests/package/test_profiles.py"}
+    assert len(re.findall(r"^ *```\w", PAGE, re.MULTILINE)) == len(blocks()), "a block without a file is not tested"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("file", NODES)
+def test_the_recipe_passes_its_test(seen: dict[str, int], file: str) -> None:
+    assert seen.get(file, 0) == len(NODES[file])
+
+
+def test_the_rule_and_the_plugins_are_found(said: dict[str, Any]) -> None:
+    assert said["rules --write"] == [0, "1 file changed\n"]
+    assert said["profiles --write"] == [0, "1 file changed\n"]
+    checks = {c["what"]: c for c in json.loads(said["doctor --json"][1])["checks"]}
+    assert checks["plug-ins"]["ok"] and [w for w in checks if w.startswith(("rule ", "provider "))] == []
+
+
+def test_the_command_and_the_tool_answer(said: dict[str, Any]) -> None:
+    code, text = said["formats --json"]
+    formats = json.loads(text)["formats"]
+    assert code == 0 and {"wav", "safetensors"} <= set(formats)
+    assert re.search(r"(?s)What is known:.*\n  formats .*What you keep:", said["--help"][1])
+    assert said["tool"]["ok"] and said["tool"]["message"].split(", ") == formats
+
+
+def test_the_emulator_is_one_of_the_platforms_of_the_lifecycle_tests(said: dict[str, Any]) -> None:
+    assert {"mycloud", "runpod"} <= set(said["platforms"])
+
+
+def test_the_guard_learns_how_the_platform_ends_machines(said: dict[str, Any]) -> None:
+    (hasty, stopped), (innocent, passing) = said["hasty"], said["innocent"]
+    assert "mycloud" in hasty and stopped and "mycloud" in innocent and passing is None
+
+
+def test_the_eval_recipe_is_the_tested_one() -> None:
+    assert "## Add a case" in (ROOT / "evals" / "README.md").read_text("utf-8")
+    assert "follows this page" in (ROOT / "evals" / "README.md").read_text("utf-8")
+
+
+def test_a_package_of_your_own_brings_the_same_plugins(packages: Packages, tmp_path: Path) -> None:
+    project = tomllib.loads(block("pyproject.toml"))["project"]
+    files = {
+        "gpuwarden_sounds_wav.py": block("server/gpuwarden/checkpoints/formats/wav.py"),
+        "gpuwarden_sounds_disk.py": block("server/gpuwarden/rules/pf_disk_001_disk_big_enough.py"),
+    }
+    packages.add(project["name"], project["entry-points"], files)
+    (tmp_path / "a.wav").write_bytes(b"RIFF\0\0\0\0WAVEdata\4\0\0\0abcd")
+    assert verify(tmp_path / "a.wav", Level.LOAD).verdict is Verdict.PROVEN
+    assert "PF-DISK-001" in {r.id for r in rules_of("submit")}
+
+
+@pytest.mark.long
+@pytest.mark.prove
+def test_the_contracts_are_kept_whole(copy: Path, said: dict[str, Any]) -> None:
+    found = passed(copy, "tests/backends/test_nice.py", "tests/providers/test_mycloud.py")
+    assert len(found) == 2 and min(found.values()) > 10
+    passed(copy, "tests/lifecycle/test_clouds.py::test_the_whole_life_of_a_job[mycloud]")

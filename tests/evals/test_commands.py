@@ -1,0 +1,79 @@
+"""`python -m evals run` with real agents' machinery, in a world that the real server stands in front of."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evals.__main__ import main
+from evals.reports.compare import Exit
+from evals.scoring.cases import load_cases
+from evals.selftest.witness import witness
+
+from chat_server import chat, completion
+from evals_kit import KEY
+from paths import KITS
+
+CASE = "over-cap"
+FIRST = witness(load_cases()[CASE]).transcript().calls[0]
+WORDS = witness(load_cases()[CASE]).transcript().says[-1].text
+
+
+def head(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(os.name != "posix", reason="the worlds need a POSIX system")
+def test_a_run_by_an_endpoint_and_one_by_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("evals.__main__.hide_memory", lambda: None)  # this process goes on to run other tests
+    answers = [completion(None, (FIRST.tool, FIRST.args)), completion(WORDS)]
+    with chat(lambda n, _: answers[n % 2]) as server:
+        options = ["--model", "tiny", "--url", server.url, "--key-env", "", "--arm", "pack"]
+        done = main(["run", CASE, "--agent", "endpoint", *options, "--out", str(tmp_path / "pack"), "-v"])
+    assert done == Exit.PASS, capsys.readouterr()
+    about = head(tmp_path / "pack")
+    assert (about["arm"], about["model"], about["harness"]) == ("pack", "tiny", "evals")
+
+    (tmp_path / "claude").write_text(f"#!{sys.executable}\n{(KITS / 'standin_cli.py').read_text()}")
+    (tmp_path / "claude").chmod(0o755)
+    plan = [{"call": FIRST.tool, "args": FIRST.args}, {"say": WORDS}]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CLAUDE_CODE_PLAN", str(tmp_path / "plan.json"))
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    assert main(["run", CASE, "--agent", "claude", "--out", str(tmp_path / "none"), "-v"]) == Exit.PASS
+    about = head(tmp_path / "none")
+    assert (about["arm"], about["model"], about["harness"]) == ("none", "", "claude 1.2.3 (a stand-in)")
+    assert main(["uplift", str(tmp_path / "none"), str(tmp_path / "pack")]) == Exit.PASS
+    assert "uplift of the pack" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--agent", "claude"], "the program 'claude' is not on the PATH"),
+        (["--agent", "codex"], "the program 'codex' is not on the PATH"),
+        (["--agent", "endpoint"], "an endpoint needs a model"),
+        (["--agent", "endpoint", "--model", "m"], "OPENAI_API_KEY"),
+        (["--agent", "endpoint", "--model", "m", "--arm", "old"], "needs the old pack"),
+        (["--agent", "endpoint", "--model", "m", "--arm", "pack", "--pack", "/nonexistent"], "SKILL.md"),
+        (["--agent", "endpoint", "--model", "m", "--stage", "raw"], "has no server for a real agent"),
+    ],
+)
+def test_what_a_real_agent_lacks_is_said_before_anything_runs(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("evals.__main__.hide_memory", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert main(["run", CASE, *words, "--out", str(tmp_path / "run")]) == Exit.BAD_POLICY
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,322 @@
+"""What the page says and how it says it, over HTTP in memory: content, escaping, paging, headers, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from bench.ledger import House
+
+from gpuwarden.core.sanitize import HIDDEN
+from gpuwarden.core.states import Job
+from gpuwarden.interfaces.http.pages.job import job_view
+from gpuwarden.interfaces.http.pages.static_files import files
+from gpuwarden.interfaces.http.serving import Serving
+from gpuwarden.ledger import events as ev
+from gpuwarden.lifecycle.artifacts.kept_list import KeptView
+from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
+from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.metrics.points import PostedPoints, Row
+from gpuwarden.metrics.store import Batch, MetricStore
+from http_kit import bearer, client, serving
+from page_kit import EVIL, World, busy_world, hostile_world, open_world
+from paths import ROOT
+from waiting import soon
+
+pytestmark = pytest.mark.anyio
+PAGES = ("/", "/jobs", "/money", "/platforms", "/knowledge?q=out+of+memory", "/knowledge/OOM-001")
+
+
+class Read(HTMLParser):
+    """Every element and every text of a page, as a browser would see them."""
+
+    VOID = frozenset({"meta", "link", "input", "img", "br"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [], f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    return busy_world(tmp_path / "home")
+
+
+@pytest.fixture
+async def http(world: World) -> AsyncIterator[httpx2.AsyncClient]:
+    async with reader(world) as found:
+        yield found
+
+
+def reader(world: World) -> httpx2.AsyncClient:
+    parts = Serving.over(world.ctx)
+    from gpuwarden.interfaces.http.application import build
+
+    parts.app = build(parts)  # type: ignore[attr-defined]
+    return client(parts, bearer(parts, "read"))
+
+
+async def seen(http: httpx2.AsyncClient, path: str) -> dict[str, object]:
+    """The view as it is after the look that its first call began."""
+
+    async def look() -> dict[str, Any]:
+        answer = await http.get(path)
+        assert answer.status_code == 200, answer.text
+        view = answer.json()
+        told = not view["flags"].get("silent") and (path != "/now.json" or view["lists"]["accounts"])
+        return dict(view) if told else {}
+
+    return await soon(look)
+
+
+async def test_now_shows_what_runs_waits_and_bills_with_the_command(http: httpx2.AsyncClient) -> None:
+    await seen(http, "/now.json")
+    page = Read((await http.get("/")).text)
+    for text in (
+        "llama-8b-lora",
+        "gpuwarden approve t4kz9q",
+        "gpuwarden approve r7mixt",
+        "now $8.41/h",
+        "left of $60.00",
+    ):
+        assert text in page.text, text
+    assert "pod-81c2" in page.text and "bills" in page.text, "a machine that no job here runs on"
+    amounts = [a for _, a in page.tags if a.get("data-meter") == "today"]
+    # Of today: little in the first hours of a day.
+    assert float(amounts[0]["data-rate"] or 0) == 8.41 and 0 < float(amounts[0]["data-amount"] or 0) < 40
+
+
+async def test_the_first_answer_waits_for_no_platform(world: World) -> None:
+    async def never(self: object = None) -> None:
+        await anyio.sleep_forever()
+
+    for machines in world.machines.values():
+        machines.list = machines.get = never  # type: ignore[method-assign,assignment]
+    async with reader(world) as http:
+        assert "llama-8b-lora" in (await http.get("/")).text
+        page = await http.get("/jobs/jlive")
+    assert page.status_code == 200 and "looking at the machine" in page.text
+
+
+async def test_a_job_shows_progress_cost_proof_machine_log_and_timeline(http: httpx2.AsyncClient) -> None:
+    view = await seen(http, "/jobs/jlive.json")
+    page = Read((await http.get("/jobs/jlive")).text)
+    for text in ("2,310 of 5,000", "from its metrics", "1h 12m", "97 %", "9.0 GiB free of 200.0 GiB", "job submitted"):
+        assert text in page.text, text
+    assert "step 2308 loss" in page.text and "Outputs declared" in page.text
+    assert view["texts"]["to_come"].startswith("$8.1"), "the meter, and the price of what is left"  # type: ignore[index]
+    assert view["metrics"] == ["loss", "eval_loss", "learning_rate"]
+
+
+async def test_what_a_person_ordered_in_advance_is_on_now_and_on_the_job(http: httpx2.AsyncClient) -> None:
+    await seen(http, "/now.json")
+    for path in ("/", "/jobs/jlive"):
+        page = Read((await http.get(path)).text)
+        assert "standing order: terminate the machine once everything is proven, 15m after an alert" in page.text, path
+    assert "standing order" not in Read((await http.get("/jobs/jtwin")).text).text
+
+
+async def test_a_job_whose_machine_is_away_shows_what_its_store_has(world: World) -> None:
+    job = read_job(world.ctx.ledger, "jlive")
+    kept = KeptView("hf://buckets/me/runs", 3, 5 << 30, ("out/checkpoint-200", EVIL), "the last upload is 2 h old")
+    view = job_view(world.ctx, "jlive", Checked(job, None, None, None, kept=kept), None)
+    (row,) = view["lists"]["kept"]
+    assert row["name"] == "hf://buckets/me/runs"
+    for text in ("3 files, 5.0 GiB", "out/checkpoint-200", "the last upload is 2 h old"):
+        assert text in row["text"]
+    assert job_view(world.ctx, "jlive", None, None)["lists"]["kept"] == []
+
+
+async def test_the_end_of_an_accounts_money_is_among_the_clocks(http: httpx2.AsyncClient) -> None:
+    await seen(http, "/now.json")
+    page = Read((await http.get("/platforms")).text)
+    assert "Pods without one are terminated" in page.text.split("AutoDL")[0]
+
+
+async def test_a_failure_is_explained_with_what_remains_to_be_done(http: httpx2.AsyncClient) -> None:
+    await seen(http, "/jobs/jfail.json")
+    page = Read((await http.get("/jobs/jfail")).text)
+    assert "OOM-001" in page.text and "gpuwarden pull jfail" in page.text and "exit code 1" in page.text
+    assert ("a", "/knowledge/OOM-001") in [(tag, attrs.get("href")) for tag, attrs in page.tags]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_page_that_only_reads_shows_the_command_that_pauses_a_job(world: World, paused: bool) -> None:
+    if paused:
+        world.run("jlive", 2_310, 5_000, state=Job.CANCELED)
+        world.add("job/jlive", ev.PauseRequested.model_validate({"from": "running"}))
+        world.add("job/jlive", ev.JobPaused(why="its process saved and ended on request"))
+    async with reader(world) as http:
+        view = (await http.get("/jobs/jlive.json")).json()
+        page = Read((await http.get("/jobs/jlive")).text).text
+    command = "gpuwarden resume jlive" if paused else "gpuwarden pause jlive"
+    assert [row["command"] for row in view["lists"]["controls"]] == [command]
+    assert view["texts"]["state"] == ("paused" if paused else "running")
+    assert command in page and ("Resume this job" if paused else "Pause this job") in page
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_each_page_is_well_formed_named_and_can_be_skipped_through(http: httpx2.AsyncClient, path: str) -> None:
+    page = Read((await http.get(path)).text)
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("h1") == 1 and tags.count("main") == 1 and tags.count("title") >= 1
+    assert [attrs["href"] for tag, attrs in page.tags if attrs.get("class") == "skip"] == ["#main"]
+    labelled = [attrs for tag, attrs in page.tags if tag == "progress"]
+    assert all(attrs.get("aria-label") for attrs in labelled)
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs/jlive", "/nothing/here", "/static/page.css", "/now.json"])
+async def test_every_answer_is_bounded_to_this_server(http: httpx2.AsyncClient, path: str) -> None:
+    answer = await http.get(path)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    if answer.status_code == 200:
+        assert "require-trusted-types-for 'script'" in policy and "frame-ancestors 'none'" in policy
+        assert answer.headers["cross-origin-embedder-policy"] == "require-corp"
+
+
+def test_no_file_names_another_host_or_writes_markup() -> None:
+    for name, (content, _, _) in files().items():
+        text = content.decode()
+        if name.startswith("vendor/"):
+            continue
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
+    folder = ROOT / "server/gpuwarden/interfaces/http/pages/templates"
+    for file in folder.glob("*.html"):
+        text = file.read_text()
+        assert not re.search(r"\|\s*safe|autoescape|\sstyle=|\son[a-z]+=|<script>|https?://", text), file.name
+
+
+async def test_what_strangers_write_is_text_on_every_page(tmp_path: Path) -> None:
+    world = hostile_world(tmp_path / "home")
+    MetricStore(world.ctx.home).write(Batch(posts=[PostedPoints("jevil", (Row(EVIL[:100], 1, 0, 1.0),))]))
+    async with reader(world) as http:
+        await seen(http, "/jobs/jevil.json")
+        await seen(http, "/now.json")
+        for path in ("/", "/jobs", "/jobs/jevil", "/money", f"/knowledge?q={EVIL}", f"/jobs?platform={EVIL}"):
+            page = Read((await http.get(path)).text)
+            assert [tag for tag, _ in page.tags if tag == "img"] == [], path
+            assert all(attrs.get("src", "").startswith("/static/") for tag, attrs in page.tags if tag == "script"), path
+            assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs), path
+            assert "9107" not in page.text, path
+        shown = Read((await http.get("/jobs/jevil")).text).text
+        assert "<script>document.title='evil'</script>" in shown, "a log is shown as it is, as text"
+        assert "<script>" in Read((await http.get("/")).text).text, "and so is the question of a receipt"
+
+
+async def test_an_unknown_job_a_bad_number_and_a_bad_state_are_answered_in_kind(http: httpx2.AsyncClient) -> None:
+    gone = await http.get("/jobs/jnone")
+    assert gone.status_code == 404 and "there is no job" in Read(gone.text).text
+    assert (await http.get("/jobs/jnone.json")).json()["code"] == "not_found"
+    for path in (
+        "/jobs?state=refused", "/money?days=0", "/money?days=x", "/jobs/jlive/curve.json?from=nan&to=1",
+        "/jobs/jlive/curve.json?from=0&to=1e303", "/jobs/jlive/log.json?before=1e300",
+    ):  # fmt: skip
+        assert (await http.get(path)).status_code == 422, path
+    assert (await http.get("/jobs?after=jnone")).status_code == 404
+    assert (await http.get("/knowledge/NONE-999")).status_code == 404
+    assert (await http.get("/static/../looks.py")).status_code == 404
+    assert (await http.get("/static/%2e%2e/looks.py")).status_code == 404
+
+
+async def test_nothing_is_read_without_the_scope_and_nothing_can_be_posted(world: World) -> None:
+    async with serving(world.ctx) as parts:
+        async with client(parts) as nobody:
+            assert {(await nobody.get(path)).status_code for path in (*PAGES, "/static/page.css", "/now.json")} == {401}
+        async with client(parts, bearer(parts, "submit")) as other:
+            assert {(await other.get(path)).status_code for path in PAGES} == {403}
+        async with client(parts, bearer(parts, "read", name="reader")) as mine:
+            assert {(await mine.post(path)).status_code for path in PAGES} == {405}
+
+
+async def test_a_secret_of_this_process_is_on_no_page(world: World) -> None:
+    secret = "s3cr3t-value-of-mine"
+    world.ctx.env = {"HF_TOKEN": secret}
+    world.run("jlive", 10, 20, why=f"it printed {secret}", log=f"token {secret}\n")
+    async with reader(world) as http:
+        view = await seen(http, "/jobs/jlive.json")
+        page = (await http.get("/jobs/jlive")).text
+        older = await http.get("/jobs/jlive/log.json?before=20")
+    assert secret not in json.dumps(view) + page + older.text and HIDDEN in page
+
+
+async def test_a_curve_has_gaps_and_marks_where_it_is_not_finite(http: httpx2.AsyncClient) -> None:
+    curve = (await http.get("/jobs/jlive/curve.json?metric=loss")).json()
+    assert curve["odd"] == [770] and curve["y"][curve["x"].index(770)] is None and curve["total"] == 2_310
+    assert len(curve["x"]) <= 2_001 and curve["x"] == sorted(curve["x"])
+    part = (await http.get("/jobs/jlive/curve.json?metric=loss&from=100&to=120")).json()
+    assert part["x"] == list(range(100, 121)) and part["total"] == 21
+    assert (await http.get("/jobs/jpast0/curve.json?metric=loss")).json()["x"] == []
+
+
+async def test_a_job_without_posted_points_shows_what_its_runner_keeps(tmp_path: Path) -> None:
+    world = open_world(tmp_path / "home")
+    world.rent("jplain", "plain")
+    world.run("jplain", 120, 200)
+    async with reader(world) as http:
+        assert (await seen(http, "/jobs/jplain.json"))["metrics"] == ["loss"]
+        curve = (await http.get("/jobs/jplain/curve.json?metric=loss")).json()
+    assert curve["x"][0] == 0 and curve["x"][-1] == 120 and not curve["odd"]
+
+
+@pytest.mark.prove
+async def test_ten_thousand_jobs_come_a_page_at_a_time(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", "vastai")
+    house.grow(10_000)
+    parts = Serving.over(house.ctx)
+    from gpuwarden.interfaces.http.application import build
+
+    parts.app = build(parts)  # type: ignore[attr-defined]
+    async with client(parts, bearer(parts, "read")) as http:
+        path, ids = "/jobs?platform=vastai", list[str]()
+        for _ in range(3):
+            page = Read((await http.get(path)).text)
+            ids += [attrs["data-key"] or "" for tag, attrs in page.tags if tag == "li" and attrs.get("data-key")]
+            path = next(attrs["href"] or "" for _, attrs in page.tags if attrs.get("rel") == "next")
+        now = await http.get("/")
+        money = Read((await http.get("/money?days=90")).text)
+    assert len(ids) == len(set(ids)) == 150 and "after=" in path and "platform=vastai" in path
+    assert len(now.content) < 100_000, "an overview has what runs, not all that ever ran"
+    assert "more" in money.text and len([1 for tag, _ in money.tags if tag == "li"]) < 80
+
+
+async def test_the_ladder_says_yes_only_to_what_is_proven(world: World) -> None:
+    held = {step.rung: step.held for step in ladder(world.ctx, read_job(world.ctx.ledger, "jpast0"))}
+    assert held["declared"] is Held.YES and held["kept"] is Held.UNASKED
+    assert Held.YES not in {held["copied"], held["equal"], held["loaded"]}, (
+        "the record of that pull is not on this disk"
+    )

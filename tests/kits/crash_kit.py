@@ -1,0 +1,257 @@
+"""Lives of a process that dies by SIGKILL anywhere, and what is counted of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash_driver import PlainClock
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.rehearsal.model import Fault, Settings
+from lifecycle_kit import (
+    FAST,
+    launches,
+    open_house,
+    promises,
+    records,
+    rent_cloud,
+    stopped_leases,
+    story,
+    training,
+)
+from paths import KITS
+from postgres_kit import kept_ledger
+from waiting import eventually
+
+SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
+STRANGER = ("check", "pull", "verify", "teardown", "approve", "list")
+"""The steps of a life of two accounts that the other account's key tries first, killed at the same line."""
+CALM_AFTER = 5
+"""So many kills in a row of one step, then it is let through, so that every life comes to its end."""
+LIFE_S = 300.0
+"""For one step of a life: each look at it takes several processes, most of which are killed."""
+
+
+class Driver:
+    """The warm process that forks the ones to be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.errors = (folder / "driver.err").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, str(KITS / "crash_driver.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1,
+            env={**os.environ, "TMPDIR": str(folder)},  # who is killed cleans nothing up
+        )  # fmt: skip
+
+    def order(self, **order: Any) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            pytest.fail(f"the driver died: {self.errors.read()[-4000:]}")
+        reply: dict[str, Any] = json.loads(line)
+        if not reply["killed"] and reply["code"] != 0:
+            self.errors.seek(0)
+            pytest.fail(f"{order['phase']} ended with a traceback: {self.errors.read()[-4000:]}")
+        return reply
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+        self.errors.close()
+
+
+@dataclass
+class Tally:
+    """What was hit, over all lives. `maps` and `looks` are the lines of each step and the looks that it lived for."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    points: set[str] = field(default_factory=set)
+    maps: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    looks: dict[str, int] = field(default_factory=dict)
+
+    def fresh(self, phase: str) -> list[str]:
+        """The lines of a step at which nobody has died yet."""
+        return [at for at in self.maps[phase] if f"{phase} {at}" not in self.points]
+
+
+def digests(files: list[str]) -> list[str]:
+    """The digests of what was copied."""
+    return sorted(hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files)
+
+
+class Life:
+    """One job, one cloud, one home folder, many deaths."""
+
+    def __init__(self, driver: Driver, tally: Tally, home: Path, rng: random.Random, kind: str) -> None:
+        self.driver, self.tally, self.home, self.rng, self.kind = driver, tally, home, rng, kind
+        self.said = home.with_name(f"{home.name}.said")  # no job sees the home itself
+        self.resumed = kind == "preempted"
+        self.spec = training(self.said, 0.4 if self.resumed else 0.05, interruptible=self.resumed)
+        self.hosts = kind == "hosts"
+        home.mkdir()
+        ctx = open_house(home, PlainClock())
+        self.cloud = rent_cloud(ctx, *FAULTS.get(kind, ()), settings=SETTINGS, seed=rng.randrange(1_000_000))
+        ctx.ledger.close()
+
+    def step(self, phase: str, **more: Any) -> dict[str, Any]:
+        """Carry a use case out, in as many processes as it takes until one lives to answer."""
+        for tries in range(100):
+            plan = self.plan(phase) if tries < CALM_AFTER else {}
+            map_file = self.home / "map.json"
+            order = {"phase": phase, "home": str(self.home), "hosts": self.hosts, **plan, **more}
+            if self.kind in {"accounts", "cuts"} and phase in STRANGER and self.rng.random() < 0.5:
+                self.hold(phase, self.driver.order(**order, map=str(self.home / "another.json"), stranger=True))
+            reply = self.driver.order(**order, map=str(map_file))
+            self.hold(phase, reply)
+            if not reply["killed"]:
+                self.tally.maps.setdefault(phase, {}).update(json.loads(map_file.read_text()))
+                self.tally.looks[phase] = max(self.tally.looks.get(phase, 0), reply["looks"])
+                answer: dict[str, Any] = reply["answer"]
+                return answer
+        raise AssertionError(f"{phase} never came to an end")
+
+    def plan(self, phase: str) -> dict[str, Any]:
+        """How the next process dies: mostly at a line where none has died yet, sometimes at a moment, sometimes not."""
+        if phase not in self.tally.maps or self.rng.random() < 0.15:
+            return {}
+        if self.rng.random() < 0.2:
+            return {"after": self.rng.randrange(self.tally.looks[phase] + 1)}
+        at = self.rng.choice(self.tally.fresh(phase) or list(self.tally.maps[phase]))
+        return {"line": self.rng.choice(self.tally.maps[phase][at])}
+
+    def hold(self, phase: str, reply: dict[str, Any]) -> None:
+        """What has to be so after every single process, killed or not."""
+        if reply["killed"]:
+            self.tally.kills[phase] += 1
+            self.tally.points.add(f"{phase} {reply.get('killed_at', 'in time')}")
+        ledger = kept_ledger(self.home / "ledger.db", PlainClock())
+        try:
+            wrong = list(self.wrong(ledger))
+            at = reply.get("killed_at", "a moment") if reply["killed"] else "its end"
+            assert not wrong, f"after {phase} died at {at}: {wrong}\n{self.told(ledger)}"
+        finally:
+            ledger.close()
+
+    def wrong(self, ledger: Ledger) -> Iterator[str]:
+        """What is not so although it always has to be."""
+        yield from promises(ledger, self.cloud)
+        yield from self.twice(ledger)
+        truths = self.cloud.truths()
+        for name, machine in stopped_leases(ledger).items():
+            if truths[machine].meter:
+                yield f"{name} is stopped in the ledger and bills"
+
+    def twice(self, ledger: Ledger) -> Iterator[str]:
+        said = launches(self.said)
+        if len(set(said)) != len(said):
+            yield f"an attempt was launched twice: {said}"
+        if len({job for job, _ in said}) > 1 or len(ledger.events(kind="job.accepted")) > 1:
+            yield f"two jobs came of one: {said}"
+        alive = [r.id for r in records(self.cloud) if r.state != InstanceState.GONE]
+        if len(alive) > 1:
+            yield f"two machines live: {alive}"
+
+    def told(self, ledger: Ledger) -> str:
+        return f"seed {SEED}, life {self.home.name} ({self.kind})\n{story(ledger.events())}"
+
+    # -- the course of a life
+
+    def live(self) -> None:
+        """From the quote to the observed end, with a person who approves once it is proven."""
+        spec = self.spec.model_dump(mode="json")
+        job = self.accepted(spec)
+        seen = self.until("check", lambda a: a["state"] in {"succeeded", "failed"}, job=job)
+        assert seen["state"] == "succeeded", seen
+        self.step("list")
+        pulled = self.until("pull", lambda a: a.get("complete"), job=job)
+        assert self.step("verify", job=job) == {"verdict": "proven"}
+        self.torn_down(job)
+        self.ended(pulled["files"])
+
+    def saved(self) -> list[str]:
+        """The digests of what the job saves."""
+        return [MODEL]
+
+    def accepted(self, spec: dict[str, Any]) -> str:
+        for _ in range(100):
+            receipt = self.until("quote", lambda a: a.get("receipt"), spec=spec)["receipt"]
+            answer = self.step("submit", spec=spec, receipt=receipt)
+            if answer.get("job"):
+                return str(answer["job"])
+            assert answer["error"] in {"conflict", "refused", "approval_required"}, answer  # no price for a moment
+        raise AssertionError("never accepted")
+
+    def torn_down(self, job: str) -> None:
+        def down() -> bool:
+            view = self.step("teardown", job=job)
+            if view.get("state") == Teardown.AWAITING_HUMAN:
+                assert all(r.state == InstanceState.RUNNING for r in records(self.cloud)), "touched before a yes"
+                self.step("approve", ticket=view["ticket"], digest=view["digest"])
+            return bool(view.get("state") == Teardown.VERIFIED_STOPPED)
+
+        eventually(down, LIFE_S)
+
+    def until(self, phase: str, done: Any, **more: Any) -> dict[str, Any]:
+        return eventually(lambda: self.step(phase, **more), LIFE_S, good=done)
+
+    def ended(self, files: list[str]) -> None:
+        """Everything is safe, everything is off, everything was done once."""
+        ledger = kept_ledger(self.home / "ledger.db", PlainClock())
+        try:
+            assert digests(files) == self.saved(), files
+            attempts = [attempt for _, attempt in launches(self.said)]
+            assert attempts and attempts == sorted(set(attempts)), attempts
+            # A machine may be taken back before its job's first word; nothing else keeps an attempt from its launch.
+            assert attempts == list(range(1, len(attempts) + 1)) or self.kind == "preempted", self.told(ledger)
+            assert len(attempts) == 1 or self.resumed, attempts
+            truths = self.cloud.truths()
+            assert truths and not any(t.meter for t in truths.values())
+            assert not any(t.processes for t in truths.values())
+            assert len(truths) == 1 or self.kind == "faults", self.told(ledger)
+            states = {ledger.state(s) for s in ledger.subjects("lease")}
+            assert states <= {Lease.STOPPED, Lease.NONE}, self.told(ledger)
+        finally:
+            ledger.close()
+
+
+MODEL = hashlib.sha256(
+    (lambda head, body: len(head).to_bytes(8, "little") + head + body)(
+        b'{"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}'.ljust(72),
+        b"".join(__import__("struct").pack("<f", n) for n in range(256)),
+    )
+).hexdigest()
+SETTINGS: Settings = FAST
+_LOSSY = ("create", "find", "get", "terminate", "quote", "list")
+FAULTS: dict[str, tuple[Fault, ...]] = {
+    "preempted": (Fault(kind="preempt", seconds=0.15),),
+    "faults": tuple(
+        Fault.model_validate({"kind": kind, "call": call, "probability": 0.08})
+        for call in _LOSSY
+        for kind in ("lost_request", "lost_reply", "bad_reply")
+    ),
+    "lies": (
+        Fault(kind="false_refusal", call="create", probability=0.5),
+        Fault(kind="lost_reply", call="create", probability=0.3),
+        *(Fault(kind="bad_reply", call=call, probability=0.1) for call in _LOSSY),
+        *(Fault(kind="stale", call=call, probability=0.3, seconds=0.04) for call in ("find", "get", "list")),
+    ),
+}
+FAULTS["cuts"] = FAULTS["lies"]

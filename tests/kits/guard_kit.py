@@ -1,0 +1,116 @@
+"""The guard's corpora: spellings that a hasty agent types, and innocent ones. One a line; `␤` is a line break.
+
+They were written from the vendors' documentation before the guard that judges them, labels included. A line that
+starts with `@tool` is a call of a tool: its name, then its input as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from unittest import mock
+
+from counting import lines_run
+from gpuwarden.interfaces.hooks.guard import limits
+from gpuwarden.interfaces.hooks.guard.calls import Rules, judged
+from gpuwarden.interfaces.hooks.guard.declared import table
+from gpuwarden.interfaces.hooks.guard.patterns import Patterns
+from paths import TESTS
+
+FOLDER = TESTS / "guard_spellings"
+USER = "/home/me"
+HOME = f"{USER}/.local/share/gpuwarden"
+CONFIG = f"{USER}/.config/gpuwarden"
+
+
+@cache
+def patterns() -> Patterns:
+    return Patterns.of(json.loads(json.dumps(table())))
+
+
+RULES = Rules(
+    home="/data/gw",
+    files=("/data/gw/ledger.db", "/etc/gw/policy.toml", "/etc/gw/profiles", "/data/gw/hooks"),
+    runs=("/runs/live-1",),
+    patterns=patterns(),
+    user="/home/me",
+)
+"""Rules for commands that a test writes itself; `rules` are for the corpora."""
+
+
+def rules(**more: Any) -> Rules:
+    return Rules(
+        home=HOME,
+        files=(f"{HOME}/ledger.db", f"{CONFIG}/policy.toml", f"{CONFIG}/profiles", f"{HOME}/hooks"),
+        runs=(f"{USER}/runs/live-1",),
+        settings=(f"{USER}/.claude/settings.json", f"{USER}/.codex/hooks.json", f"{USER}/.cursor/hooks.json"),
+        patterns=patterns(),
+        user=USER,
+        **more,
+    )
+
+
+def spellings(name: str) -> list[str]:
+    rows = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
+    return [row.replace("␤", "\n") for row in rows if row.strip()]
+
+
+def event(spelling: str) -> dict[str, Any]:
+    if spelling.startswith("@tool "):
+        _, name, given = spelling.split(" ", 2)
+        return {"tool_name": name, "tool_input": json.loads(given), "cwd": f"{USER}/project"}
+    return {"tool_name": "Bash", "tool_input": {"command": spelling}, "cwd": f"{USER}/project"}
+
+
+LOOKS = 10_000
+"""How often the parser looks at the clock, once in a hundred of its steps, before its time is over in these tests."""
+
+
+class Turns:
+    """Stands for the module `time` in the guard: its clock goes on by the parser's looks at it."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __getattr__(self, clock: str) -> Callable[[], float]:
+        return self._look
+
+    def _look(self) -> float:
+        self.looks += 1
+        return self.looks * limits.MOST_PARSE_S / LOOKS
+
+
+def judge(event: dict[str, Any], rules: Rules) -> tuple[str | None, int]:
+    """Return the guard's verdict, the same on any machine, and how often its parser looked at the clock."""
+    turns = Turns()
+    with mock.patch.object(limits, "time", turns):
+        return judged(event, rules), turns.looks
+
+
+def verdict(spelling: str) -> str | None:
+    return judge(event(spelling), rules())[0]
+
+
+def bash(command: str) -> dict[str, Any]:
+    return {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": USER}
+
+
+def shell(command: str, rules: Rules) -> str | None:
+    return judge(bash(command), rules)[0]
+
+
+MOST_STEPS = 2_000_000
+"""The most that a verdict on any text may cost; the dearest one known costs 660,000."""
+
+
+def steps(command: str) -> int:
+    """Return the cost of a verdict: lines of Python, and a hundred for each look of the parser at the clock."""
+    looks = 0
+
+    def work() -> None:
+        nonlocal looks
+        looks = judge(bash(command), RULES)[1]
+
+    return lines_run(work) + 100 * looks

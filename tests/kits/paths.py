@@ -1,0 +1,11 @@
+"""Where things of this repository are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+KITS = TESTS / "kits"
+CORPUS = TESTS / "corpus"
+FIXTURES = TESTS / "fixtures"

@@ -1,0 +1,303 @@
+"""A log's failure is read from any shape of traceback, of any rank, and apart from what the run recovered from."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.interfaces.results.diagnosing import diagnose_log
+from gpuwarden.knowledge import diagnose, search, shipped
+from gpuwarden.knowledge.failure import Outcome, Reading, Weight, gone, read_failure
+from gpuwarden.knowledge.log_lines import CHUNK, MAX_LOG, read_lines, read_log
+from paths import CORPUS
+
+LOGS = CORPUS / "logs"
+HEALTHY = sorted((LOGS / "healthy").glob("*.log"))
+FAILING = sorted((LOGS / "failing").glob("*.log"))
+SCALE = "ValueError: Attempting to unscale FP16 gradients."
+CHAIN = f"""\
+step 10/100 loss 1.21
+torch 2.13.0
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/amp/grad_scaler.py", line 260, in _unscale_grads_
+    raise ValueError("Attempting to unscale FP16 gradients.")
+{SCALE}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/job/train.py", line 7, in <module>
+    main()
+  File "/venv/lib/python3.11/site-packages/torch/optim/adamw.py", line 20, in step
+    scaler.step(optimizer)
+RuntimeError: the step was not
+made
+"""
+
+
+def of_rank(rank: int, text: str) -> list[str]:
+    return [f"[rank{rank}]: {line}" for line in text.splitlines()]
+
+
+def raised(text: str) -> tuple[str, str]:
+    found = read_failure(text).exception
+    assert found is not None
+    return found.type, found.message
+
+
+def test_the_chain_the_frame_its_package_and_the_progress_are_read() -> None:
+    failure = read_failure(CHAIN)
+    assert failure.outcome is Outcome.FAILED
+    assert failure.exception is not None
+    assert (failure.exception.type, failure.exception.message) == ("RuntimeError", "the step was not made")
+    assert (failure.exception.package, failure.exception.version) == ("torch", "2.13.0")
+    assert failure.exception.frame.endswith("adamw.py:20 in step")
+    assert [one.message for one in failure.chain] == ["Attempting to unscale FP16 gradients."]
+    assert failure.progress is not None and failure.progress.text == "step 10/100 loss 1.21"
+    assert failure.query == "RuntimeError: the step was not made torch"
+
+
+def test_interleaved_ranks_are_taken_apart() -> None:
+    one, two = of_rank(0, CHAIN), of_rank(1, CHAIN.replace("FP16", "FP32"))
+    mixed = "\n".join(line for pair in zip(one, two, strict=True) for line in pair)
+    failure = read_failure(mixed)
+    assert failure.ranks == 2
+    assert failure.exception is not None and failure.exception.rank == "0"
+    assert [one.message for one in failure.chain] == ["Attempting to unscale FP16 gradients."]
+
+
+@pytest.mark.parametrize(
+    "prefix", ["[rank3]: ", "[default1]:", "(RayTrainWorker pid=77, ip=10.0.0.2) ", "2026-11-21T10:00:00.123Z ", "7: "]
+)
+def test_a_launchers_prefix_does_not_hide_a_traceback(prefix: str) -> None:
+    text = "\n".join(prefix + line for line in CHAIN.splitlines())
+    assert raised(text) == ("RuntimeError", "the step was not made")
+    assert read_failure(text).chain != ()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (
+            "ValueError   Traceback (most recent call last)\nFile ~/x/trl/x.py:12, in f(a)\n\nValueError: no",
+            "ValueError",
+        ),
+        ("│ /usr/lib/site-packages/trl/x.py:99 in train │\n╰─────╯\nRuntimeError: no", "RuntimeError"),
+        ("E   KeyError: 'step'", "KeyError"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "torch.OutOfMemoryError"),
+        (
+            '  File "a.py", line 1, in <module>\nrequests.exceptions.ConnectTimeout: slow',
+            "requests.exceptions.ConnectTimeout",
+        ),
+    ],
+)  # fmt: skip
+def test_other_shapes_of_an_exception_are_read(text: str, kind: str) -> None:
+    assert raised(text)[0] == kind
+
+
+def test_an_error_that_the_run_trained_on_after_is_recovered_from_and_never_likely() -> None:
+    text = f"{CHAIN}step 11/100 loss 1.20\nstep 12/100 loss 1.19\n"
+    failure = read_failure(text)
+    assert failure.outcome is Outcome.RUNNING and failure.exception is None
+    assert [one.message for one in failure.recovered] == ["the step was not made"]
+    assert diagnose(shipped(), text, failed=None) == ()
+    assert all(found.certainty == "possible" for found in diagnose(shipped(), text, exit_code=1))
+    killed = diagnose(shipped(), f"{text}Killed\n", exit_code=137)
+    assert killed[0].id == "OOM-004" and "PREC-005" not in {found.id for found in killed}
+
+
+def test_steps_of_another_rank_are_not_a_recovery() -> None:
+    text = "\n".join((*of_rank(1, CHAIN), *of_rank(0, "step 11/100 loss 1.2\nstep 12/100 loss 1.1")))
+    assert read_failure(text).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "INFO:absl:tokens: ac ##me made skinny sleeve am ##36 ##7",
+        "Wed 07 Sep 2022 07:50:24 - INFO - utils_squad1 -   tokens: [CLS] 是 由 哪 两 个 公 司 开 发 的 [SEP] 请 至",
+        "2024-05-02 10:46:41 DEBUG data: what do we do if it fails? [SEP] I can ask",
+    ],
+)
+def test_what_a_sample_asks_in_a_line_of_a_logger_is_nobodys_question(sample: str) -> None:
+    log = "\n".join(["INFO:absl:Writing example 0 of 131884", sample, *(["INFO:absl:input_ids: 101 5982 0"] * 6)])
+    assert Reading(log).failure.is_log
+    assert diagnose_log(log).code == "nothing_failed"
+    assert search(shipped(), log) == ()
+
+
+def test_a_person_who_pastes_lines_of_a_logger_still_asks() -> None:
+    asked = "I get no progress after this, why?\nINFO:absl:Writing example 0 of 131884\nINFO:absl:input_ids: 101 0"
+    assert not Reading(asked).failure.is_log
+
+
+def test_a_warning_counts_only_where_nothing_failed_harder() -> None:
+    warning = "UserWarning: os.fork() was called. No space left on device\n"
+    assert {found.id for found in diagnose(shipped(), f"{warning}{SCALE}\n")} == {"PREC-005"}
+    assert {found.certainty for found in diagnose(shipped(), warning)} == {"possible"}
+
+
+def test_a_message_that_a_terminal_wrapped_is_matched_as_one() -> None:
+    text = "╰─────╯\nRuntimeError: element 0 of tensors does not require grad and does \nnot have a grad_fn\n"
+    assert diagnose(shipped(), text)[0].id == "CONV-003"
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "want"),
+    [
+        ("bash: line 1: ./train.sh: cannot execute: required file not found", 127, ("UNI-026", "possible")),
+        ("/usr/bin/env: 'python3\\r': No such file or directory", 127, ("UNI-026", "possible")),
+        ("train.sh: 1: set: Illegal option -", 2, ("UNI-026", "possible")),
+        ("step 1\nstep 2", 127, ("UNI-053", "possible")),
+    ],
+)
+def test_what_a_shell_says_comes_before_its_exit_code(log: str, code: int, want: tuple[str, str]) -> None:
+    first, *_ = diagnose(shipped(), log, exit_code=code)
+    assert (first.id, first.certainty) == want
+
+
+def test_the_exit_code_and_the_signal_are_read_from_the_log() -> None:
+    failure = read_failure("step 1\n  exitcode  : -9 (pid: 7)\n  traceback : Signal 9 (SIGKILL) received by PID 7\n")
+    assert (failure.outcome, failure.exit_code, failure.signal) == (Outcome.FAILED, -9, "SIGKILL")
+    assert read_failure("step 1\n", 139).signal == "SIGSEGV"
+
+
+def test_lines_of_the_device_and_the_kernel_are_named() -> None:
+    lines = [
+        "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus",
+        "Memory cgroup out of memory: Killed process 7",
+    ]
+    assert [line.text for line in read_failure("\n".join(lines)).device] == lines
+
+
+@pytest.mark.parametrize(
+    ("message", "want"),
+    [
+        (
+            "SFTConfig.__init__() got an unexpected keyword argument 'max_seq_length'",
+            ("keyword", "SFTConfig.__init__", "max_seq_length"),
+        ),
+        ("'Trainer' object has no attribute 'tokenizer'", ("attribute", "Trainer", "tokenizer")),
+        ("module 'trl.core' has no attribute 'x'", ("attribute", "trl.core", "x")),
+        ("cannot import name 'PPOTrainer' from 'trl' (/venv/x.py)", ("name", "trl", "PPOTrainer")),
+        ("Can't get attribute 'Box' on <module 'trl.core' from '/venv/x.py'>", ("name", "trl.core", "Box")),
+        ("No module named 'transformers.modeling_layers'", ("module", "", "transformers.modeling_layers")),
+    ],
+)  # fmt: skip
+def test_a_name_that_a_release_lacks_is_parsed(message: str, want: tuple[str, str, str]) -> None:
+    found = gone(message)
+    assert found is not None and (found.kind, found.owner, found.name) == want
+
+
+# ------------------------------------------------------------------------------------------------- recorded logs
+
+
+def test_there_are_enough_logs_of_real_runs_that_succeed() -> None:
+    assert sum(path.stem.startswith(("run_", "real_")) for path in HEALTHY) >= 40
+
+
+@pytest.mark.parametrize("path", HEALTHY, ids=lambda p: p.stem)
+def test_a_healthy_log_gets_no_entry(path: Path) -> None:
+    text = path.read_bytes().decode()
+    assert diagnose(shipped(), text, failed=None, limit=50) == ()
+    reply = diagnose_log(text)
+    assert (reply.code, reply.diagnoses) == ("nothing_failed", []), reply.failure
+    assert [(hit.id, hit.how) for hit in search(shipped(), text)] == []
+
+
+ANSWERS = [f"A car drives {n} km in two hours. How fast is it?\n{n}/2 km/h\nreward is 0.{n}" for n in range(140)]
+TASKS = [f"# TASK 0 EVALUATION AFTER TASK {n}\nAverage Loss: 3.{n}, Accuracy: 0.8{n}, Samples: 974" for n in range(3)]
+
+
+@pytest.mark.parametrize("lines", [["=== Epoch 1/8 ===", *ANSWERS, "=== Epoch 2/8 ==="], TASKS])
+def test_what_a_model_answers_and_headings_of_a_table_are_nobody_s_question(lines: list[str]) -> None:
+    assert search(shipped(), "\n".join(lines)) == ()
+
+
+@pytest.mark.parametrize("path", FAILING, ids=lambda p: p.stem)
+def test_a_failed_log_is_read_as_failed(path: Path) -> None:
+    failure = read_failure(path.read_bytes().decode())
+    assert failure.outcome is Outcome.FAILED
+    assert failure.exception is not None or path.stem.startswith("PREC-01")
+
+
+def test_values_are_read_as_the_installed_trainer_prints_them() -> None:
+    """transformers 5.23 prints values in quotes: lines of fresh logs, with their numbers replaced."""
+    lines = [line for line in (LOGS / "healthy" / "run_trainer_plain.log").read_text().splitlines() if "'loss'" in line]
+    assert len(lines) >= 3 and "'loss': '" in lines[0]
+    bad = "\n".join(line.replace(line.split("'loss': '")[1].split("'")[0], "nan", 1) for line in lines)
+    assert diagnose(shipped(), bad, failed=None)[0].id == "PREC-011"
+
+
+# ---------------------------------------------------------------------------------------------- any text, any size
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=2_000) | st.lists(st.sampled_from(CHAIN.splitlines()), max_size=60).map("\n".join))
+def test_any_text_has_a_failure(text: str) -> None:
+    reading = Reading(text)
+    assert all(reading.weight(at) in Weight for at in range(len(reading.lines)))
+    numbers = [line.number for line in reading.lines]
+    assert numbers == sorted(numbers)
+    assert reading.failure.exception is None or reading.failure.exception.line in numbers
+
+
+class Endless(io.RawIOBase):
+    """A file of so many bytes of log lines, made while it is read."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+    def read(self, count: int = -1) -> bytes:
+        line = b"step 10 loss 1.21 all is well and goes on\n"
+        size = min(count, self.left)
+        self.left -= size
+        return (line * (size // len(line) + 1))[:size]
+
+
+def timed(size: int) -> float:
+    start = time.thread_time()
+    text = read_log(Endless(size))  # type: ignore[arg-type]
+    assert len(text) <= 1.2 * MAX_LOG
+    return time.thread_time() - start
+
+
+def test_a_long_file_takes_time_in_proportion_and_bounded_memory() -> None:
+    timed(CHUNK)
+    small, large = (min(timed(n * CHUNK) for _ in range(3)) for n in (8, 32))
+    assert large < 10 * small + 0.05
+
+
+def test_a_failure_in_the_middle_of_a_long_file_is_found_at_its_line() -> None:
+    half = b"step 10 loss 1.21 all is well and goes on\n" * 60_000
+    whole = half + CHAIN.encode() + half
+    text = read_log(io.BytesIO(whole))
+    assert len(text) <= 1.2 * MAX_LOG < len(whole)
+    at = [line.number for line in read_lines(text) if "raise ValueError" in line.text]
+    assert at == [60_000 + 5]
+
+
+def test_64_000_characters_of_anything_are_read_in_little_time() -> None:
+    rng = random.Random(3)
+    pieces = [
+        "Traceback (most recent call last):\n",
+        '  File "a.py", line 3, in f\n',
+        "[rank0]: ",
+        "E ",
+        "x.y" * 9,
+        "\n",
+        SCALE,
+    ]
+    read_failure("warm")
+    for _ in range(6):
+        text = "".join(rng.choice(pieces) * rng.randint(1, 900) for _ in range(60))[:64_000]
+        start = time.thread_time()
+        read_failure(text)
+        assert time.thread_time() - start < 2

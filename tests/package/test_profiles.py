@@ -1,0 +1,396 @@
+"""Profiles: the strict form, what survives what on the five platforms, and the tables in the prose."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.profile import Event, Profile, Unfound
+from gpuwarden.interfaces.cli.main import run
+from gpuwarden.interfaces.mcp.wording import in_calls
+from gpuwarden.profiles import BLOCKS, BY_HAND, load_profile, load_text, profile_names, render_blocks
+from gpuwarden.providers.base import provider_names
+from paths import ROOT
+
+FILES = sorted((ROOT / "profiles").glob("*.md"))
+EVENTS: tuple[Event, ...] = ("stop", "terminate", "preemption", "job_end")
+
+
+def front(**changes: Any) -> dict[str, Any]:
+    """The front matter of a small rented platform; a value of ... takes the key out."""
+    sourced = {"verified": "2026-08", "source": "https://example.org/docs"}
+    lives = {"stop": True, "terminate": False, "preemption": True, "job_end": True}
+    bills = {"bills_when_stopped": False, "bills_when_terminated": False}
+    base: dict[str, Any] = {
+        "id": "small",
+        "title": "Small",
+        "kind": "rented",
+        "backend": "ssh",
+        "provider": "small",
+        "run_root": "/data/runs",
+        "storage": [{"tier": "disk", "path": "/data", "survives": lives, **bills, **sourced}],
+        "meter": {"metered": True, "stops_on": ["terminate"], **sourced},
+        "verbs": {"stop": "stop", "terminate": "terminate", **sourced},
+        "spot": {"offered": False, **sourced},
+        "limits": {"boot_timeout_s": 60, **sourced},
+    }
+    for path, value in changes.items():
+        *way, last = path.split("__")
+        at: Any = base
+        for step in way:
+            at = at[int(step) if step.isdigit() else step]
+        if value is ...:
+            del at[last]
+        else:
+            at[last] = value
+    return base
+
+
+def text_of(data: dict[str, Any], body: str = "") -> str:
+    unshared = json.loads(json.dumps(data))  # else PyYAML writes an alias for an object it has seen
+    return f"---\n{yaml.safe_dump(unshared, sort_keys=False)}---\n{body}"
+
+
+def profile(**changes: Any) -> Profile:
+    return load_text(text_of(front(**changes)), "small.md")
+
+
+def tier(**changes: Any) -> dict[str, Any]:
+    return {**front()["storage"][0], **changes}
+
+
+# ------------------------------------------------------------------------------------------------------ strictness
+
+
+def test_the_small_profile_is_good():
+    assert profile().id == "small"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colour": "red"}, r"small\.md:\d+: colour: unknown field"),
+        ({"storage__0__colour": "red"}, r"small\.md:\d+: storage\.0\.colour: unknown field"),
+        ({"meter__verified": ...}, r"small\.md:\d+: meter\.verified: it is missing"),
+        ({"storage__0__source": ...}, r"storage\.0\.source: it is missing"),
+        ({"storage__0__survives__preemption": ...}, r"survives\.preemption: it is missing"),
+        ({"storage__0__bills_when_stopped": ...}, r"bills_when_stopped: it is missing"),
+        ({"storage__0__survives__stop": {"unknown": "no"}}, "at least 8 characters"),
+        ({"storage__0__survives__stop": {}}, r"unknown: it is missing"),
+        ({"storage__0__survives__stop": "unknown"}, r"survives\.stop"),
+        ({"storage__0__survives__stop": "yes"}, "valid boolean"),
+        ({"storage__0__survives__stop": 1}, "valid boolean"),
+        ({"storage__0__survives__stop": None}, r"survives\.stop"),
+        ({"meter__verified": "2026-13"}, "match pattern"),
+        ({"meter__verified": "2026-8"}, "match pattern"),
+        ({"meter__verified": "2026-08-20"}, "match pattern"),
+        ({"meter__verified": "August 2026"}, "match pattern"),
+        ({"meter__source": "docs"}, "at least 8 characters"),
+        ({"run_root": "/elsewhere/runs"}, "is on none of the storage tiers"),
+        ({"run_root": "/data/../etc"}, "is on none of the storage tiers"),
+        ({"run_root": "relative"}, "match pattern"),
+        ({"storage": []}, "at least 1 item"),
+        ({"storage": [tier(), tier(path="/other")]}, "two tiers have the same name"),
+        ({"storage": [tier(), tier(tier="b")]}, "two tiers have the path /data"),
+        ({"storage": [tier(), tier(tier="b", present="sometimes")]}, "two tiers have the path /data"),
+        ({"storage": [tier(present="on_request")]}, "is on none of the storage tiers that are always present"),
+        ({"storage": [tier(present="sometimes")]}, "is on none of the storage tiers that are always present"),
+        ({"storage__0__path": "/data/"}, "not a normalized path"),
+        ({"storage__0__path": "//data"}, "not a normalized path"),
+        ({"storage__0__path": "/data/../x"}, "not a normalized path"),
+        ({"storage__0__bills_when_stopped": True}, "meter.residue has to name stop"),
+        ({"storage__0__bills_when_terminated": {"unknown": "ask the platform"}}, "meter.residue has to name terminate"),
+        ({"meter__stops_on": []}, "needs a verb that stops the meter"),
+        ({"verbs__terminate": None}, "names terminate, which the platform does not have"),
+        ({"verbs__stop": None, "verbs__reversible": ["stop"]}, "names stop, which the platform does not have"),
+        ({"meter__stops_on": ["hibernate"]}, "'stop' or 'terminate'"),
+        ({"meter__metered": False}, "does not fit the kind rented"),
+        ({"kind": "owned"}, "does not fit the kind owned"),
+        ({"spot__offered": True}, "say auto_resume, grace_s, signal, then too"),
+        ({"id": "Small"}, "match pattern"),
+        ({"meter__price_usd_per_hour": 1.5}, "unknown field"),
+    ],
+)
+def test_one_wrong_fact_is_refused_with_file_and_line(changes: dict[str, Any], message: str):
+    with pytest.raises(BadRequest, match=message) as caught:
+        profile(**changes)
+    assert re.match(r"small\.md:\d+: ", caught.value.message)
+
+
+def test_the_line_is_the_line_of_the_fault():
+    text = text_of(front(meter__verified="2026-13"))
+    line = text.splitlines().index("  verified: 2026-13") + 1
+    with pytest.raises(BadRequest, match=rf"small\.md:{line}: meter\.verified"):
+        load_text(text, "small.md")
+
+
+def test_a_key_that_stands_twice_is_refused():
+    text = text_of(front()).replace("kind: rented\n", "kind: rented\nkind: owned\n")
+    with pytest.raises(BadRequest, match=r"small\.md:5: the key 'kind' appears twice here"):
+        load_text(text, "small.md")
+
+
+# ------------------------------------------------------------------------------------------------------ the folder
+
+
+def test_the_five_platforms_are_there_and_load():
+    assert profile_names() == sorted(f.stem for f in FILES)
+    assert {"autodl", "lambda", "local", "runpod", "vastai"} <= set(profile_names())
+    assert [load_profile(n).id for n in profile_names()] == profile_names()
+
+
+def test_a_profile_of_the_users_own_is_added_and_goes_first(tmp_path: Path):
+    (tmp_path / "small.md").write_text(text_of(front()))
+    (tmp_path / "runpod.md").write_text(text_of(front(id="runpod", title="Mine")))
+    assert "small" in profile_names(tmp_path)
+    assert load_profile("small", tmp_path).title == "Small"
+    assert load_profile("runpod", tmp_path).title == "Mine"
+    assert load_profile("vastai", tmp_path) == load_profile("vastai")
+
+
+def test_a_broken_profile_of_the_users_own_is_not_passed_over(tmp_path: Path):
+    (tmp_path / "runpod.md").write_text(text_of(front(id="runpod", colour="red")))
+    with pytest.raises(BadRequest, match=re.escape(str(tmp_path / "runpod.md")) + r":\d+: colour"):
+        load_profile("runpod", tmp_path)
+    assert load_profile("vastai", tmp_path).id == "vastai"
+
+
+def test_a_profile_of_the_users_own_that_cannot_be_read_is_not_passed_over(tmp_path: Path):
+    (tmp_path / "runpod.md").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "vastai.md").mkdir()
+    for name in ("runpod", "vastai"):
+        with pytest.raises(BadRequest, match=rf"{name}\.md: can't be read as text"):
+            load_profile(name, tmp_path)
+
+
+def test_two_files_cannot_claim_one_id(tmp_path: Path):
+    (tmp_path / "small.md").write_text(text_of(front()))
+    (tmp_path / "copy.md").write_text(text_of(front()))
+    assert load_profile("small", tmp_path).id == "small"
+    with pytest.raises(BadRequest, match=r"copy\.md: it calls itself 'small'"):
+        load_profile("copy", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "nothere", "../profiles/runpod", "runpod/", "RUNPOD", "rehearsal/runpod", "a\n"])
+def test_a_name_that_is_no_profile(name: str, tmp_path: Path):
+    with pytest.raises(NotFound) as caught:
+        load_profile(name, tmp_path)
+    assert "runpod" in in_calls(caught.value.next_steps)
+
+
+def test_a_folder_that_is_not_there_adds_nothing(tmp_path: Path):
+    assert profile_names(tmp_path / "no") == profile_names()
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+    (tmp_path / "small.md").write_bytes(b"---\nid: \xff\xfe\n---\n")
+    with pytest.raises(BadRequest, match=r"small\.md: can't be read as text"):
+        load_profile("small", tmp_path)
+
+
+# -------------------------------------------------------------------------------------------- what survives what
+
+# What follows from each profile is a file of its own, read off the platform's documentation: tests/profile_facts/.
+EXPECTED = {f.stem: tomllib.loads(f.read_text("utf-8")) for f in (ROOT / "tests" / "profile_facts").glob("*.toml")}
+SURVIVES = [
+    pytest.param(name, row["path"], row.get("durable", False), row["lives"], id=f"{name}:{row['path']}")
+    for name, facts in sorted(EXPECTED.items())
+    for row in facts["survives"]
+]
+
+
+def test_every_profile_has_its_expectations():
+    assert EXPECTED.keys() == {f.stem for f in FILES}
+
+
+# Whether what is at the path outlives stop, terminate, an interruption, the end of the job.
+@pytest.mark.parametrize(("platform", "path", "requested", "lives"), SURVIVES)
+def test_what_survives_what(platform: str, path: str, requested: bool, lives: str):
+    found = [load_profile(platform).survives(path, event, requested=requested) for event in EVENTS]
+    assert "".join("y" if alive else "n" for alive in found) == lives
+
+
+def test_the_table_speaks_of_every_tier_of_every_shipped_profile():
+    rows = [(name, row["path"]) for name, facts in EXPECTED.items() for row in facts["survives"]]
+    seen = {(p, t.path) for p, path in rows for t in load_profile(p).storage if path.startswith(t.path)}
+    assert seen >= {(f.stem, t.path) for f in FILES for t in load_profile(f.stem).storage}
+
+
+@pytest.mark.parametrize("path", ["", "x", "workspace/x", "~/x", "/workspace/../root/x", "/..", "C:\\runs"])
+def test_a_path_that_is_not_plainly_on_a_tier_survives_nothing(path: str):
+    for name in profile_names():
+        assert not any(load_profile(name).survives(path, event, requested=True) for event in EVENTS)
+
+
+@pytest.mark.parametrize(
+    "path", ["/dev/shm/out", "/run", "/run/user/0/x", "/var/run/x", "//dev//shm/x", "/proc/1", "/sys/x"]
+)
+@pytest.mark.parametrize("name", [f.stem for f in FILES])
+def test_what_is_in_memory_survives_no_end_of_a_machine(name: str, path: str):
+    found = load_profile(name)
+    assert not any(found.survives(path, e, requested=asked) for e in EVENTS[:3] for asked in (False, True))
+    disk, memory = found.tier_of("/"), found.tier_of(path)
+    assert memory is None or (disk is not None and memory.survives.job_end == disk.survives.job_end)
+
+
+def test_a_path_that_only_begins_like_memory_is_on_the_disk():
+    vastai = load_profile("vastai")
+    assert [vastai.survives(path, "stop") for path in ("/devel/x", "/running", "/tmp/x", "/var/lib/x")] == [True] * 4
+
+
+@pytest.mark.parametrize(("mount", "lives"), [("/run/media/disk", True), ("/dev/shm", True), ("/var", False)])
+def test_a_profiles_own_tier_there_says_what_survives(mount: str, lives: bool):
+    disk = front()["storage"][0]
+    found = profile(storage=[tier(path="/"), {**disk, "tier": "mounted", "path": mount}])
+    assert found.survives(f"{mount}/run/x", "stop") is lives
+
+
+def test_spellings_of_one_path_are_one_path():
+    runpod = load_profile("runpod")
+    for path in ("/workspace", "/workspace/", "//workspace/x", "/workspace//x", "/./workspace/x"):
+        assert runpod.tier_of(path) == runpod.storage[1]
+
+
+@pytest.mark.parametrize("name", [f.stem for f in FILES])
+def test_what_each_verb_does_to_the_bill(name: str):
+    found = load_profile(name)
+    wanted = EXPECTED[name]
+    verbs = [v for v in ("stop", "terminate") if getattr(found.verbs, v)]
+    assert list(found.meter.stops_on) == wanted["rests"]
+    assert [v for v in verbs if found.residue(v)] == wanted["bills"]
+    assert [v for v in verbs if found.residue(v, requested=True)] == wanted["bills_with_durable_storage"]
+    assert sorted(found.verbs.reversible) == wanted["reversible"]
+    assert found.spot.offered is wanted["spot"]
+
+
+def test_the_verbs_and_interruptions_of_the_platforms():
+    assert load_profile("lambda").verbs.stop is None
+    autodl = load_profile("autodl").verbs
+    assert (autodl.stop, autodl.terminate, autodl.terminate_needs_stop) == ("power_off", "release", True)
+    spot = load_profile("vastai").spot
+    assert (spot.offered, spot.signal, spot.grace_s, spot.then, spot.auto_resume) == (True, "none", 0, "stopped", True)
+    assert isinstance(load_profile("runpod").spot.grace_s, Unfound)
+
+
+def test_platforms_without_a_provider_say_what_can_not_be_done_there():
+    for name in profile_names():
+        text = (ROOT / "profiles" / f"{name}.md").read_text(encoding="utf-8")
+        found = load_profile(name)
+        assert (BY_HAND in text) is ("rented by hand" in found.title) is found.by_hand, name
+        assert found.by_hand is EXPECTED[name]["by_hand"], name
+
+
+def test_every_provider_that_a_profile_names_is_one_and_every_provider_has_a_profile():
+    named = {load_profile(n).provider for n in profile_names()} - {None}
+    assert named == {n for n in provider_names() if n != "rehearsal"}
+
+
+def test_of_two_tiers_at_one_path_the_requested_one_is_there():
+    runpod = load_profile("runpod")
+    assert [t.tier for t in runpod.tiers()] == ["container-disk", "volume-disk"]
+    assert sorted(t.tier for t in runpod.tiers(requested=True)) == ["container-disk", "network-volume"]
+
+
+# ------------------------------------------------------------------------------------------------------ properties
+
+PATHS = st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])
+FACTS = st.sampled_from([True, False, {"unknown": "ask the platform"}])
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Any storage table over a few nested mounts."""
+    root = tier(tier="root", path="/", survives={event: draw(FACTS) for event in EVENTS})
+    storage = [root]
+    for i, path in enumerate(draw(st.lists(PATHS, unique=True, max_size=5))):
+        for present in draw(st.sampled_from([["always"], ["on_request"], ["sometimes"], ["always", "on_request"]])):
+            if path == "/" and present != "on_request":
+                continue
+            lives = {event: draw(FACTS) for event in EVENTS}
+            storage.append(tier(tier=f"t{i}{present[0]}", path=path, present=present, survives=lives))
+    return profile(storage=storage, run_root="~/runs")
+
+
+@given(profiles(), PATHS, st.sampled_from(EVENTS), st.booleans())
+def test_nothing_survives_on_an_unknown_fact_or_an_absent_tier(p: Profile, path: str, event: Event, requested: bool):
+    if not p.survives(f"{path}/file", event, requested=requested):
+        return
+    mounts = [t for t in p.storage if t.path == "/" or path == t.path or path.startswith(t.path + "/")]
+    deepest = [t for t in mounts if len(t.path) == max(len(m.path) for m in mounts)]
+    counted = [t for t in deepest if t.present == "always" or (t.present == "on_request" and requested)]
+    assert "sometimes" not in [t.present for t in deepest]
+    asked = [t for t in counted if t.present == "on_request"] or counted
+    assert [getattr(t.survives, event) for t in asked] == [True]
+
+
+# ------------------------------------------------------------------------------------------------- prose and tables
+
+SECTIONS = ["What it is", "Storage", "Meter", "Interruptions", "Surface to the user"]
+FACT_IN_PROSE = re.compile(r"[$€¥]|\d\s*(?:%|s|h|d|min|sec|seconds?|minutes?|hours?|days?|weeks?|months?|[KMGT]i?B)\b")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_the_generated_blocks_are_up_to_date(file: Path):
+    text = file.read_text(encoding="utf-8")
+    assert text == render_blocks(text, file.name), (
+        f"{file.name} is out of date; see render_blocks in gpuwarden.profiles"
+    )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_the_prose_has_its_sections_and_every_block(file: Path):
+    text = file.read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^## (.+)$", text) == SECTIONS
+    assert re.findall(r"<!-- generated:(\w+) -->", text) == list(BLOCKS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_the_prose_repeats_no_number_and_the_file_names_no_price(file: Path):
+    text = file.read_text(encoding="utf-8")
+    prose = re.sub(r"(?s)<!-- generated:.*?<!-- /generated -->", "", text.split("\n---\n", 1)[1])
+    assert not FACT_IN_PROSE.search(prose)
+    assert not re.search(r"[$€¥]\s*\d|\d\s*(?:USD|CNY|EUR)\b", text)
+
+
+def test_a_block_shows_what_the_front_matter_says():
+    text = text_of(
+        front(storage__0__survives__stop={"unknown": "stop one and look"}),
+        "<!-- generated:storage -->\n<!-- /generated -->\n",
+    )
+    done = render_blocks(text, "small.md")
+    assert "| disk | `/data` | always | unknown (stop one and look) | lost | none sold | no | no |  |" in done
+    assert "Source: https://example.org/docs (2026-08)." in done
+    assert render_blocks(done, "small.md") == done
+    assert render_blocks(done.replace("\n", "\r\n"), "small.md") == done
+
+
+def test_a_block_that_nobody_knows_is_refused():
+    with pytest.raises(BadRequest, match="no generated block 'weather'"):
+        render_blocks(text_of(front(), "<!-- generated:weather -->\n<!-- /generated -->\n"), "small.md")
+
+
+def test_a_bar_in_a_note_does_not_break_the_table():
+    text = text_of(front(storage__0__note="a | b\nc"), "<!-- generated:storage -->\n<!-- /generated -->\n")
+    assert "| a \\| b c |" in render_blocks(text, "small.md")
+
+
+@pytest.mark.parametrize("name", [f.stem for f in FILES])
+def test_a_narrow_terminal_cuts_no_path_and_no_fact_off(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["profiles", name]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for tier in load_profile(name).storage:
+        assert f"{tier.tier} (path: {tier.path};" in shown
+    assert "…" not in shown

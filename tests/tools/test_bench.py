@@ -1,0 +1,106 @@
+"""Every measurement and every tool runs at its smallest size."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from bench.__main__ import main
+
+from paths import ROOT
+from real_parts import need
+
+pytestmark = pytest.mark.slow
+BENCHES = sorted(path.stem for path in ROOT.glob("bench/[!_]*.py"))
+
+
+def run(folder: Path, *argv: object, code: int = 0, **env: str) -> str:
+    """Run a script in an empty folder; what it printed."""
+    command = [sys.executable, *map(str, argv)]
+    path = os.pathsep.join([str(ROOT / "server"), os.environ.get("PYTHONPATH", "")])
+    given = {**os.environ, "PYTHONPATH": path, "HF_HOME": str(folder / "hf"), **env}
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_measurement_prints_its_figures_and_what_they_are_held_against(name: str, tmp_path: Path) -> None:
+    for program in ("sshd", "ssh", "scp", "rsync") if name == "ssh" else ():
+        need(program, shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is not None)
+    need("huggingface_hub", name != "hub" or find_spec("huggingface_hub") is not None)
+    said = run(tmp_path, ROOT / "bench" / f"{name}.py", "--small")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines() if line.startswith("| ")
+    ]
+    assert all(len(row) == 4 and row[0] and row[1] for row in rows), rows
+    assert len({(what, peer) for what, _, peer, _ in rows}) > 1 and any(float(ratio or 0) > 0 for *_, ratio in rows)
+
+
+def test_the_last_table_has_every_figure_and_a_failed_measurement_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.py").write_text("print('about', '| a | 1 s | b 2 s | 0.50 |', sep='\\n')")
+    (tmp_path / "bad.py").write_text("raise SystemExit(3)")
+    (tmp_path / "_shared.py").write_text("raise SystemExit('no measurement')")
+    assert main([], tmp_path) == 1
+    table = capfd.readouterr().out.partition("peer or aim")[2]
+    assert "| good         | a | 1 s | b 2 s | 0.50 |" in table and table.endswith("failed: bad\n")
+
+
+# What each tool is given, and something that it prints. `EMPTY` is an empty folder.
+EMPTY = "EMPTY"
+TOOLS: dict[str, tuple[str, str]] = {
+    "attacks": (f"{ROOT}/tests/backends/test_slurm_attacks.py -k pipe -p no:cacheprovider", "2 attacks, 2 cases"),
+    "build_members": (f"--wheels {EMPTY} --only none", ""),  # its wheels are downloaded
+    "build_messages": ("--list", "have an entry"),
+    "build_runtime_wording": ("", "OOM-030 ^MemoryError$"),
+    "build_signatures": (f"--wheels {EMPTY} --only none", ""),  # the same
+    "build_trainers": ("--check", ""),
+    "check_trainers": (f"--wheels {EMPTY} --only trl", "No matching distribution"),
+    "corruption_matrix": ("--formats npy", "Against a manifest that was taken before, all"),
+    "foreign_scripts": (f"check {EMPTY}", "0 internal errors"),
+    "kube_apiserver": ("", "Install first"),  # it builds for ten minutes
+    "measure_gpu": ("--table", "| not measured |"),
+    "picture": ("demo.svg", ""),
+    "public_logs": ("--help", "--mirror"),  # it downloads
+    "readability": (f"{ROOT}/bench", "functions"),
+    "rehearse_scripts": ("--only ^classify$ --most 0", "1 scripts as they are: 1 passed"),
+    "score_reports": (f"{ROOT}/tests/corpus/reports/blind-2026-11.jsonl", "in three"),
+    "score_skew": (f"{ROOT}/tests/corpus/skew/open.jsonl", "likely right"),
+    "seeded_faults": (f"--recorded --at {EMPTY}", "| no fault | 0 |"),
+}
+CODES = {"check_trainers": 2, "kube_apiserver": 1}
+MARKS = {"build_runtime_wording": [pytest.mark.prove]}  # it reads the whole standard library
+
+
+def test_no_tool_is_forgotten() -> None:
+    others = {"build_site", "llama_cpp"}  # of tests/docs/test_site.py, and below
+    assert {path.stem for path in ROOT.glob("tools/*.py")} == TOOLS.keys() | others
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in TOOLS])
+def test_a_tool_runs(name: str, tmp_path: Path) -> None:
+    need("torch", name != "rehearse_scripts" or find_spec("torch") is not None)
+    words, said = TOOLS[name]
+    (tmp_path / EMPTY).mkdir()
+    env = {"PATH": ""} if name == "kube_apiserver" else {}
+    assert said in run(tmp_path, ROOT / "tools" / f"{name}.py", *words.split(), code=CODES.get(name, 0), **env)
+    assert name != "picture" or (tmp_path / "demo.svg").read_text("utf-8").startswith("<svg")
+
+
+def test_a_llama_cpp_that_was_built_is_found(tmp_path: Path) -> None:
+    sys_path = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r})"
+    source = run(tmp_path, "-c", f"{sys_path}; from trainers.merge_and_gguf import SOURCE; print(SOURCE)").strip()
+    inner = f"{source.replace('-', '_').replace('==', '-')}/vendor/llama.cpp"
+    kept = tmp_path / ".cache" / source.replace("==", "-") / inner
+    (kept / "build-cpu" / "bin").mkdir(parents=True)
+    for name in ("convert_hf_to_gguf.py", "build-cpu/bin/llama-quantize"):
+        (kept / name).touch()
+    said = run(tmp_path, ROOT / "tools" / "llama_cpp.py", HOME=str(tmp_path))
+    assert said == f"{kept}:{kept / 'build-cpu'}\n"

@@ -1,0 +1,380 @@
+"""The shipped trainers: built from their sources, strict about settings, and accepted by the submit gate."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gpuwarden.core.rules import Severity, run_rules
+from gpuwarden.rehearsal.hub.server import HubServer
+from gpuwarden.rules.catalog import rules_of
+from hubserver import config, hub_server
+from paths import ROOT
+from real_parts import need
+from rulefacts import HF_TOKEN, facts_for, seed_for_rules
+from trainer_kit import SCRIPTS
+
+SOURCES = ROOT / "tools" / "trainers"
+TRAINERS = sorted(SCRIPTS / p.name for p in SOURCES.glob("[a-z]*.py"))
+# Findings on a first run of any script; they say nothing about the script.
+USUAL = {"PF-REL-004", "PF-OUT-002"}
+
+
+PUSH = {"runpod": (), "hf-jobs": ("--hub-model-id", "rehearsal/tuned")}
+# Data of the rehearsal Hub that each method reads, and what else it does not start without.
+NEEDED = {
+    "sft": ("--dataset", "trl-lib/Capybara"),
+    "cpt": ("--dataset", "stanfordnlp/imdb"),
+    "dpo": ("--dataset", "argilla/dpo-mix-7k"),
+    "orpo": ("--dataset", "argilla/distilabel-intel-orca-dpo-pairs", "--columns", "input=prompt"),
+    "reward": ("--dataset", "argilla/dpo-mix-7k"),
+    "kto": ("--dataset", "trl-lib/kto-mix-14k"),
+    "grpo": ("--dataset", "trl-lib/tldr", "--reward", "answer"),
+    "rloo": ("--dataset", "trl-lib/tldr", "--reward", "answer"),
+    "distill": ("--dataset", "trl-lib/tldr", "--teacher", "Qwen/Qwen3-0.6B"),
+    "image_classification": ("--dataset", "ethz/food101"),
+    "object_detection": ("--dataset", "rishitdagli/cppe-5"),
+    "sentence_embedding": ("--dataset", "rehearsal/triples"),
+}
+
+
+def header(script: Path) -> list[str]:
+    """Return the lines of a script's header, without their marks."""
+    lines = script.read_text(encoding="utf-8").splitlines()
+    return [line[2:] for line in lines[lines.index("# /// script") + 1 : lines.index("# ///")]]
+
+
+@pytest.mark.slow
+def test_the_shipped_files_are_what_their_sources_make() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "build_trainers.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(TRAINERS) >= 8
+
+
+@pytest.mark.slow
+def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import build_trainers as b; "
+        "b.SHIPPED = pathlib.Path(sys.argv[2]); sys.argv = ['x', '--check']; sys.exit(b.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, ROOT / "tools", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "sft.py differs" in done.stdout
+
+
+@pytest.mark.parametrize("script", TRAINERS, ids=lambda p: p.stem)
+def test_a_trainer_stands_alone_with_bounded_explained_dependencies(script: Path) -> None:
+    lines = header(script)
+    wanted = tomllib.loads("\n".join(lines))["dependencies"]
+    assert wanted
+    for requirement in wanted:
+        assert re.search(r">=[\d.]+,<[\d.]+", requirement), requirement
+        [line] = [line for line in lines if f'"{requirement}"' in line]
+        assert re.search(r",  # \w.{3,}", line), line
+    text = script.read_text(encoding="utf-8")
+    assert "from trainers" not in text
+    assert script.stat().st_mode & 0o111
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with hub_server(tmp_path_factory.mktemp("hub")) as server:
+        seed_for_rules(server.store)
+        yield server
+
+
+@pytest.mark.prove  # test_gate.py has the whole of `submit`, among the quick tests
+@pytest.mark.parametrize("platform", ["runpod", "hf-jobs"])
+@pytest.mark.parametrize("script", TRAINERS, ids=lambda p: p.stem)
+def test_the_submit_gate_finds_nothing(hub: HubServer, script: Path, platform: str) -> None:
+    outputs = ["out"] if platform == "runpod" else ["/hub/models/rehearsal/tuned"]
+    spec = {"gpu": "a10g-large", "outputs": outputs, "secrets": ["HF_TOKEN"], "timeout_s": 14_400}
+    text = script.read_text(encoding="utf-8")
+    spec["args"] = ["--model", "Qwen/Qwen3-0.6B", *NEEDED.get(script.stem, ()), *PUSH[platform]]
+    facts = anyio.run(lambda: facts_for(text, hub=config(hub, HF_TOKEN), platform=platform, **spec))
+    found = [f for f in run_rules(rules_of("submit"), facts) if f.severity is not Severity.INFO]
+    assert [(f.rule, f.message) for f in found if f.rule not in USUAL] == []
+
+
+def asked(*words: str, method: str = "sft", **env: str) -> tuple[int, str]:
+    """Run a trainer that is to end before it imports anything heavy."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / f"{method}.py", *words], capture_output=True, text=True, timeout=300, env=env
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "fix"),
+    [
+        ((), "model is not set", "pass --model"),
+        (("--model", "m"), "dataset is not set", "pass --dataset"),
+        (("--steps", "ten"), "steps is 'ten', which is not int", "a whole number"),
+        (("--steps",), "--steps: expected one argument", "see --help"),
+        (("--learning-rate", "3"), "learning_rate is 3", "from 0 to 1"),
+        (("--too-long", "ignore"), "too_long is 'ignore'", "refuse, truncate, drop"),
+        (("--model", "m", "--dataset", "d", "--batch-size", "6", "--micro-batch", "4"), "not a multiple", "divides"),
+        (("--model", "m", "--dataset", "d", "--hub-model-id", "mine"), "not owner/name", "owner/name"),
+        (("--model", "m", "--dataset", "d", "--hub-model-id", "a/b"), "HF_TOKEN is not", "as a secret"),
+        (("--model", "m", "--dataset", "d", "--quantize", "4bit", "--lora-rank", "0"), "needs LoRA", "lora_rank"),
+    ],
+)
+def test_a_wrong_setting_ends_the_run_with_its_name_and_the_fix(words: tuple[str, ...], message: str, fix: str) -> None:
+    code, log = asked(*words)
+    assert code == (6 if "TOKEN" in message else 2), log
+    [line] = [line for line in log.splitlines() if line.startswith("ERROR")]
+    assert message in line
+    assert fix in log
+
+
+def test_settings_come_from_a_file_the_environment_and_flags_in_this_order(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: m\nlearning_rate: 2\nseed: 1\n")
+    assert "learning_rate is 2" in asked("--config", str(file))[1]
+    assert "learning_rate is 3" in asked("--config", str(file), TRAIN_LEARNING_RATE="3")[1]
+    assert "learning_rate is 4" in asked("--config", str(file), "--learning-rate", "4", TRAIN_LEARNING_RATE="3")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "learning_rat: 1", "learning_rat is not a setting"),
+        ("a.yaml", "- 1", "not a mapping"),
+        ("a.json", "{", "not valid"),
+        ("a.yaml", "steps: 2.5", "steps is 2.5, which is not int"),
+        ("a.yaml", "cpu: perhaps", "cpu is 'perhaps', which is not bool"),
+        ("a.yaml", "1: 2", "1 is not a setting"),
+        ("a.yaml", "model:\n", "model is not set"),
+        ("a.yaml", "model: [\x00", "not valid"),
+    ],
+)
+def test_a_file_of_settings_that_is_wrong_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    code, log = asked("--config", str(tmp_path / name))
+    assert code == 2
+    assert message in log
+    assert "FIX: " in log and "Traceback" not in log
+    assert "did you mean learning_rate?" in log or "rat" not in message.partition(" ")[0]
+
+
+def test_a_file_gives_what_flags_give(sft: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: m\ndataset: d\neval_dataset:\nreport: [tensorboard, trackio]\ncolumns:\n  question: prompt\n"
+    )
+    settings = sft.read_settings(sft.SftSettings, ["--config", str(file)])
+    assert (settings.eval_dataset, settings.report, settings.columns) == ("", "tensorboard,trackio", "question=prompt")
+    file.write_bytes(b"model: \xff\xfe")
+    with pytest.raises(sft.Stop, match="not UTF-8"):
+        sft.read_settings(sft.SftSettings, ["--config", str(file)])
+
+
+def test_a_misspelled_variable_is_mentioned() -> None:
+    code, log = asked(TRAIN_LERNING_RATE="1", TRAIN_NODES="2")
+    assert code == 2
+    assert "TRAIN_LERNING_RATE is not a setting and is not read; did you mean TRAIN_LEARNING_RATE?" in log
+    assert "TRAIN_NODES" not in log
+
+
+def test_online_methods_refuse_what_would_not_resume_exactly() -> None:
+    words = ("--model", "m", "--dataset", "d", "--reward", "answer")
+    code, log = asked(*words, "--save-steps", "5", "--steps-per-rollout", "2", method="grpo")
+    assert code == 2 and "a resumed run differs" in log
+    code, log = asked(*words, "--batch-size", "6", "--generations", "4", method="rloo")
+    assert code == 2 and "not a multiple of generations" in log
+    assert "reward is not set" in asked(*words[:4], method="grpo")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "model is not set"),
+        (("--model", "m", "--types", "Q4_K_M,Q9"), "types has 'Q9'"),
+        (("--model", "m", "--hub-model-id", "a/b"), "HF_TOKEN is not"),
+    ],
+)
+def test_a_conversion_that_can_not_work_is_refused_at_once(words: tuple[str, ...], message: str) -> None:
+    code, log = asked(*words, method="merge_and_gguf")
+    assert code in {2, 6}
+    assert message in log
+
+
+# ------------------------------------------------------------------------------------------------------ smoke runs
+
+
+@pytest.fixture
+def sft(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the shipped trainer as a module."""
+    spec = importlib.util.spec_from_file_location("shipped_sft", SCRIPTS / "sft.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "shipped_sft", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def smoke(sft: Any, *words: str) -> Any:
+    """Return the settings of a run whose smoke inputs are one empty file."""
+
+    def make(folder: Path) -> None:
+        (folder / "data.jsonl").touch()
+
+    made = sft.Smoke(make, ("--model", "{}/model", "--dataset", "{}/data.jsonl", "--steps", "8"), trains=False)
+    return sft.read_settings(sft.SftSettings, sft.with_inputs(sft.SftSettings, list(words), made))
+
+
+REAL = {
+    "model": "meta/Big-70B", "dataset": "me/huge", "hub_model_id": "me/real-model", "eval_dataset": "me/judged",
+    "columns": "a=prompt", "chat_template_from": "meta/Big-70B-Instruct",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["flags before", "flags behind", "variables", "file"])
+def test_a_smoke_run_uses_its_own_inputs_and_never_pushes(
+    sft: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for name, value in REAL.items() for word in (f"--{name.replace('_', '-')}", value)]
+    if where == "variables":
+        words = []
+        for name, value in REAL.items():
+            monkeypatch.setenv(f"TRAIN_{name.upper()}", value)
+    if where == "file":
+        words = ["--config", str(tmp_path / "run.yaml")]
+        (tmp_path / "run.yaml").write_text("".join(f"{name}: {value}\n" for name, value in REAL.items()))
+    out = str(tmp_path / "out")
+    words = ["--smoke", *words] if where == "flags before" else [*words, "--smoke"]
+    got = smoke(sft, *words, "--out", out, "--steps", "100")
+    assert (got.model, got.dataset) == (f"{out}/inputs/model", f"{out}/inputs/data.jsonl")
+    assert (got.hub_model_id, got.eval_dataset, got.columns, got.chat_template_from) == ("", "", "", "")
+    assert got.steps == 100
+    assert f"not used: {', '.join(sorted(REAL))}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("word", "is_one"), [("1", True), ("YES", True), ("off", False)])
+def test_a_variable_asks_for_a_smoke_run_too(
+    sft: Any, word: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAIN_SMOKE", word)
+    got = smoke(sft, "--model", "m", "--dataset", "d", "--out", str(tmp_path))
+    assert got.smoke is is_one and (got.model == "m") is not is_one
+    assert smoke(sft, "--model", "m", "--dataset", "d", "--no-smoke").model == "m"
+    monkeypatch.setenv("TRAIN_SMOKE", "perhaps")
+    with pytest.raises(sft.Stop, match="smoke is 'perhaps'"):
+        smoke(sft)
+
+
+@pytest.mark.parametrize("name", [".inputs", "inputs"])
+def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(sft: Any, name: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / name).symlink_to(tmp_path / ("elsewhere" if name == ".inputs" else "nowhere"))
+    with pytest.raises(sft.Stop, match="inputs can't be written to") as stop:
+        smoke(sft, "--smoke", "--out", str(tmp_path))
+    assert stop.value.code == sft.Exit.ENVIRONMENT and "--out" in stop.value.fix
+
+
+# ------------------------------------------------------------------------------------------------- several processes
+
+
+@pytest.mark.parametrize(
+    ("code", "codes", "ends"),
+    [
+        (0, [0, 0], 0),
+        (1, [75, 75], 75),
+        (1, [75], 75),  # the other was ended while it was ending
+        (1, [1, 4], 4),  # one ran out of memory, and the other lost it
+        (1, [5, 5], 5),
+        (1, [75, 1], 1),
+        (1, [], 1),
+        (-9, [0], 1),
+    ],
+)
+def test_the_end_of_several_processes_is_one_exit_code(sft: Any, code: int, codes: list[int], ends: int) -> None:
+    assert sft.ending(code, codes) == ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["fsdp2", "deepspeed"])
+def test_accelerate_takes_the_configuration_that_is_made_for_the_machine(
+    sft: Any, sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("accelerate", importlib.util.find_spec("accelerate") is not None)
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    monkeypatch.setattr(sft, "find_spec", lambda name: True)
+    file = tmp_path / "accelerate.json"
+    sft.write_json(file, sft.launch_config(4, sharding, cpu=False))
+    asked, _, _ = _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(file), "x.py"]))
+    assert (asked.num_processes, asked.use_fsdp, asked.use_deepspeed) == (4, sharding == "fsdp2", sharding != "fsdp2")
+    if sharding == "deepspeed":
+        assert asked.zero_stage == 3 and asked.zero3_save_16bit_model
+        return
+    made = prepare_multi_gpu_env(asked)
+    assert (made["FSDP_VERSION"], made["FSDP_STATE_DICT_TYPE"]) == ("2", "FULL_STATE_DICT")
+    assert made["ACCELERATE_USE_FSDP"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "cpu", "says"),
+    [
+        ("fsdp2", True, "needs GPUs"),
+        ("deepspeed", True, "needs GPUs"),
+        ("deepspeed", False, "deepspeed is not installed"),
+    ],
+)
+def test_sharding_that_can_not_be_is_refused(
+    sft: Any, sharding: str, cpu: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sft, "find_spec", lambda name: None)
+    with pytest.raises(sft.Stop, match=says):
+        sft.launch_config(2, sharding, cpu=cpu)
+
+
+def test_processes_that_were_started_without_the_sharding_that_is_set_are_refused(
+    sft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = sft.SftSettings(model="m", dataset="d", sharding="fsdp2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(sft.Stop, match="started without it"):
+        sft.start_processes(settings)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    sft.start_processes(settings)
+
+
+# ------------------------------------------------------------------------------------------------------------ fast
+
+
+@pytest.mark.parametrize(
+    ("card", "capability", "flash", "extra"),
+    [
+        ("cpu", (0, 0), True, {}),
+        ("Tesla T4", (7, 5), True, {}),
+        ("NVIDIA A10G", (8, 6), False, {"optim": "adamw_torch_fused", "tf32": True}),
+        ("NVIDIA H100", (9, 0), True, {"optim": "adamw_torch_fused", "tf32": True, "torch_compile": True}),
+    ],
+)
+def test_fast_adds_to_a_card_what_is_known_to_work_there(
+    sft: Any,
+    card: str,
+    capability: tuple[int, int],
+    flash: bool,
+    extra: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = sft.Plan(card, 24.0, capability, "bf16" if capability >= (8, 0) else "fp32", 2, 2, 1)
+    plain = sft.arguments(sft.SftSettings(), plan, sft.Data([1], None, {}))
+    fast = sft.arguments(sft.SftSettings(fast=True), plan, sft.Data([1], None, {}))
+    assert plain | extra == fast
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: flash or None)
+    assert sft.has_flash_attention(plan) is (flash and capability >= (8, 0))
