@@ -13,7 +13,6 @@ import pytest
 from hypothesis import settings
 
 from long_first import long_first
-from paths import TESTS
 from real_parts import REQUIRE_REAL, need
 from waiting import PATIENCE
 from warm_children import Children
@@ -53,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     What an attack declares, and whose client runs, goes among the test's properties for `tools/attacks.py`.
     """
     for item in items:
-        if item.path.relative_to(TESTS).as_posix().startswith(PROTECTS):
+        if item.nodeid.removeprefix("tests/").startswith(PROTECTS):
             item.add_marker(pytest.mark.protects)
             item.add_marker(pytest.mark.flaky(reruns=0))
         if not item.get_closest_marker("timeout"):

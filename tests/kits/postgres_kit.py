@@ -18,6 +18,7 @@ import pytest
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.policy import LedgerServer
 from gpuwarden.ledger.store import Ledger
+from real_parts import need
 
 OWNER = "gpuwarden"
 HERE = "GPUWARDEN_TEST_LEDGER"
@@ -117,8 +118,6 @@ class Homes:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
     """A server for all tests of this process."""
-    from real_parts import need
-
     need("PostgreSQL's server (initdb)", program("initdb") is not None)
     need("psycopg", find_spec("psycopg") is not None)
     folder = Path(tempfile.mkdtemp(prefix="gw-pg-"))
