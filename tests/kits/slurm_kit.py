@@ -343,14 +343,29 @@ class SlurmEngine:
         return len(self.cluster.log.read_text().splitlines()) if self.cluster.log.exists() else 0
 
 
-@pytest.fixture(scope="module", name="cluster")
-def cluster_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for a module."""
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    try:
-        yield cluster.start()
-    finally:
+@pytest.fixture(scope="session", name="clusters")
+def clusters_fixture() -> Iterator[dict[str, Cluster]]:
+    """The cluster of each module, kept while tests of several modules take turns: a start is slow."""
+    clusters: dict[str, Cluster] = {}
+    yield clusters
+    for cluster in clusters.values():
         cluster.stop()
+
+
+@pytest.fixture(scope="module", name="cluster")
+def cluster_fixture(
+    request: pytest.FixtureRequest, clusters: dict[str, Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Cluster:
+    """One cluster for the tests of a module."""
+    module = request.node.nodeid
+    if module not in clusters:
+        cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+        try:
+            clusters[module] = cluster.start()
+        except BaseException:
+            cluster.stop()
+            raise
+    return clusters[module]
 
 
 @pytest.fixture(scope="module", name="accounted")
