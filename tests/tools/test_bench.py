@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench.__main__ import main
@@ -16,6 +18,7 @@ from paths import ROOT
 from real_parts import need
 
 pytestmark = pytest.mark.slow
+LONG = {"build_messages", "build_runtime_wording", "check_trainers", "picture", "rehearse_scripts", "ssh"}
 BENCHES = sorted(path.stem for path in ROOT.glob("bench/[!_]*.py"))
 
 
@@ -29,7 +32,12 @@ def run(folder: Path, *argv: object, code: int = 0, **env: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", BENCHES)
+def marked(names: Iterable[str]) -> list[Any]:
+    """Leave the scripts that take long to `make prove`."""
+    return [pytest.param(name, marks=[pytest.mark.prove] if name in LONG else []) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(BENCHES))
 def test_a_measurement_prints_its_figures_and_what_they_are_held_against(name: str, tmp_path: Path) -> None:
     for program in ("sshd", "ssh", "scp", "rsync") if name == "ssh" else ():
         need(program, shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is not None)
@@ -76,7 +84,6 @@ TOOLS: dict[str, tuple[str, str]] = {
     "seeded_faults": (f"--recorded --at {EMPTY}", "| no fault | 0 |"),
 }
 CODES = {"check_trainers": 2, "kube_apiserver": 1}
-MARKS = {"build_runtime_wording": [pytest.mark.prove]}  # it reads the whole standard library
 
 
 def test_no_tool_is_forgotten() -> None:
@@ -84,7 +91,7 @@ def test_no_tool_is_forgotten() -> None:
     assert {path.stem for path in ROOT.glob("tools/*.py")} == TOOLS.keys() | others
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in TOOLS])
+@pytest.mark.parametrize("name", marked(TOOLS))
 def test_a_tool_runs(name: str, tmp_path: Path) -> None:
     need("torch", name != "rehearse_scripts" or find_spec("torch") is not None)
     words, said = TOOLS[name]
