@@ -34,8 +34,6 @@ settings.register_profile(
 )
 settings.load_profile("gpuwarden")
 
-pytest_plugins = ["postgres_kit"]
-
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:

@@ -38,7 +38,6 @@ from lifecycle_kit import (
     story,
     training,
 )
-from postgres_kit import HERE, Server, kept_ledger
 from waiting import eventually
 
 PHASES = ("quote", "submit", "check", "pull", "verify", "teardown", "approve", "list")
@@ -148,7 +147,7 @@ class Life:
         if reply["killed"]:
             self.tally.kills[phase] += 1
             self.tally.points.add(f"{phase} {reply.get('killed_at', 'in time')}")
-        ledger = kept_ledger(self.home / "ledger.db", PlainClock())
+        ledger = Ledger(self.home / "ledger.db", PlainClock())
         try:
             wrong = list(self.wrong(ledger))
             at = reply.get("killed_at", "a moment") if reply["killed"] else "its end"
@@ -220,7 +219,7 @@ class Life:
 
     def ended(self, files: list[str]) -> None:
         """Everything is safe, everything is off, everything was done once."""
-        ledger = kept_ledger(self.home / "ledger.db", PlainClock())
+        ledger = Ledger(self.home / "ledger.db", PlainClock())
         try:
             assert digests(files) == self.saved(), files
             attempts = [attempt for _, attempt in launches(self.said)]
@@ -285,18 +284,6 @@ def kill_often(folder: Path, kills: int) -> Tally:
 def test_a_few_deaths_lose_and_doubles_nothing(tmp_path: Path) -> None:
     tally = kill_often(tmp_path, 3)
     assert sum(tally.kills.values()) >= 3
-
-
-@pytest.mark.long
-@pytest.mark.prove
-@pytest.mark.endurance
-@pytest.mark.real("PostgreSQL")
-def test_death_with_a_ledger_on_a_server_loses_and_doubles_nothing(
-    tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HERE, str(postgres.folder))
-    tally = kill_often(tmp_path, amount(15, 60))
-    assert len(tally.points) >= amount(7, 40)
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -24,7 +23,6 @@ from gpuwarden.lifecycle.monitoring.overview import job_page
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job
-from postgres_kit import Homes
 
 FEW, MANY = 40, 400
 BLOCKED_SHARE = 1 / 100
@@ -32,20 +30,9 @@ BLOCKED_SHARE = 1 / 100
 
 
 def steps(house: House, work: Callable[[], object]) -> int:
-    """How much a database has to do for some work, in figures that depend neither on the machine nor on its load.
-
-    Of SQLite the instructions of its virtual machine, of PostgreSQL the rows that it went over.
-    """
+    """How many instructions SQLite runs for some work, which depends neither on the machine nor on its load."""
     house.ledger._known.clear()
-    db: Any = house.ledger._db
-    if house.server and house.server.host:
-        # Planned for the table as it is now, as autovacuum sees to; what is counted is not flushed in a transaction.
-        db.connection.execute("ANALYZE")
-        sql = "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables"
-        with house.ledger.transaction():
-            before = db.rows(sql)[0][0] or 0
-            work()
-            return int(db.rows(sql)[0][0] - before)
+    connection = house.ledger._db.connection
     count = 0
 
     def one() -> int:
@@ -53,34 +40,25 @@ def steps(house: House, work: Callable[[], object]) -> int:
         count += 1
         return 0
 
-    db.connection.set_progress_handler(one, 1)
+    connection.set_progress_handler(one, 1)
     try:
         work()
     finally:
-        db.connection.set_progress_handler(None, 1)
+        connection.set_progress_handler(None, 1)
     return count
 
 
-@pytest.fixture
-def grown(homes: Homes) -> Callable[[Path, str, int], House]:
-    """Make houses where so many jobs have ended, all of them longer than a day ago."""
-
-    def grow(folder: Path, platform: str, jobs: int) -> House:
-        house = House(folder, platform, homes.address(folder))
-        homes.opened.append(house.ledger)
-        house.grow(jobs)
-        house.clock.time += 86_400
-        return house
-
-    return grow
-
-
-Grown = Callable[[Path, str, int], House]
+def grown(folder: Path, platform: str, jobs: int) -> House:
+    """A house where so many jobs have ended, all of them longer than a day ago."""
+    house = House(folder, platform)
+    house.grow(jobs)
+    house.clock.time += 86_400
+    return house
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("platform", ["local", "vastai"])
-def test_ten_times_the_ended_jobs_cost_no_operation_more(grown: Grown, tmp_path: Path, platform: str) -> None:
+def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platform: str) -> None:
     few, many = grown(tmp_path / "few", platform, FEW), grown(tmp_path / "many", platform, MANY)
 
     def operations(house: House) -> dict[str, Callable[[], object]]:
@@ -146,7 +124,7 @@ async def most_in_a_row(watcher: Watcher) -> int:
     return most
 
 
-def test_pages_follow_each_other_without_a_gap(grown: Grown, tmp_path: Path) -> None:
+def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     house = grown(tmp_path, "local", 25)
     pages = [house.ledger.page("job", limit=10)]
     while pages[-1]:
@@ -160,7 +138,7 @@ def test_pages_follow_each_other_without_a_gap(grown: Grown, tmp_path: Path) -> 
     ].since
 
 
-def test_the_jobs_of_a_script_are_found_by_its_digest(grown: Grown, tmp_path: Path) -> None:
+def test_the_jobs_of_a_script_are_found_by_its_digest(tmp_path: Path) -> None:
     ledger = grown(tmp_path, "local", 5).ledger
     spec = {"name": "x", "platform": "local", "script": "print(1)", "timeout_s": 60}
     for name, more in {"new": {"script_digest": "sha256:a"}, "old": {}, "other": {"script_digest": "sha256:b"}}.items():
@@ -171,7 +149,7 @@ def test_the_jobs_of_a_script_are_found_by_its_digest(grown: Grown, tmp_path: Pa
     assert ledger.jobs_of_script("sha256:c", Job.SUCCEEDED) == ["job/old"], "the others took no script along"
 
 
-def test_where_everything_is_now_follows_every_event(grown: Grown, tmp_path: Path) -> None:
+def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
     house = grown(tmp_path, "vastai", 3)
     ledger, lease = house.ledger, f"{LIVE[0]}-i1"
     assert ledger.platforms() == ["vastai"] and ledger.leases_of_instance(f"m-{LIVE[0]}") == [f"lease/{lease}"]
@@ -187,8 +165,7 @@ def test_where_everything_is_now_follows_every_event(grown: Grown, tmp_path: Pat
     assert spent(house.ctx, lease) == 1.5
 
 
-@pytest.mark.parametrize("name", ["schema.sql", "postgresql.sql"])
-def test_the_guard_s_view_lists_every_state_that_is_no_end(name: str) -> None:
-    view = files("gpuwarden.ledger").joinpath(name).read_text("utf-8").partition("CREATE VIEW live_runs")[2]
+def test_the_guard_s_view_lists_every_state_that_is_no_end() -> None:
+    view = files("gpuwarden.ledger").joinpath("schema.sql").read_text("utf-8").partition("CREATE VIEW live_runs")[2]
     listed = re.search(r"c\.state IN \(([^)]*)\)", view)
     assert listed and set(re.findall(r"'(\w+)'", listed[1])) == set(Job) - TERMINAL_JOBS

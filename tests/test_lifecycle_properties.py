@@ -27,7 +27,6 @@ from fakes import FakeClock
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
-from gpuwarden.ledger.sqlite import SqliteFile
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
@@ -42,7 +41,6 @@ from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from lifecycle_kit import WEALTHY, promises, prove, records, stopped_leases, story
-from postgres_kit import HERE, Server, kept_at
 from pretend_machines import PretendBackend, Processes
 
 SETTLE_S = 30.0
@@ -175,11 +173,10 @@ class Lifecycle(RuleBasedStateMachine):
         if not first:
             self.ctx.ledger.close()
         self.fuse.left = None
-        path = self.home / "ledger.db"
-        ledger = MortalLedger(path, self.clock, "test", kept_at(path))
+        ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        if isinstance(ledger._db, SqliteFile):  # these deaths spare the machine, so nothing has to reach the disk
-            ledger._db.connection.execute("PRAGMA synchronous = OFF")
+        # These deaths spare the machine, so nothing has to reach the disk.
+        ledger._db.connection.execute("PRAGMA synchronous = OFF")
         self.ctx = Context(ledger, WEALTHY, self.clock, self.home, env={})
         profile = self.ctx.profile(self.platform)
         if first:
@@ -471,22 +468,6 @@ class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
 
     settings = settings(
         max_examples=10, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
-    )
-
-
-@pytest.fixture
-def on_a_server(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HERE, str(postgres.folder))
-
-
-@pytest.mark.slow
-@pytest.mark.real("PostgreSQL")
-@pytest.mark.usefixtures("on_a_server")
-class TestOnAServer(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
-    """The ledger on a PostgreSQL server."""
-
-    settings = settings(
-        max_examples=4, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
     )
 
 
