@@ -37,11 +37,10 @@ from gpuwarden.core.models import (
     Place,
     Verdict,
 )
-from gpuwarden.core.policy import Caps, LedgerServer, Policy
+from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import Job
 from gpuwarden.ledger import events as ev
-from gpuwarden.ledger.chain import link
-from gpuwarden.ledger.database import COLUMNS
+from gpuwarden.ledger.chain import COLUMNS, link
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S
@@ -154,11 +153,10 @@ class House:
 
     folder: Path
     platform: str
-    server: LedgerServer | None = None
 
     def __post_init__(self) -> None:
         self.clock = HandClock()
-        self.ledger = Ledger(self.folder / "ledger.db", self.clock, server=self.server)
+        self.ledger = Ledger(self.folder / "ledger.db", self.clock)
         self.ctx = Context(self.ledger, RICH, self.clock, self.folder, env={})
         self.ctx._providers["vastai"] = Cloud()  # type: ignore[assignment]  # noqa: SLF001
         self.ctx._backends |= {"local": Runs(), "ssh": Runs()}  # type: ignore[dict-item]  # noqa: SLF001

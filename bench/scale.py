@@ -268,7 +268,7 @@ class Scale:
     def __post_init__(self) -> None:
         self.clock = HandClock()
         self.ledger = Ledger(self.home / "ledger.db", self.clock)
-        self.ledger._db.connection.execute("PRAGMA synchronous = OFF")  # type: ignore[attr-defined]  # noqa: SLF001
+        self.ledger._db.connection.execute("PRAGMA synchronous = OFF")  # noqa: SLF001
         self.ctx = Context(self.ledger, RICH, self.clock, self.home, env={})
         self.backend = Machines(self.clock)
         most = self.calls_a_minute or 4 * self.machines + 60

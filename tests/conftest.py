@@ -38,8 +38,8 @@ settings.load_profile("gpuwarden")
 
 # Kits with fixtures. Registered before anything imports one, so that their assertions say what they saw.
 pytest_plugins = [
-    "cli_kit", "client_kit", "clouds_house", "clouds_kit", "cutting", "grown_ledger", "kept_kit", "orders_kit",
-    "plugin_kit", "postgres_kit", "ray_kit", "runner_kit", "sky_kit", "slurm_kit", "small_disk", "ssh_house",
+    "cli_kit", "client_kit", "clouds_house", "clouds_kit", "cutting", "kept_kit", "orders_kit",
+    "plugin_kit", "ray_kit", "runner_kit", "sky_kit", "slurm_kit", "small_disk", "ssh_house",
     "ssh_kit", "sshd",
 ]  # fmt: skip
 pytest.register_assert_rewrite(*pytest_plugins)

@@ -40,7 +40,7 @@ def open_context(
     record_policy(config, clock.now())
     own = config.policy_file.parent / "profiles"
     return Context(
-        ledger=Ledger(config.home / "ledger.db", clock, f"{actor}/{user_here()}", config.policy.ledger),
+        ledger=Ledger(config.home / "ledger.db", clock, f"{actor}/{user_here()}"),
         policy=config.policy,
         clock=clock,
         home=config.home,

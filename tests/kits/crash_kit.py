@@ -33,7 +33,6 @@ from lifecycle_kit import (
     training,
 )
 from paths import KITS
-from postgres_kit import kept_ledger
 from waiting import eventually
 
 SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
@@ -142,7 +141,7 @@ class Life:
         if reply["killed"]:
             self.tally.kills[phase] += 1
             self.tally.points.add(f"{phase} {reply.get('killed_at', 'in time')}")
-        ledger = kept_ledger(self.home / "ledger.db", PlainClock())
+        ledger = Ledger(self.home / "ledger.db", PlainClock())
         try:
             wrong = list(self.wrong(ledger))
             at = reply.get("killed_at", "a moment") if reply["killed"] else "its end"
@@ -214,7 +213,7 @@ class Life:
 
     def ended(self, files: list[str]) -> None:
         """Everything is safe, everything is off, everything was done once."""
-        ledger = kept_ledger(self.home / "ledger.db", PlainClock())
+        ledger = Ledger(self.home / "ledger.db", PlainClock())
         try:
             assert digests(files) == self.saved(), files
             attempts = [attempt for _, attempt in launches(self.said)]

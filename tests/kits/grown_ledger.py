@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
 from bench.ledger import House
-
-from postgres_kit import Homes
 
 
 def steps(house: House, work: Callable[[], object]) -> int:
-    """How much a database has to do for some work, in figures that depend neither on the machine nor on its load.
-
-    Of SQLite the instructions of its virtual machine, of PostgreSQL the rows that it went over.
-    """
+    """Return how many instructions SQLite runs for some work, the same on any machine."""
     house.ledger._known.clear()
-    db: Any = house.ledger._db
-    if house.server and house.server.host:
-        # Planned for the table as it is now, as autovacuum sees to; what is counted is not flushed in a transaction.
-        db.connection.execute("ANALYZE")
-        sql = "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables"
-        with house.ledger.transaction():
-            before = db.rows(sql)[0][0] or 0
-            work()
-            return int(db.rows(sql)[0][0] - before)
+    connection = house.ledger._db.connection
     count = 0
 
     def one() -> int:
@@ -34,26 +19,17 @@ def steps(house: House, work: Callable[[], object]) -> int:
         count += 1
         return 0
 
-    db.connection.set_progress_handler(one, 1)
+    connection.set_progress_handler(one, 1)
     try:
         work()
     finally:
-        db.connection.set_progress_handler(None, 1)
+        connection.set_progress_handler(None, 1)
     return count
 
 
-@pytest.fixture
-def grown(homes: Homes) -> Callable[[Path, str, int], House]:
-    """Make houses where so many jobs have ended, all of them longer than a day ago."""
-
-    def grow(folder: Path, platform: str, jobs: int) -> House:
-        house = House(folder, platform, homes.address(folder))
-        homes.opened.append(house.ledger)
-        house.grow(jobs)
-        house.clock.time += 86_400
-        return house
-
-    return grow
-
-
-Grown = Callable[[Path, str, int], House]
+def grown(folder: Path, platform: str, jobs: int) -> House:
+    """Make a house where so many jobs have ended, all of them longer than a day ago."""
+    house = House(folder, platform)
+    house.grow(jobs)
+    house.clock.time += 86_400
+    return house

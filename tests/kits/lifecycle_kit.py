@@ -24,7 +24,6 @@ from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Record, Settings
-from postgres_kit import kept_ledger
 from waiting import real_time, soon
 
 PLATFORM = "rehearsal/vastai"
@@ -71,7 +70,7 @@ def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
 def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str = "cli") -> Context:
     """A warden over a home folder; as many as you like may be open. Its jobs may write beside that folder."""
     policy = policy.model_copy(update={"local": Local(unsandboxed=True, paths=(str(home.parent),))})
-    return Context(kept_ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
+    return Context(Ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
 
 
 def rent_cloud(

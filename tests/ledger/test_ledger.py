@@ -17,29 +17,21 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.ledger.migrate import VERSION
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.records import read_lease
-from postgres_kit import Homes
 
 
 @pytest.fixture
-def ledger(homes: Homes, tmp_path: Path) -> Ledger:
-    """In each kind of home."""
-    return homes.open(tmp_path / "ledger.db", FakeClock())
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Ledger:
-    """In a SQLite file."""
+def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.db", FakeClock())
 
 
-def test_events_can_be_neither_changed_nor_removed(file: Ledger) -> None:
-    file.append("job/j1", "job.accepted", {"a": 1}, state=Job.ACCEPTED)
-    db = sqlite3.connect(file.path)
+def test_events_can_be_neither_changed_nor_removed(ledger: Ledger) -> None:
+    ledger.append("job/j1", "job.accepted", {"a": 1}, state=Job.ACCEPTED)
+    db = sqlite3.connect(ledger.path)
     for statement in ("UPDATE events SET at = 0", "DELETE FROM events", "REPLACE INTO events SELECT * FROM events"):
         with pytest.raises(sqlite3.DatabaseError):
             db.execute(statement)
     db.close()
-    assert [e.body for e in file.events()] == [{"a": 1}]
+    assert [e.body for e in ledger.events()] == [{"a": 1}]
 
 
 def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger) -> None:
@@ -79,8 +71,8 @@ def test_a_transaction_is_all_or_nothing(ledger: Ledger) -> None:
     assert ledger.count() == 0
 
 
-def test_two_processes_can_not_make_the_same_move(homes: Homes, ledger: Ledger) -> None:
-    other = homes.open(ledger.path, FakeClock())
+def test_two_processes_can_not_make_the_same_move(ledger: Ledger) -> None:
+    other = Ledger(ledger.path, FakeClock())
     ledger.append("job/j1", "job.accepted", state=Job.ACCEPTED)
     other.append("job/j1", "job.canceled", state=Job.CANCELED)
     with pytest.raises(Conflict):
@@ -93,8 +85,7 @@ from pathlib import Path
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Conflict
 from gpuwarden.ledger.store import Ledger
-from gpuwarden.core.policy import LedgerServer
-ledger = Ledger(Path(sys.argv[1]), SystemClock(), "cli", LedgerServer.model_validate_json(sys.argv[2]))
+ledger = Ledger(Path(sys.argv[1]), SystemClock())
 won = 0
 for n in range(50):
     try:
@@ -107,10 +98,10 @@ print(won)
 
 
 @pytest.mark.slow
-def test_racing_processes_share_every_token_between_them(homes: Homes, tmp_path: Path) -> None:
+def test_racing_processes_share_every_token_between_them(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ledger.db"
     path.parent.mkdir()
-    argv = [sys.executable, "-c", RACER, str(path), homes.address(path).model_dump_json()]
+    argv = [sys.executable, "-c", RACER, str(path)]
     racers = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert sum(int(r.communicate(timeout=300)[0]) for r in racers) == 50
 
@@ -125,15 +116,15 @@ def test_a_damaged_file_is_named_and_not_touched(tmp_path: Path, junk: bytes) ->
     assert in_calls(error.value.next_steps)
 
 
-def test_a_page_that_was_overwritten_is_noticed(file: Ledger) -> None:
+def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
     for n in range(200):
-        file.append(f"job/j{n}", "note", {"text": "x" * 300})
-    file.close()
-    with file.path.open("r+b") as f:
+        ledger.append(f"job/j{n}", "note", {"text": "x" * 300})
+    ledger.close()
+    with ledger.path.open("r+b") as f:
         f.seek(4096)
         f.write(os.urandom(40_000))
     with pytest.raises(LedgerError):
-        Ledger(file.path, FakeClock()).events()
+        Ledger(ledger.path, FakeClock()).events()
 
 
 @pytest.mark.parametrize(
@@ -141,26 +132,26 @@ def test_a_page_that_was_overwritten_is_noticed(file: Ledger) -> None:
     [(b'{"platform"', b'{"pl;tform;'), (b'"platform"', b'"platf\xffrm"'), (b'"platform"', b'"platfurm"')],
 )
 def test_a_word_that_was_overwritten_is_damage_and_not_a_mistake_of_ours(
-    file: Ledger, before: bytes, after: bytes
+    ledger: Ledger, before: bytes, after: bytes
 ) -> None:
     """The database can't tell: it has no sums over its pages."""
-    file.append("lease/j1-i1", "create.intent", {"platform": "local", "job": "j1"}, state="unverified")
-    file.close()
-    raw = file.path.read_bytes()
+    ledger.append("lease/j1-i1", "create.intent", {"platform": "local", "job": "j1"}, state="unverified")
+    ledger.close()
+    raw = ledger.path.read_bytes()
     assert raw.count(before) == 1
-    file.path.write_bytes(raw.replace(before, after))
+    ledger.path.write_bytes(raw.replace(before, after))
     with pytest.raises(LedgerError, match="damaged") as error:
-        read_lease(Ledger(file.path, FakeClock()), "j1-i1")
+        read_lease(Ledger(ledger.path, FakeClock()), "j1-i1")
     assert "billing" in in_calls(error.value.next_steps)
 
 
-def test_a_newer_ledger_is_left_alone(file: Ledger) -> None:
-    file.close()
-    db = sqlite3.connect(file.path)
+def test_a_newer_ledger_is_left_alone(ledger: Ledger) -> None:
+    ledger.close()
+    db = sqlite3.connect(ledger.path)
     db.execute(f"PRAGMA user_version = {VERSION + 1}")
     db.close()
     with pytest.raises(LedgerError, match="version") as error:
-        Ledger(file.path, FakeClock())
+        Ledger(ledger.path, FakeClock())
     assert "Update" in in_calls(error.value.next_steps)
 
 

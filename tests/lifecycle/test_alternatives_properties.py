@@ -26,7 +26,6 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import CreateIntent, JobMovedOn
-from gpuwarden.ledger.sqlite import SqliteFile
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.provisioning import MAX_GENERATIONS
 from gpuwarden.lifecycle.monitoring.check import cancel, check
@@ -38,7 +37,6 @@ from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, promises, records, story
 from mortal_kit import PACE, Died, Fuse, Mortal, MortalLedger
-from postgres_kit import kept_at
 from pretend_machines import PretendBackend, Processes
 from real_parts import amount
 
@@ -57,11 +55,9 @@ class World:
     def open(self) -> None:
         """A new process over the same home and the same clouds."""
         self.fuse.left = None
-        path = self.home / "ledger.db"
-        ledger = MortalLedger(path, self.clock, "test", kept_at(path))
+        ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        if isinstance(ledger._db, SqliteFile):
-            ledger._db.connection.execute("PRAGMA synchronous = OFF")
+        ledger._db.connection.execute("PRAGMA synchronous = OFF")
         self.ctx = Context(ledger, WEALTHY, self.clock, self.home, env={})
         for platform in ORDER:
             profile = self.ctx.profile(platform)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from crash_kit import SEED, Driver, Life, Tally
-from postgres_kit import HERE, Server
 from real_parts import amount
 
 PHASES = ("quote", "submit", "check", "pull", "verify", "teardown", "approve", "list")
@@ -43,18 +42,6 @@ def kill_often(folder: Path, kills: int) -> Tally:
 def test_a_few_deaths_lose_and_doubles_nothing(tmp_path: Path) -> None:
     tally = kill_often(tmp_path, 3)
     assert sum(tally.kills.values()) >= 3
-
-
-@pytest.mark.long
-@pytest.mark.prove
-@pytest.mark.endurance
-@pytest.mark.real("PostgreSQL")
-def test_death_with_a_ledger_on_a_server_loses_and_doubles_nothing(
-    tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HERE, str(postgres.folder))
-    tally = kill_often(tmp_path, amount(15, 60))
-    assert len(tally.points) >= amount(7, 40)
 
 
 @pytest.mark.long

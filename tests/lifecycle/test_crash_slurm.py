@@ -18,7 +18,6 @@ from crash_kit import MODEL, SEED, Driver, Life, Tally, digests
 from gpuwarden.core.states import Job
 from gpuwarden.ledger.store import Ledger
 from lifecycle_kit import launches, moves_along_the_tables, open_house, training
-from postgres_kit import kept_ledger
 from slurm_kit import Cluster, own_profiles
 
 pytestmark = [pytest.mark.prove, pytest.mark.real]
@@ -62,7 +61,7 @@ class SlurmLife(Life):
         assert digests(pulled["files"]) == [MODEL]
         assert launches(self.said) == [(job, 1)], "it ran once"
         assert len(self.cluster.jobs(f"gw-{job}")) == 1
-        ledger = kept_ledger(self.home / "ledger.db", PlainClock())
+        ledger = Ledger(self.home / "ledger.db", PlainClock())
         assert ledger.state(f"job/{job}") == Job.SUCCEEDED
         ledger.close()
 

@@ -26,7 +26,6 @@ from fakes import FakeClock
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
-from gpuwarden.ledger.sqlite import SqliteFile
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request, withdraw
@@ -41,7 +40,6 @@ from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, promises, prove, records, stopped_leases, story
 from mortal_kit import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
-from postgres_kit import HERE, Server, kept_at
 from pretend_machines import PretendBackend, Processes
 from real_parts import amount
 
@@ -121,11 +119,10 @@ class Lifecycle(RuleBasedStateMachine):
         if not first:
             self.ctx.ledger.close()
         self.fuse.left = None
-        path = self.home / "ledger.db"
-        ledger = MortalLedger(path, self.clock, "test", kept_at(path))
+        ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        if isinstance(ledger._db, SqliteFile):  # these deaths spare the machine, so nothing has to reach the disk
-            ledger._db.connection.execute("PRAGMA synchronous = OFF")
+        # These deaths spare the machine, so nothing has to reach the disk.
+        ledger._db.connection.execute("PRAGMA synchronous = OFF")
         self.ctx = Context(ledger, WEALTHY, self.clock, self.home, env={})
         profile = self.ctx.profile(self.platform)
         if first:
@@ -417,22 +414,6 @@ class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
 
     settings = settings(
         max_examples=10, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
-    )
-
-
-@pytest.fixture
-def on_a_server(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HERE, str(postgres.folder))
-
-
-@pytest.mark.slow
-@pytest.mark.real("PostgreSQL")
-@pytest.mark.usefixtures("on_a_server")
-class TestOnAServer(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
-    """The ledger on a PostgreSQL server."""
-
-    settings = settings(
-        max_examples=4, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
     )
 
 

@@ -25,7 +25,6 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import Local
 from gpuwarden.core.states import TERMINAL_JOBS, Job
-from gpuwarden.ledger.sqlite import SqliteFile
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.monitoring.check import cancel, check
@@ -34,7 +33,6 @@ from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import WEALTHY, moves_along_the_tables, story
 from mortal_kit import Died, Fuse, Mortal, MortalLedger
-from postgres_kit import kept_at
 from pretend_queue import PretendQueue
 from real_parts import amount
 
@@ -68,11 +66,9 @@ class Engine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.fuse.left = None
-        path = self.home / "ledger.db"
-        ledger = MortalLedger(path, self.clock, "test", kept_at(path))
+        ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        if isinstance(ledger._db, SqliteFile):
-            ledger._db.connection.execute("PRAGMA synchronous = OFF")
+        ledger._db.connection.execute("PRAGMA synchronous = OFF")
         self.ctx = Context(ledger, POLICY, self.clock, self.home, env={})
         self.ctx._backends["slurm"] = MortalEngine(self.queue, self.fuse)  # type: ignore[assignment]
 

@@ -222,35 +222,6 @@ class Hosts(Frozen):
     bring_uv: bool = False
 
 
-class LedgerServer(Frozen):
-    """The PostgreSQL server that keeps the ledger; without a `host` it is a SQLite file. No variable sets any of it.
-
-    `host` is a name, or the folder of a Unix socket. Every host but this machine has to show a certificate for its
-    name, signed by an authority of `ca_file` or of the system. The password is the first line of `password_file`, or
-    comes from libpq's own `~/.pgpass`; it is never in this file.
-    """
-
-    host: str = Field(default="", max_length=255)
-    port: int = Field(default=5432, ge=1, le=65_535)
-    database: str = Field(default="gpuwarden", min_length=1, max_length=63)
-    user: str = Field(default="gpuwarden", min_length=1, max_length=63)
-    schema_name: str = Field(default="gpuwarden", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
-    password_file: str = Field(default="", max_length=4096)
-    ca_file: str = Field(default="", max_length=4096)
-
-    @field_validator("host")
-    @classmethod
-    def _one_host(cls, host: str) -> str:
-        if re.search(r"[\s,@?=']|://", host):
-            raise ValueError("host is one name, address or folder; user, port and database have their own settings")
-        return host
-
-    @property
-    def on_this_machine(self) -> bool:
-        """Return whether nothing that is sent leaves this machine."""
-        return self.host.startswith("/") or self.host in {"localhost", "127.0.0.1", "::1"}
-
-
 class Telemetry(Frozen):
     """The OpenTelemetry collector that spans and metrics are sent to. Only the policy file sets it, never a variable.
 
@@ -312,7 +283,6 @@ class Policy(Frozen):
     local: Local = Local()
     hosts: Annotated[Hosts, FILE_ONLY] = Hosts()
     ending: Annotated[Ending, FILE_ONLY] = Ending()
-    ledger: Annotated[LedgerServer, FILE_ONLY] = LedgerServer()
     team: Annotated[Team, FILE_ONLY] = Team()
     telemetry: Annotated[Telemetry, FILE_ONLY] = Telemetry()
     sign_in: Annotated[SignIn, FILE_ONLY] = SignIn()

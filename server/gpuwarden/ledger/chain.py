@@ -12,12 +12,16 @@ import hashlib
 import json
 import os
 import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from gpuwarden.ledger.database import COLUMNS, Query
-
+Row = tuple[Any, ...]
+Query = Callable[[str], Iterator[Row]]
+"""Yield the rows of a query one by one; the events of a ledger may not fit into memory."""
+COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
+"""Columns of an event that its hash covers."""
 GENESIS: Final = "0" * 64
 """Used as the hash before the first event."""
 _LOST: Final = "lost"
@@ -25,7 +29,7 @@ _WIDTH: Final = 96
 """Bytes of the head file: fixed, so that one small write in place replaces it."""
 
 
-def link(before: str, row: tuple[Any, ...]) -> str:
+def link(before: str, row: Row) -> str:
     """Hash one event, whose columns are in the order of `COLUMNS`, over the hash of the event before it."""
     text = json.dumps([before, *row], ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -1,66 +1,115 @@
-"""Describe what a database must offer to be the home of a ledger. The tables and what follows from events are equal.
-
-Queries are written once, in `reading.py`, in the SQL that every home understands, with `?` where a value goes. What
-each home says in its own words (the schema, an insert, a lock, JSON) is in the module of that home.
-"""
+"""Keep the ledger in one SQLite file. `opening.py` opens it; its locks are files in a folder beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Final, Protocol
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-Row = tuple[Any, ...]
-Query = Callable[[str], Iterator[Row]]
-"""Yield the rows of a query one by one; the events of a ledger may not fit into memory."""
-COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
-"""Columns of an event that its hash covers."""
+from gpuwarden.core.errors import LedgerError
+from gpuwarden.ledger.chain import Query, Row
+from gpuwarden.ledger.failures import translated
+from gpuwarden.ledger.migrate import INSERT
+from gpuwarden.private import private_folder
 
-
-class Held(Protocol):
-    """A lock that this process has."""
-
-    def release(self) -> None:
-        """Let others have it."""
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 
-class Database(Protocol):
-    """One open database. Every method raises `LedgerError` for what the database can't do."""
+class Database:
+    """One file that is open. `behind`: there was no room to read what is in its write-ahead log.
 
-    readable_only: str | None
-    """Why it can't be written; None where it can."""
-    behind: bool
-    """The newest events may be missing."""
-    ended_leases: ClassVar[str]
-    """SQL of the rows of `EndedLease` after a time."""
-    jobs_of_script: ClassVar[str]
-    """SQL of the subjects of jobs: those in a state with a script's digest, then those in a state without any."""
+    Every method raises `LedgerError` for what SQLite or the file system can't do.
+    """
 
-    @property
-    def name(self) -> str:
-        """Return the path or the address, for people; a secret is never part of it."""
-
-    @property
-    def in_transaction(self) -> bool:
-        """Return whether a transaction is open."""
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, readable_only: str | None = None, *, behind: bool = False
+    ) -> None:
+        self.path = path
+        self.connection = connection
+        self.readable_only = readable_only
+        self.behind = behind
+        self._file = _identity(path)
 
     def in_place(self) -> bool:
-        """Return whether what was opened is still where it was."""
+        """Return whether the path is still the file that was opened."""
+        return self._file is None or _identity(self.path) == self._file
 
     def rows(self, sql: str, *values: object) -> list[Row]:
         """Return the rows of a query."""
+        with translated(self.path):
+            return self.connection.execute(sql, values).fetchall()
 
-    def snapshot(self) -> AbstractContextManager[Query]:
-        """Let a query see one state of the database, whatever others add meanwhile."""
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Query]:
+        """Let a query see one state of the file, over a connection of its own."""
+        uri = f"{self.path.resolve().as_uri()}?mode=ro"
+        with translated(self.path):
+            db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)
+            with contextlib.closing(db):
+                db.execute("BEGIN")
+                yield db.execute
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Keep other writers out, and commit at the end or take everything back."""
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Take the file's write lock, and commit at the end or take everything back."""
+        with translated(self.path):
+            self._check_writable()
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                raise
 
     def insert(self, row: Row) -> bool:
         """Add an event with its hash. False where its number, or its kind and token, are in the ledger already."""
+        with translated(self.path):
+            try:
+                self.connection.execute(INSERT, row)
+            except sqlite3.IntegrityError as clash:
+                if "UNIQUE" not in str(clash):
+                    raise
+                return False
+        return True
 
-    def lock(self, name: str) -> Held | None:
-        """Take a lock that ends with this process at the latest; None while somebody else has it."""
+    def lock(self, name: str) -> FileLock | None:
+        """Take the lock on a file, which the kernel releases when the process dies; None while somebody has it."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(private_folder(self.path.parent / "locks") / f"{name}.lock", mode=0o600)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return None
+        return lock
 
     def close(self) -> None:
-        """Close the database and give every lock back."""
+        """Close the file."""
+        self.connection.close()
+
+    def _check_writable(self) -> None:
+        """Raise `LedgerError` where a write would be lost."""
+        if self.readable_only is not None:
+            raise LedgerError(
+                f"the ledger {self.path} can't be written: {self.readable_only}",
+                "Free some disk space or mend its permissions, then start gpuwarden again; nothing was launched.",
+            )
+        if not self.in_place():
+            raise LedgerError(
+                f"the ledger {self.path} was moved, removed or replaced while it was open; nothing was written",
+                "Bring the file back, then start gpuwarden again. Rented machines may be billing.",
+            )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.ledger.chain import GENESIS, Break, Head, link
-from gpuwarden.ledger.database import COLUMNS, Query
+from gpuwarden.ledger.chain import COLUMNS, GENESIS, Break, Head, Query, link
 from gpuwarden.people import person_of
 
 _NAMES: Final = tuple(COLUMNS.split(", "))

@@ -1,4 +1,4 @@
-"""Translate the errors of SQLite, of PostgreSQL and of the file system into `LedgerError`."""
+"""Translate the errors of SQLite and of the file system into `LedgerError`."""
 
 from __future__ import annotations
 
@@ -45,24 +45,6 @@ def damaged(what: str, why: object) -> LedgerError:
         f"the ledger is damaged at {what} ({line(why, 120)}); nothing was written to it",
         "Bring a copy of it back if you have one. Rented machines may be billing; see their consoles.",
     )
-
-
-def explain_postgresql(name: str, error: Exception) -> tuple[str, Hint]:
-    """Return what a PostgreSQL server could not do with the ledger, and what to do next."""
-    state, said = getattr(error, "sqlstate", None) or "", line(str(error), 300)
-    if state.startswith("28") or state in {"42501", "3D000"}:  # a role without rights, or no such database
-        return (
-            f"the ledger {name} can't be used: {said}",
-            ("Check the table [ledger] of your policy, the password, and what the role may do.", do(Action.DOCTOR)),
-        )
-    if state.startswith("53"):
-        return f"the ledger {name} can't be written: {said}", "Free some disk space on its server, then call again."
-    if state.startswith(("08", "57")) or not state:
-        return (
-            f"the ledger {name} can't be reached: {said}",
-            ("Check that its server runs. Rented machines may be billing; see their consoles.", do(Action.RETRY)),
-        )
-    return f"the ledger {name} answered: {said}", (do(Action.RETRY), do(Action.DOCTOR, "if it stays"))
 
 
 def _code(error: sqlite3.Error) -> int:

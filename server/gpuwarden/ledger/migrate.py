@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
-from gpuwarden.ledger.chain import GENESIS, link
-from gpuwarden.ledger.database import COLUMNS, Query
+from gpuwarden.ledger.chain import COLUMNS, GENESIS, Query, link
 
 APPLICATION_ID: Final = 0x67707577  # "gpuw"
 VERSION: Final = 3

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.chain import GENESIS, Head, HeadFile
+from gpuwarden.ledger.database import Database
 from gpuwarden.ledger.failures import may_be_read, translated
 from gpuwarden.ledger.migrate import APPLICATION_ID, VERSION, create, migrate
-from gpuwarden.ledger.sqlite import SqliteFile
 from gpuwarden.ledger.traces import traces
 from gpuwarden.private import private_file, private_folder
 
 
-def open_sqlite(path: Path, head: HeadFile) -> SqliteFile:
+def open_database(path: Path, head: HeadFile) -> Database:
     """Open a ledger. Raises `LedgerError` for what is not a ledger, is newer than this code, or can't be read."""
     with translated(path):
         private_folder(path.parent)
@@ -41,7 +41,7 @@ def _closed_on_error(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def _for_writing(path: Path, head: HeadFile) -> SqliteFile:
+def _for_writing(path: Path, head: HeadFile) -> Database:
     db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     with _closed_on_error(db):
         db.execute("PRAGMA busy_timeout = 30000")
@@ -53,7 +53,7 @@ def _for_writing(path: Path, head: HeadFile) -> SqliteFile:
             _prepare(db, path, head)
         elif db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise _foreign(path)
-    return SqliteFile(path, db)
+    return Database(path, db)
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
@@ -88,14 +88,14 @@ def _prepare(db: sqlite3.Connection, path: Path, head: HeadFile) -> None:
         raise
 
 
-def _for_reading(path: Path, why: str, error: sqlite3.Error) -> SqliteFile:
+def _for_reading(path: Path, why: str, error: sqlite3.Error) -> Database:
     """Open a ledger that can't be written. Without room for its shared memory, what is in the WAL can't be seen."""
     uri = path.resolve().as_uri()
     wal = path.with_name(f"{path.name}-wal")
     for mode, behind in (("mode=ro", False), ("mode=ro&immutable=1", wal.exists() and wal.stat().st_size > 0)):
         db = sqlite3.connect(f"{uri}?{mode}", uri=True, timeout=5, isolation_level=None, check_same_thread=False)
         with contextlib.suppress(sqlite3.Error), _closed_on_error(db):
-            return SqliteFile(path, _at_present(db, path), why, behind=behind)
+            return Database(path, _at_present(db, path), why, behind=behind)
     raise error
 
 

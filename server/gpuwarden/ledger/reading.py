@@ -10,7 +10,8 @@ from collections.abc import Collection
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
-from gpuwarden.ledger.database import COLUMNS, Database
+from gpuwarden.ledger.chain import COLUMNS
+from gpuwarden.ledger.database import Database
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertRaised, Body, kinds_of
 
@@ -170,7 +171,16 @@ class Reader:
 
     def ended_leases(self, since: float) -> list[EndedLease]:
         """Return the leases whose machines are gone and whose meters stopped after a time, the earliest first."""
-        return [EndedLease(*row) for row in self._db.rows(self._db.ended_leases, since)]
+        sql = (
+            "SELECT substr(c.subject, 7), c.job, c.platform, coalesce((SELECT json_extract(a.body, '$.spec.project') "
+            "FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' LIMIT 1), ''), "
+            "coalesce((SELECT a.actor FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' "
+            "LIMIT 1), ''), "
+            "c.opened, c.since, json_extract(e.body, '$.cost_usd') "
+            "FROM current c JOIN events e ON e.seq = c.seq WHERE c.machine = 'lease' AND c.state = 'stopped' "
+            "AND c.since > ? AND c.rest IS NOT 'stopped' ORDER BY c.since"
+        )
+        return [EndedLease(*row) for row in self._db.rows(sql, since)]
 
     def platforms(self) -> list[str]:
         """Return every platform that a machine was rented from."""
@@ -182,7 +192,12 @@ class Reader:
 
     def jobs_of_script(self, digest: str, state: str) -> list[str]:
         """Return the subjects of the jobs in a state that have a script, and of those whose script is not recorded."""
-        return [row[0] for row in self._db.rows(self._db.jobs_of_script, state, digest, state)]
+        sql = (
+            "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script = ? UNION ALL SELECT subject "
+            # SQLite believes that NULL is frequent, and would go over all jobs in the state.
+            "FROM current INDEXED BY current_by_script WHERE machine = 'job' AND state = ? AND script IS NULL"
+        )
+        return [row[0] for row in self._db.rows(sql, state, digest, state)]
 
     def leases_of_instance(self, instance_id: str) -> list[str]:
         """Return the subjects of the leases whose machine was last seen under a provider's id, oldest first."""

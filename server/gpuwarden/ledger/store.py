@@ -1,4 +1,4 @@
-"""Event store: events that are added and never changed, in a SQLite file or on a PostgreSQL server.
+"""Event store: events that are added and never changed, in a SQLite file.
 
 A move of a state machine is checked against the present state inside the same transaction that records it, so two
 processes can't both make it. Callers commit an intent here *before* they call the network, and the outcome after.
@@ -10,22 +10,22 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import Conflict
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.policy import LedgerServer
 from gpuwarden.core.states import Job, Lease, Teardown, check_move
-from gpuwarden.ledger.chain import GENESIS, Head, HeadFile, link
-from gpuwarden.ledger.database import Database, Held, Query
+from gpuwarden.ledger.chain import GENESIS, Head, HeadFile, Query, link
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import Body
-from gpuwarden.ledger.opening import open_sqlite
-from gpuwarden.ledger.postgresql import open_postgresql
+from gpuwarden.ledger.opening import open_database
 from gpuwarden.ledger.reading import Reader
 from gpuwarden.ledger.trouble import Trouble, trouble_of
 from gpuwarden.people import acting
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 B = TypeVar("B", bound=Body)
 _MACHINES: Final = {"job": (Job, Job.DRAFT), "lease": (Lease, Lease.NONE), "teardown": (Teardown, None)}
@@ -34,11 +34,10 @@ _MACHINES: Final = {"job": (Job, Job.DRAFT), "lease": (Lease, Lease.NONE), "tear
 class Ledger(Reader):
     """One ledger. Open it in as many processes as you like.
 
-    Where it can't be opened for writing it is opened for reading, and every write raises `LedgerError`. It is the file
-    at `path`, or on a PostgreSQL server; the head file is beside `path` in both cases, and each machine has its own.
+    Where it can't be opened for writing it is opened for reading, and every write raises `LedgerError`.
     """
 
-    def __init__(self, path: Path, clock: Clock, actor: str = "cli", server: LedgerServer | None = None) -> None:
+    def __init__(self, path: Path, clock: Clock, actor: str = "cli") -> None:
         self.path = path
         self.clock = clock
         self.actor = actor
@@ -46,10 +45,7 @@ class Ledger(Reader):
         self._tail: Head | None = None
         self._before = Head(0, GENESIS)
         """The last event before the present transaction, where it has recorded one."""
-        kept: Database = (
-            open_postgresql(server, self._head) if server and server.host else open_sqlite(path, self._head)
-        )
-        super().__init__(kept)
+        super().__init__(open_database(path, self._head))
         try:
             self._sound = self.readable_only is None and self.trouble() is None
             # A head is never written over lost events: the loss would be forgotten.
@@ -58,11 +54,6 @@ class Ledger(Reader):
         except BaseException:
             self.close()
             raise
-
-    @property
-    def name(self) -> str:
-        """Return where the ledger is, for people."""
-        return self._db.name
 
     @property
     def acting(self) -> str:
@@ -78,7 +69,7 @@ class Ledger(Reader):
         """Return what makes this ledger's word doubtful, such as events that are lost; None where nothing does."""
         return trouble_of(self._db, self._head)
 
-    def lock(self, name: str) -> Held | None:
+    def lock(self, name: str) -> FileLock | None:
         """Take a lock that all processes on this ledger share; None while another one has it."""
         return self._db.lock(name)
 
@@ -95,8 +86,8 @@ class Ledger(Reader):
         try:
             with self._db.transaction():
                 yield
-                # A server can be restored from a backup while this process runs, and a file can be copied over. The
-                # head is the event before, unless another process wrote in between: then it is looked for.
+                # The file can be copied over while this process runs. The head is the event before, unless another
+                # process wrote in between: then it is looked for.
                 kept = self._head.read() if self._tail else None
                 self._sound &= kept is None or kept == self._before or not kept.seq or self.has(kept)
         except BaseException:
@@ -110,7 +101,7 @@ class Ledger(Reader):
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Record several events together or not at all. No network call belongs inside."""
-        if self._db.in_transaction:
+        if self._db.connection.in_transaction:
             yield
             return
         with self._transaction():

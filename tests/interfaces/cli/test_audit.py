@@ -18,12 +18,11 @@ from gpuwarden.ledger.chain import Break, Head
 from gpuwarden.ledger.export import check_lines, export_lines
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.people import acting_as
-from postgres_kit import Homes
 
 
 @pytest.fixture
-def ledger(homes: Homes, tmp_path: Path) -> Ledger:
-    made = homes.open(tmp_path / "ledger.db", FakeClock(), "http/root")
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(tmp_path / "ledger.db", FakeClock(), "http/root")
     made.append("job/j1", "job.accepted", {"name": "größe\u2028 \x00", "n": [1, 2.5, None, 1e-7]}, state=Job.ACCEPTED)
     for person in ("alice", "bob"):
         with acting_as(person):

@@ -29,7 +29,7 @@ from gpuwarden.lifecycle.monitoring.overview import glance, job_page
 from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
 from gpuwarden.lifecycle.monitoring.wait import MOST_S, wait
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
-from grown_ledger import Grown, steps
+from grown_ledger import grown, steps
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0
@@ -279,7 +279,7 @@ def test_the_watch_is_a_live_screen_on_a_terminal(life: Life, home: Path) -> Non
 # ------------------------------------------------------------------------------------------------------------ growth
 
 
-def test_jobs_that_ended_before_this_month_cost_no_glance_more(grown: Grown, tmp_path: Path) -> None:
+def test_jobs_that_ended_before_this_month_cost_no_glance_more(tmp_path: Path) -> None:
     def cost(jobs: int) -> int:
         house = grown(tmp_path / str(jobs), "vastai", jobs)
         house.clock.time += 32 * 24 * HOUR

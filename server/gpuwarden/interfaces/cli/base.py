@@ -154,7 +154,7 @@ def tell_what_waits() -> None:
 
     with contextlib.suppress(WardenError, OSError):  # the command itself has been answered
         config = load_config()
-        if _RUN.ctx is None and not config.policy.ledger.host and not (config.home / "ledger.db").exists():
+        if _RUN.ctx is None and not (config.home / "ledger.db").exists():
             return
         for text in screen.pending(what_waits(_RUN.ctx or open_context())):
             console.out.print(text, soft_wrap=True)

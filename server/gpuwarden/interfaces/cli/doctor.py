@@ -66,7 +66,7 @@ async def examine_ledger() -> LedgerReply:
     """Walk the ledger's whole chain of hashes and compare what follows from it. Raises LedgerError without a ledger."""
     ctx = open_context("doctor")
     found = await to_thread.run_sync(audit, ctx.ledger)
-    reply = LedgerReply(path=ctx.ledger.name, events=ctx.ledger.count())
+    reply = LedgerReply(path=str(ctx.ledger.path), events=ctx.ledger.count())
     doubt = ctx.ledger.trouble()
     if found.broken is not None:
         at = found.broken
@@ -182,7 +182,7 @@ def _ledger(config: Config) -> CheckedReply:
         return CheckedReply(what="ledger", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
     usual = usual_homes()
     other = "" if absolute(config.home) in usual else f"; not the usual one, which is in {usual[0]}"
-    return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.name}, {ctx.ledger.count()} events{other}")
+    return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events{other}")
 
 
 def _notes() -> CheckedReply:

@@ -231,7 +231,6 @@ def _told(config: Config, settings: list[Path]) -> str:
         servers_folder().parent,
         config.home / "ledger.db",
         config.home / "ledger.head",
-        config.home / "live_runs.json",
         config.home / RECORD,
         config.policy_file,
         config.policy_file.parent / "profiles",

@@ -27,15 +27,10 @@ def rules_from(config: str, client: str) -> Rules:
 
 
 def live_runs(home: str) -> tuple[str, ...]:
-    """Return the run folders of jobs that are not over, read from the ledger; none when it can't be read.
-
-    Where the ledger is on a server, whatever writes to it from this machine leaves them in a file.
-    """
-    found: set[str] = set()
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        found |= {os.path.normpath(run) for run in json.loads((Path(home) / "live_runs.json").read_text("utf-8"))}
+    """Return the run folders of jobs that are not over, read from the ledger; none when it can't be read."""
     with contextlib.suppress(sqlite3.Error, OSError, ValueError, TypeError):
         uri = (Path(home) / "ledger.db").resolve().as_uri() + "?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=2)) as db:
-            found |= {os.path.normpath(row[0]) for row in db.execute("SELECT run_dir FROM live_runs").fetchall()}
-    return tuple(found)
+            found = {os.path.normpath(row[0]) for row in db.execute("SELECT run_dir FROM live_runs").fetchall()}
+            return tuple(found)
+    return ()
