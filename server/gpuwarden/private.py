@@ -11,8 +11,6 @@ import os
 import stat
 from pathlib import Path
 
-from gpuwarden.core.errors import DiskError
-
 STATE = "gpuwarden"
 LEDGER = "ledger.db"
 
@@ -40,17 +38,6 @@ def private_file(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISREG(path.lstat().st_mode):
             _close(path, 0o600)
-
-
-def read_private(file: str, what: str) -> str:
-    """Return the text of a file with a secret. Raises DiskError where others may read it, or nobody can."""
-    path = Path(file).expanduser()
-    try:
-        if os.name == "posix" and path.stat().st_mode & 0o077:
-            raise DiskError(f"others may read the {what} in {path}", f"chmod 600 {path}")
-        return path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise DiskError(f"the {what} can't be read from {path} ({type(error).__name__})", "Write it there.") from None
 
 
 def write_private(path: Path, content: str | bytes) -> None:

@@ -85,7 +85,7 @@ def looser(path: str, filed: Any, asked: Any) -> bool:
     if path == "approval.channels":
         return not set(asked) <= set(filed)
     if (
-        path.startswith(("rehearsal_caps.", "ledger.", "team.", "telemetry.", "sign_in."))
+        path.startswith(("rehearsal_caps.", "ledger.", "team."))
         or path == "approval.pin_hash"
         or "_url" in path
         or path == "watch.desktop"

@@ -222,31 +222,6 @@ class Hosts(Frozen):
     bring_uv: bool = False
 
 
-class Telemetry(Frozen):
-    """The OpenTelemetry collector that spans and metrics are sent to. Only the policy file sets it, never a variable.
-
-    `headers_file` has one `Name: value` a line, such as the collector's key; it is in no other place.
-    """
-
-    otlp_url: Address = None
-    headers_file: str = Field(default="", max_length=4096)
-
-
-class SignIn(Frozen):
-    """The OpenID Connect provider at which people sign in to the page. Only the policy file sets it, never a variable.
-
-    A person's name is the value of `claim`; `email` has to be verified by the provider. Those whose name is one of
-    `allowed`, or matches a pattern of it such as `*@example.org`, get in and may read. A client without a secret is a
-    public one; PKCE is used with both.
-    """
-
-    issuer: Address = None
-    client_id: str = Field(default="gpuwarden", min_length=1, max_length=255)
-    client_secret_file: str = Field(default="", max_length=4096)
-    claim: Literal["email", "sub", "preferred_username"] = "email"
-    allowed: tuple[Annotated[str, Field(min_length=1, max_length=255)], ...] = Field(default=(), max_length=1_000)
-
-
 class Allowance(Frozen):
     """Caps of one person, or of one project, in US dollars; None adds no cap."""
 
@@ -284,8 +259,6 @@ class Policy(Frozen):
     hosts: Annotated[Hosts, FILE_ONLY] = Hosts()
     ending: Annotated[Ending, FILE_ONLY] = Ending()
     team: Annotated[Team, FILE_ONLY] = Team()
-    telemetry: Annotated[Telemetry, FILE_ONLY] = Telemetry()
-    sign_in: Annotated[SignIn, FILE_ONLY] = SignIn()
 
     def allows(self, platform: str) -> bool:
         """Return whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""

@@ -1,4 +1,4 @@
-"""Commands that hand the ledger on to an auditor or a collector: audit export, check, send."""
+"""Commands that hand the ledger on to an auditor: audit export, check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context
 
 @cli.group()
 def audit() -> None:
-    """Hand the ledger on, to an auditor or a collector."""
+    """Hand the ledger on, to an auditor."""
 
 
 @audit.command()
@@ -84,21 +84,3 @@ def check(file: Path, as_json: bool) -> int:
         return answer(Result(ok=False, code="incomplete", message=text, hint=hint), as_json, "message")
     text = f"{file} is whole up to event {last.seq}, hash {last.hash}." if last else f"{file} has no event."
     return answer(Result(message=text), as_json, "message")
-
-
-@audit.command()
-@JSON
-def send(as_json: bool) -> int:
-    """Send spans and metrics to the OpenTelemetry collector of your policy, once; gpuwarden serve does it by itself."""
-    from gpuwarden.core.plural import counted
-    from gpuwarden.interfaces.results import Result
-    from gpuwarden.lifecycle.monitoring import telemetry
-
-    ctx, spans, more = open_context(), 0, True
-    if ctx.policy.telemetry.otlp_url is None:
-        raise BadRequest("the policy names no collector", "Set otlp_url in the table [telemetry] of your policy.")
-    while more:
-        message = telemetry.gather(ctx)
-        telemetry.send(ctx, message)
-        spans, more = spans + len(message.spans), message.more
-    return answer(Result(message=f"{counted(spans, 'span')} and the metrics of now were sent."), as_json, "message")

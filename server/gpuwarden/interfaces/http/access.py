@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Asgi
@@ -23,8 +23,6 @@ from gpuwarden.people import acting_as
 
 OPEN: Final = frozenset({"/enter"})
 """Paths that need no principal: the one-time link that opens a browser session."""
-SIGN_IN: Final = "/signin"
-"""Address of signing in, which is open with all below it where the policy names a provider."""
 JOB_KEYS: Final = tuple(f"{prefix}_" for prefix in PREFIXES.values())
 SAFE: Final = frozenset({"GET", "HEAD"})
 CHALLENGE: Final = {"www-authenticate": 'Bearer realm="gpuwarden"'}
@@ -52,16 +50,8 @@ class Authenticate:
         if scope["type"] not in {"http", "websocket"} or scope["path"] in OPEN:
             await self.app(scope, receive, send)
             return
-        signing_in = self.serving.ctx.policy.sign_in.issuer is not None
-        if signing_in and scope["path"] in {SIGN_IN, f"{SIGN_IN}/callback"}:
-            await self.app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         found = self._who(headers)
-        navigates = scope["type"] == "http" and scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
-        if found is None and signing_in and navigates:  # a browser opens a page, rather than a page asking for data
-            await RedirectResponse(SIGN_IN, 303)(scope, receive, send)
-            return
         if found is None:
             error = AuthFailed(
                 "no valid token", "A person makes one with gpuwarden token create, or runs gpuwarden dashboard."

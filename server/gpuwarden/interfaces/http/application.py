@@ -15,22 +15,21 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from gpuwarden.core.errors import BadRequest, NotFound
-from gpuwarden.interfaces.http import contract, mcp_routes, pages, session_routes, signing_in
-from gpuwarden.interfaces.http.access import OPEN, SIGN_IN, Authenticate, Protected, ProtectedSocket
+from gpuwarden.interfaces.http import contract, mcp_routes, pages, session_routes
+from gpuwarden.interfaces.http.access import OPEN, Authenticate, Protected, ProtectedSocket
 from gpuwarden.interfaces.http.answers import error_answer
 from gpuwarden.interfaces.http.guarding import Guard
 from gpuwarden.interfaces.http.serving import Serving
 
-FEATURES: Final = (session_routes, signing_in, mcp_routes, contract, pages)
+FEATURES: Final = (session_routes, mcp_routes, contract, pages)
 """Each offers `routes(serving) -> list[BaseRoute]`, and may add to `serving.lifespans`."""
 
 
 def build(serving: Serving) -> Starlette:
-    """Return the application. Every route is Protected but the one-time link and the sign-in, which is checked here."""
+    """Return the application. Every route is Protected but the one-time link, which is checked here."""
     routes: list[BaseRoute] = [route for feature in FEATURES for route in feature.routes(serving)]
-    public = {*OPEN, SIGN_IN, signing_in.CALLBACK}
     for route in routes:
-        assert isinstance(route, Protected | ProtectedSocket) or getattr(route, "path", "") in public, route
+        assert isinstance(route, Protected | ProtectedSocket) or getattr(route, "path", "") in OPEN, route
 
     @asynccontextmanager
     async def running(_app: Starlette) -> AsyncIterator[None]:

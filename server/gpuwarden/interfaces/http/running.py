@@ -24,7 +24,6 @@ from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.interfaces.http.application import build
 from gpuwarden.interfaces.http.record import recorded
 from gpuwarden.interfaces.http.serving import Serving
-from gpuwarden.lifecycle.monitoring.telemetry import follow
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES: Final = 64 << 10
@@ -149,15 +148,6 @@ async def watching(argv: Sequence[str] = WATCH, pause_s: float = WATCH_PAUSE_S) 
                     await to_thread.run_sync(watch.wait)
 
 
-@asynccontextmanager
-async def sending(serving: Serving) -> AsyncIterator[None]:
-    """Send telemetry while the server runs."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(follow, serving.ctx)
-        yield
-        tasks.cancel_scope.cancel()
-
-
 def config_of(serving: Serving) -> uvicorn.Config:
     """Return how uvicorn runs the application: no access log, because addresses may carry secrets."""
     protocol = type("Protocol", (BoundedProtocol,), {"header_s": serving.settings.header_s})
@@ -196,8 +186,6 @@ def run(serving: Serving, listener: socket.socket, *, watch: bool = True) -> Non
     sockets = [one for one in (listener, listen_twin(listener)) if one is not None]
     if watch:
         serving.lifespans.append(watching)
-    if serving.ctx.policy.telemetry.otlp_url:
-        serving.lifespans.append(lambda: sending(serving))
     # uvicorn raises the signal that ended it once more, which must not skip what `recorded` takes back.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = serving.settings

@@ -34,8 +34,6 @@ MAX_DAYS: Final = 366
 MAX_TOKENS: Final = 200
 MAX_SESSIONS: Final = 50
 """Browser sessions that are kept; the oldest is dropped for a new one."""
-MAX_OWN_SESSIONS: Final = 10
-"""Those of one person, so that nobody who may sign in drops the sessions of the others."""
 MAX_SECRET: Final = 256
 
 
@@ -94,10 +92,6 @@ class TokenStore:
                 return None
             grants.remove(found)
         return self._add("session", "browser", ("read",), SESSION_S, found.person)[1]
-
-    def sign_in(self, person: str) -> tuple[Grant, str]:
-        """Open a session of a person whose identity somebody else has checked. Return it with its secret."""
-        return self._add("session", "browser", ("read",), SESSION_S, person)
 
     def listed(self) -> list[Grant]:
         """Return the tokens that are valid now, oldest first."""
@@ -161,8 +155,6 @@ class TokenStore:
                     raise Conflict(f"there is a token {name!r}", "Choose another name, or revoke that one first.")
                 if len(alike) >= MAX_TOKENS:
                     raise Conflict(f"there are {len(alike)} tokens", "Revoke some first.")
-            elif person and len(own := [g for g in alike if g.person == person]) >= MAX_OWN_SESSIONS:
-                grants.remove(own[0])
             elif len(alike) >= MAX_SESSIONS:
                 grants.remove(alike[0])
             grants.append(grant)

@@ -120,7 +120,6 @@ from gpuwarden.ledger.events.teardown import (
     PinWrong,
     PolicyAccepted,
     PolicyAllowed,
-    SessionOpened,
     TeardownAwaitingHuman,
     TeardownBlocked,
     TeardownNeedsHuman,
@@ -217,7 +216,6 @@ AnyEvent = Annotated[
     | PasskeyRegistered
     | PasskeyRemoved
     | PasskeyUsed
-    | SessionOpened
     | ApprovalCodeMade
     | ApprovalCodeWrong
     | ApprovalCodeUsed
@@ -354,7 +352,6 @@ __all__ = [
     "ResumeIntent",
     "ResumeRequested",
     "ScriptRehearsed",
-    "SessionOpened",
     "StartRefused",
     "SubmitIntent",
     "TeardownAwaitingHuman",

@@ -180,15 +180,6 @@ class TokenMade(Body):
     person: str = ""
 
 
-class SessionOpened(Body):
-    """A person signed in to the page at a provider, which only reads."""
-
-    event: Literal["session.opened"] = "session.opened"
-    person: str
-    issuer: str
-    channel: str = ""
-
-
 class TokenRevoked(Body):
     """A token of the HTTP server was revoked."""
 
