@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from bench.ledger import House
 
 from postgres_kit import Homes
+
+if TYPE_CHECKING:
+    from bench.ledger import House
 
 
 def steps(house: House, work: Callable[[], object]) -> int:
@@ -45,6 +47,7 @@ def steps(house: House, work: Callable[[], object]) -> int:
 @pytest.fixture
 def grown(homes: Homes) -> Callable[[Path, str, int], House]:
     """Make houses where so many jobs have ended, all of them longer than a day ago."""
+    from bench.ledger import House
 
     def grow(folder: Path, platform: str, jobs: int) -> House:
         house = House(folder, platform, homes.address(folder))
@@ -56,4 +59,4 @@ def grown(homes: Homes) -> Callable[[Path, str, int], House]:
     return grow
 
 
-Grown = Callable[[Path, str, int], House]
+Grown = Callable[[Path, str, int], "House"]
