@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests check format lint types selftest prove proofs endurance evidence gguf engines kube sky real lock newest attacks corruption bench docs picture wheel clean
+.PHONY: help demo test tests texts check format lint types selftest prove proofs endurance evidence gguf engines kube sky real lock newest attacks corruption bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test: $(READY)  ## run the quick tests
 
 tests: $(READY)
 	$(TESTS) -m "not prove" $(ARGS)
+
+texts: $(READY)  ## write tests/texts again, the golden files of what the interfaces say; review the difference
+	$(TESTS) -m "not prove" --texts $(ARGS)
 
 format: $(READY)  ## rewrite the code in the house style
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

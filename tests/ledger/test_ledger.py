@@ -17,6 +17,7 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.ledger.migrate import VERSION
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.records import read_lease
+from wording import Wording
 
 
 @pytest.fixture
@@ -54,11 +55,12 @@ def test_machines_start_where_they_must(ledger: Ledger) -> None:
         ledger.append("teardown/t1", "teardown.executing", state=Teardown.EXECUTING)
 
 
-def test_a_token_is_used_once_per_kind(ledger: Ledger) -> None:
+def test_a_token_is_used_once_per_kind(ledger: Ledger, wording: Wording) -> None:
     ledger.append("job/j1", "submit.intent", token="j1-a1")
     ledger.append("job/j1", "create.intent", token="j1-a1")
-    with pytest.raises(Conflict, match="only once"):
+    with pytest.raises(Conflict) as refused:
         ledger.append("job/j2", "submit.intent", token="j1-a1")
+    wording(refused, "submit.intent")
     used = ledger.used("submit.intent", "j1-a1")
     assert used is not None and used.subject == "job/j1"
 
@@ -164,7 +166,8 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
         Ledger(path, FakeClock())
 
 
-def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_made(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(LedgerError, match="can't be opened"):
+    with pytest.raises(LedgerError) as refused:
         Ledger(tmp_path / "file" / "ledger.db", FakeClock())
+    wording(refused)

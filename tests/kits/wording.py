@@ -1,0 +1,128 @@
+"""Compares what an interface says with the golden files in `tests/texts`, which `make texts` writes again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paths import TESTS
+
+TEXTS = TESTS / "texts"
+BETWEEN = "\n---\n"
+NUMBER = re.compile(r"(?<![A-Za-z])\d[\d.,:]*(?<=\d)")
+
+
+class Wording:
+    """Compares texts of one test with the golden file of its folder, or collects them for it."""
+
+    def __init__(self, golden: list[str] | None, temporary: Path) -> None:
+        self.golden = golden
+        self.temporary = temporary
+        self.texts: list[str] = []
+
+    def __call__(self, said: str | BaseException | pytest.ExceptionInfo[BaseException], *values: object) -> None:
+        """Compare a text or the message of an error.
+
+        Each of `values` must be in it. The golden file has `<1>`, `<2>` ... in their places, `<tmp>` for the tests'
+        folder and `#` for numbers, so that it holds wording only.
+        """
+        text = str(said.value if isinstance(said, pytest.ExceptionInfo) else said)
+        for place, value in enumerate(values, 1):
+            assert str(value) in text
+            text = text.replace(str(value), f"<{place}>")
+        text = re.sub(rf"{re.escape(str(self.temporary))}[^\s'\"`),;]*", "<tmp>", text)
+        text = NUMBER.sub("#", text)
+        text = "\n".join(line.rstrip() for line in text.strip().splitlines())
+        self.texts.append(text)
+        if self.golden is not None:
+            golden = dict(enumerate(self.golden, 1)).get(len(self.texts))
+            assert text == golden, "another wording: if it is better, run `make texts`"
+
+
+def file_of(nodeid: str) -> tuple[Path, str]:
+    """Return a test's golden file and its key there."""
+    module, _, name = nodeid.removeprefix("tests/").partition("::")
+    folders = module.split("/")[:-1]
+    folder = folders[1] if folders[0] == "interfaces" and len(folders) > 1 else folders[0]
+    return TEXTS / f"{folder}.txt", f"{module.rsplit('/', 1)[-1].removesuffix('.py')}::{name}"
+
+
+def read(file: Path) -> dict[str, str]:
+    """Return the texts of a golden file by their tests."""
+    parts = re.split(r"^== (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE) if file.exists() else [""]
+    return {key: text.rstrip("\n") for key, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def write(file: Path, texts: dict[str, str]) -> None:
+    """Write a golden file, sorted by the tests' names."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join(f"== {key}\n{texts[key]}\n" for key in sorted(texts)), encoding="utf-8")
+
+
+class Regenerating:
+    """Collects the texts of all workers, and writes them at the end."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.nodeids: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Remember every test that there is, before some are left out."""
+        self.nodeids |= {item.nodeid for item in items}
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Give the texts to the controller, or write them."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput |= {"texts": self.texts, "nodeids": sorted(self.nodeids)}
+            return
+        there = {file_of(nodeid) for nodeid in self.nodeids}
+        whole = not any(
+            "::" in argument for argument in session.config.args
+        )  # of each module, every test was collected
+        modules = {(file, key.partition("::")[0]) for file, key in there} if whole else set()
+        for file in {file for file, _ in there}:
+            kept = {
+                key: text
+                for key, text in read(file).items()
+                if (file, key) in there or (file, key.partition("::")[0]) not in modules
+            }
+            fresh = {
+                key: text for nodeid, text in self.texts.items() for home, key in [file_of(nodeid)] if home == file
+            }
+            if kept or fresh:
+                write(file, kept | fresh)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the texts of a worker that has ended."""
+        output = getattr(node, "workeroutput", {})
+        self.texts |= output.get("texts", {})
+        self.nodeids |= set(output.get("nodeids", ()))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--texts`."""
+    parser.addoption("--texts", action="store_true", help="write tests/texts again with what the tests see")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect texts if they are to be written."""
+    if config.getoption("--texts"):
+        config.pluginmanager.register(Regenerating(), "regenerating")
+
+
+@pytest.fixture
+def wording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wording]:
+    """Compare what an interface says with the golden file of the test's folder."""
+    regenerating = request.config.pluginmanager.get_plugin("regenerating")
+    file, key = file_of(request.node.nodeid)
+    golden = None if regenerating else read(file).get(key, "").split(BETWEEN)
+    compared = Wording(golden, tmp_path_factory.getbasetemp())
+    yield compared
+    if regenerating and compared.texts:
+        regenerating.texts[request.node.nodeid] = BETWEEN.join(compared.texts)
