@@ -13,7 +13,7 @@ from paths import TESTS
 
 TEXTS = TESTS / "texts"
 BETWEEN = "\n---\n"
-NUMBER = re.compile(r"(?<![A-Za-z])\d[\d.,:]*(?<=\d)")
+NUMBER = re.compile(r"(?<![A-Za-z<])\d[\d.,:]*(?<=\d)")
 
 
 class Wording:
