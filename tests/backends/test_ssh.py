@@ -24,6 +24,7 @@ from gpuwarden.remote.ssh.session import Session
 from gpuwarden.remote.transfer.receive import receive
 from sshd import Sshd, keygen
 from waiting import eventually
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -44,26 +45,29 @@ class TestSsh(BackendContract):
     pass
 
 
-async def test_first_contact_names_the_key_and_looks_around(backend: SshBackend, place: Place, sshd: Sshd) -> None:
+async def test_first_contact_names_the_key_and_looks_around(
+    backend: SshBackend, place: Place, sshd: Sshd, wording: Wording
+) -> None:
     fresh = SshBackend(SystemClock(), config=sshd.config)
     findings = await fresh.check(place)
     assert findings[0].severity is Severity.INFO
-    assert "first contact" in findings[0].message and fingerprint(sshd.host_key) in findings[0].message
+    wording(findings[0].message, fingerprint(sshd.host_key))
     assert {"PF-GPU-001", "PF-HOST-003"} <= {f.rule for f in findings}
     pinned = place.model_copy(update={"host_key": sshd.host_key})
-    assert "the known host key" in (await fresh.check(pinned))[0].message
+    wording((await fresh.check(pinned))[0].message, fingerprint(sshd.host_key))
     await fresh.aclose()
 
 
 async def test_a_machine_with_another_key_is_an_error_and_gets_nothing(
-    place: Place, sshd: Sshd, tmp_path: Path
+    place: Place, sshd: Sshd, tmp_path: Path, wording: Wording
 ) -> None:
     keygen(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     fresh = SshBackend(SystemClock(), config=sshd.config)
     changed = place.model_copy(update={"host_key": other})
     (finding,) = await fresh.check(changed)
-    assert finding.severity is Severity.ERROR and "changed" in finding.message
+    assert finding.severity is Severity.ERROR
+    wording(finding.message, fingerprint(other), fingerprint(sshd.host_key))
     with pytest.raises(HostKeyChanged):
         await fresh.submit(shell("true"), changed, "t-evil", secrets={})
     assert not (tmp_path / "runs").exists()

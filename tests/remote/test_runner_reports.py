@@ -22,6 +22,7 @@ from gpuwarden.remote.runner.reports import ALERTS_PATH, METRICS_PATH
 from gpuwarden.remote.runner.spool import Spool, parse_lines, read_lines, spool_path
 from runner_kit import call, ended, linux, log, order, until
 from waiting import eventually
+from wording import Wording
 
 KEYS = {"GPUWARDEN_REPORT_TOKEN": "gwj_metrics-token", "GPUWARDEN_REPORT_KEY": "gwk_alerts-key"}
 POSTS = """
@@ -160,7 +161,7 @@ def test_without_a_network_there_is_no_address(folder: Path) -> None:
     assert log(folder).split() == ["False", "False"]
 
 
-def test_the_runner_reports_what_it_sees(folder: Path) -> None:
+def test_the_runner_reports_what_it_sees(folder: Path, wording: Wording) -> None:
     text = """
 with open(env["GPUWARDEN_METRICS"], "a") as file:
     file.write('{"step": 1, "loss": 2.0}\\n{"step": 2, "loss": NaN, "timestamp": "2026-01-01T00:00:00Z"}\\n')
@@ -176,7 +177,7 @@ sys.exit(3)
     alerts = {one["body"]["type"]: one["body"] for one in found if one["kind"] == "alerts"}
     assert set(alerts) == {"job_started", "gpu_oom", "job_failed"}
     assert {body["source"] for body in alerts.values()} == {"runner"}
-    assert alerts["job_failed"]["error_message"] == "exit code 3"
+    wording(alerts["job_failed"]["error_message"], 3)
 
 
 @pytest.mark.parametrize(

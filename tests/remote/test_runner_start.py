@@ -60,5 +60,4 @@ def test_a_status_that_makes_no_sense_launches_nothing(folder: Path) -> None:
 def test_a_command_that_does_not_exist_is_a_failed_job(folder: Path) -> None:
     assert call("start", folder, order(["/no/such/program"]))["ok"]
     seen = ended(folder)
-    assert (seen["state"], seen["exit_code"]) == ("failed", 127)
-    assert "could not be started" in seen["why"]
+    assert (seen["state"], seen["reason"], seen["exit_code"]) == ("failed", "not_started", 127)

@@ -190,7 +190,7 @@ async def test_output_that_is_no_text_comes_through(box: Ssh) -> None:
 
 async def test_a_flood_is_cut_and_ended(box: Ssh, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    with pytest.raises(BadReply, match="more than 1,000,000 bytes"):
+    with pytest.raises(BadReply, match="1,000,000"):
         await box.run(["sh", "-c", f"echo $$ > {pid_file}; exec yes"], limit=1_000_000)
     eventually(lambda: gone(int(pid_file.read_text())))
 
@@ -210,7 +210,7 @@ async def test_stdin_that_nobody_reads(box: Ssh) -> None:
 async def test_a_timeout_ends_the_far_group(box: Ssh, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"trap '' HUP; sleep 1000 & echo $$ $! > {pids}; wait"
-    with pytest.raises(Unreachable, match="no answer in 1 s"):
+    with pytest.raises(Unreachable, match=r"\b1 s\b"):
         await box.run(["sh", "-c", script], timeout_s=1)
     eventually(lambda: all(gone(int(p)) for p in pids.read_text().split()))
 
@@ -244,7 +244,7 @@ async def test_leaving_a_stream_ends_the_far_process(box: Ssh, tmp_path: Path) -
 
 async def test_a_stream_says_how_it_ended(box: Ssh) -> None:
     got = b""
-    with pytest.raises(CommandFailed, match="exit code 3: broken") as failed:
+    with pytest.raises(CommandFailed, match="broken") as failed:
         async for chunk in box.stream(["sh", "-c", "echo part; echo broken >&2; exit 3"]):
             got += chunk
     assert got == b"part\n"
