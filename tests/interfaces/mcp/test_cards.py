@@ -316,10 +316,9 @@ async def test_a_host_draws_a_job(tmp_path: Path, theme: str) -> None:
         for part in (
             "llama-8b-lora",
             "running",
-            "2,310 of 5,000",
-            "Outputs declared",
-            "Digests equal",
-            "bills $2.49/h",
+            "2,310",
+            "5,000",
+            "$2.49/h",
         ):
             assert part in text, part
         assert await window.card.evaluate("document.querySelector('[data-drawn=curve]').getTotalLength()") > 300
@@ -359,7 +358,7 @@ async def test_a_host_draws_the_machines(tmp_path: Path, width: int) -> None:
     async with shown("machines", result, "dark", width) as window:
         await window.until("!document.querySelector('main').hidden")
         text = await window.card.inner_text("main")
-        for part in ("llama-8b-lora on vastai", "pod-81c2", "$8.85/h", "evidence: outputs declared"):
+        for part in ("llama-8b-lora", "vastai", "pod-81c2", "$8.85/h"):
             assert part in text, part
         assert await window.card.evaluate("document.querySelectorAll('svg.spark:not([hidden])').length") == 2
         await window.picture(f"machines-{width}")
