@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from doors import PLATFORM, answer, in_process, quick_warden
+from gpuwarden.interfaces.cli import console
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
 from wording import Wording
 
@@ -24,6 +26,7 @@ with open("out/result.json", "w") as file:
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
+    monkeypatch.setattr(console, "out", Console(width=100, highlight=False))
     Path("train.py").write_text(SCRIPT)
     return "train.py"
 

@@ -52,7 +52,7 @@ def test_search_on_the_command_line(home: Path, wording: Wording) -> None:
     assert "gpuwarden search ID" in body["hint"] and "cause" not in body
     nothing = in_process(home, "search", "plum cake recipe")
     assert nothing.returncode == 0
-    wording(nothing.stdout)
+    wording(" ".join(nothing.stdout.split()))
     assert not answer(in_process(home, "search", "plum cake recipe", "--json")).get("hits")
     assert answer(in_process(home, "search", " ", "--json"))["code"] == "bad_request"
 

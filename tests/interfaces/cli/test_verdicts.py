@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import save_file
 
+from gpuwarden.interfaces.cli import console
 from gpuwarden.interfaces.cli.main import run
 from wording import Wording
 
@@ -16,7 +18,7 @@ from wording import Wording
 @pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(console, "out", Console(width=160, highlight=False))
     monkeypatch.chdir(tmp_path)
     for step in (10, 20):
         folder = tmp_path / f"out/checkpoint-{step}"
