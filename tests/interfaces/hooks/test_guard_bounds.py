@@ -20,6 +20,7 @@ from gpuwarden.interfaces.hooks.guard.calls import judged
 from gpuwarden.interfaces.hooks.guard.declared import table
 from gpuwarden.interfaces.hooks.guard.limits import MOST_BYTES
 from guard_kit import MOST_STEPS, RULES, shell, steps
+from wording import Wording
 
 TANGLED = {
     "env": "env " * 20_000 + "ls",
@@ -58,10 +59,12 @@ def test_no_text_takes_many_steps(name: str) -> None:
 @pytest.mark.attack("guard", "types 20,000 times `env` so that the guard's time runs out")
 @pytest.mark.parametrize("name", ["env", "sudo", "substitutions", "pipes", "words", "doubled", "a word"])
 def test_what_cannot_be_read_in_time_is_stopped_with_a_reason(
-    name: str, record_property: Callable[[str, object], None]
+    name: str, record_property: Callable[[str, object], None], wording: Wording
 ) -> None:
     record_property("figure", f"{name} {steps(TANGLED[name]):,} steps")
-    assert "to be read" in str(shell(TANGLED[name], RULES)) or str(MOST_BYTES) in str(shell(TANGLED[name], RULES))
+    reason = shell(TANGLED[name], RULES)
+    assert reason
+    wording(reason)
 
 
 def test_a_long_file_written_by_a_here_document_passes() -> None:
@@ -129,7 +132,7 @@ def config(tmp_path: Path) -> str:
 def test_a_call_that_cannot_be_read_is_stopped(client: str, call: bytes, config: str) -> None:
     done = process([*GUARD, client, config], call)
     told = json.loads(done.stdout)["agent_message"] if client == "cursor" else done.stderr.decode()
-    assert told.startswith("gpuwarden: the ") and b"Traceback" not in done.stderr
+    assert told.startswith("gpuwarden: ") and b"Traceback" not in done.stderr
     assert done.returncode == 2 or client == "cursor"
 
 
@@ -144,7 +147,7 @@ def test_the_guard_answers_a_harmless_call(config: str) -> None:
 def test_without_a_part_of_it_the_guard_lets_nothing_pass(missing: str, config: str) -> None:
     code = f"import sys, runpy; sys.modules[{missing!r}] = None; sys.argv[1:] = ['claude', {config!r}]; "
     done = process(["-c", code + "runpy.run_module('gpuwarden.interfaces.hooks.guard', run_name='__main__')"], CALL)
-    assert done.returncode == 2 and b"the guard failed" in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(b"gpuwarden: ")
 
 
 @pytest.mark.attack("guard", "breaks the guard's configuration")
