@@ -166,10 +166,12 @@ def test_an_unknown_tool_is_a_failed_call_and_no_forgery(name: str, playing: Pla
     assert "H-SCHEMA" in trial.score.why
 
 
-def test_a_program_that_dies_is_infra_and_its_key_is_not_shown(playing: Playing, tmp_path: Path) -> None:
+def test_a_program_that_dies_is_infra_and_its_key_is_not_shown(
+    playing: Playing, tmp_path: Path, wording: Wording
+) -> None:
     trial = playing("claude", {"trick": "die"})
     assert trial.score.verdict is Verdict.INFRA
-    assert "exit code 3" in trial.score.why or "cut off" in trial.score.why
+    wording(trial.score.why, "fatal: bad key <ANTHROPIC_API_KEY>")
     kept = "".join(p.read_text() for p in (tmp_path / "run").rglob("*.json*"))
     assert KEY not in kept
 
