@@ -50,7 +50,7 @@ class Scene:
         return {"ok": tool != "bad", "n": len(self.calls), "words": "训练 \u2028 </x>"}
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        return [sys.executable, "-c", ECHO], {}
+        return [sys.executable, "-I", "-S", "-c", ECHO], {}
 
     def end(self) -> dict[str, Any]:
         return {}

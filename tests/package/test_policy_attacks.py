@@ -186,7 +186,7 @@ async def spending(ctx: Context) -> str:
 @pytest.mark.attack("person", "replaces the PIN by one that it knows")
 async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, theirs: Path) -> None:
     receipt = await spending(ctx)
-    says = [("Type yes to approve: ", "yes"), ("PIN: ", THEIRS)]
+    says = [("yes", "yes"), ("PIN: ", THEIRS)]
     env = {"GPUWARDEN_POLICY": str(theirs), "GPUWARDEN_APPROVAL_PIN_HASH": hash_pin(THEIRS)}
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "approve", receipt, says=says, **env))
     assert code == 1 and str(theirs) in "".join(shown.split()), "the file in force is not the named one"
@@ -196,7 +196,7 @@ async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, the
 @pytest.mark.slow
 @pytest.mark.attack("person", "accepts a policy file with another PIN")
 async def test_accepting_a_file_takes_the_pin_of_the_one_in_force(home: Path, ctx: Context, theirs: Path) -> None:
-    says = [("Type yes to put it in force: ", "yes"), ("PIN: ", THEIRS)]
+    says = [("yes", "yes"), ("PIN: ", THEIRS)]
     env = {"GPUWARDEN_POLICY": str(theirs)}
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "policy", "use", str(theirs), says=says, **env))
     assert code == 1 and len(ctx.ledger.events(kind=PinWrong.kind())) == 1, shown
@@ -213,7 +213,7 @@ async def test_a_person_accepts_another_file(home: Path, ctx: Context, theirs: P
     doubted = open_context("mcp", env=env)
     assert [n.kind for n in doubted.notices] == ["other_policy"]
     assert (await submit(doubted, build(JobSpec, JOB), dry_run=True)).ask.startswith(doubted.notices[0].question)
-    says = [("Type yes to put it in force: ", "yes"), ("PIN: ", PIN)]
+    says = [("yes", "yes"), ("PIN: ", PIN)]
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "policy", "use", str(theirs), says=says))
     assert code == 0 and "rehearsal_caps.per_job_usd: 0.5 -> 1000" in shown and "scrypt" not in shown, shown
     assert "approval.pin_hash: set -> " in shown

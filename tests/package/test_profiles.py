@@ -58,7 +58,8 @@ def front(**changes: Any) -> dict[str, Any]:
 
 def text_of(data: dict[str, Any], body: str = "") -> str:
     unshared = json.loads(json.dumps(data))  # else PyYAML writes an alias for an object it has seen
-    return f"---\n{yaml.safe_dump(unshared, sort_keys=False)}---\n{body}"
+    written = yaml.dump(unshared, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
+    return f"---\n{written}---\n{body}"
 
 
 def profile(**changes: Any) -> Profile:
