@@ -129,7 +129,7 @@ async def test_a_long_spool_is_read_in_pieces_and_goes_on_after_a_break(tmp_path
     assert 0 < len(ctx.metrics.points(job, "loss").points) < 500
     backend.fails = 1
     await puller.round()
-    assert "metrics are not fetched" in puller.trouble[job]
+    assert puller.trouble.keys() == {job}
     for _ in range(5):
         await puller.round()
     assert (len(ctx.metrics.points(job, "loss").points), puller.trouble) == (500, {})

@@ -113,7 +113,7 @@ def test_missing_private_gated_and_renamed(hub: HubServer, api: Any) -> None:
         HfApi(endpoint=hub.url, token=STRANGER).model_info(f"{USER}/secret")
     with pytest.raises(HfHubHTTPError, match="401"):
         HfApi(endpoint=hub.url, token=False).model_info(f"{USER}/secret")
-    with pytest.raises(HfHubHTTPError, match="Invalid credentials"):
+    with pytest.raises(HfHubHTTPError, match="401"):
         HfApi(endpoint=hub.url, token="hf_wrong").model_info("gpt2")
     with pytest.raises(HfHubHTTPError, match="403"):
         HfApi(endpoint=hub.url, token=READER).create_repo("reader/m")
