@@ -44,7 +44,7 @@ from relaunch_kit import Allowed, Resuming
 from store_kit import SAVE, S3Server, s3_server
 from waiting import soon
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("machines_vanish")]
 
 
 # ---------------------------------------------------------------------------------------- a store in the hand

@@ -43,7 +43,7 @@ from store_kit import BUCKET, SAVE, WRITER, S3Server, s3_server
 from terminal import Typed
 from waiting import soon
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("machines_vanish")]
 KEEP = f"s3://{BUCKET}/team"
 JOB = SAVE + "\nsave(10)\nsave(20, floats=3_000_000)  # 12 MB: two parts\nopen('out/log.txt', 'w').write('done')\n"
 
