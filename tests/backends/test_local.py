@@ -6,11 +6,11 @@ import shutil
 import sys
 from pathlib import Path
 
-import anyio
 import pytest
 
 from contract_backend import BackendContract, ended, shell, until
 from gpuwarden.backends.base import Backend, load_backend
+from gpuwarden.core import processes
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.core.models import JobSpec, Place, Unknown
@@ -84,7 +84,7 @@ async def test_home_is_expanded_and_hostile_tokens_stay_inside(backend: Backend,
 @pytest.mark.slow
 async def test_a_stranger_with_the_instances_mark_is_disclosed(backend: Backend, place: Place) -> None:
     handle = await backend.submit(shell("sleep 60"), place, "t-job", secrets={})
-    async with await anyio.open_process(["sleep", "61"], env=place.env) as stranger:
+    async with await processes.start(["sleep", "61"], env=place.env) as stranger:
         try:
             seen = await backend.disclose(handle)
         finally:

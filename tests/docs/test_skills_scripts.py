@@ -169,7 +169,10 @@ def test_a_download_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
         (("--",), 2, 0),
     ],
 )
-def test_a_download_that_can_not_succeed_ends(words: tuple[str, ...], code: int, tries: int) -> None:
+def test_a_download_that_can_not_succeed_ends(
+    words: tuple[str, ...], code: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # with a folder that may not be read, a missing program is a denied one
     got, said = run(script("download_loop.sh"), *words)
     assert (got, said.count("try ")) == (code, tries), said
 

@@ -45,7 +45,7 @@ from store_kit import SAVE, S3Server, s3_server
 from waiting import soon
 from wording import Wording
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("machines_vanish")]
 
 
 # ---------------------------------------------------------------------------------------- a store in the hand

@@ -45,7 +45,7 @@ from terminal import Typed
 from waiting import soon
 from wording import Wording
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("machines_vanish")]
 KEEP = f"s3://{BUCKET}/team"
 JOB = SAVE + "\nsave(10)\nsave(20, floats=3_000_000)  # 12 MB: two parts\nopen('out/log.txt', 'w').write('done')\n"
 

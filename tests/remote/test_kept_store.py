@@ -291,7 +291,7 @@ def reported(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, machines_vanish: None) -> Iterator[Path]:
     path = Path(os.path.realpath(tmp_path)) / "job"
     path.mkdir()
     yield path
