@@ -97,6 +97,7 @@ FIELDS = ("type", "submission_id", "status", "metadata", "message", "error_type"
           "driver_exit_code", "driver_node_id")  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), JSON, st.integers(100, 599))
 def test_a_list_is_read_or_refused_whatever_it_has(changes: dict[str, Any], odd: object, status: int) -> None:
     for found in ([{**row(), **changes}], [row(metadata={**row()["metadata"], "gpuwarden_attempt": odd})], [odd], odd):

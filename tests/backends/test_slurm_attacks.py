@@ -66,6 +66,7 @@ def played(tmp_path: Path) -> Played:
     return Played(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "written", ['{"asked_at": "soon"}', '{"asked_at": 1e300}', '{"asked_at": -5}', "[" * 50_000, "7"]
 )
@@ -77,6 +78,7 @@ def test_a_job_cant_make_itself_unstoppable_by_what_it_writes(played: Played, wr
     assert played.log.read_text().splitlines()[-1] == "7", "ended for good after its grace"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["folder", "pipe", "link"])
 @pytest.mark.attack("ending", "puts something else where its stop is written down")
 def test_a_job_cant_make_itself_unstoppable_by_what_it_puts_there(played: Played, what: str) -> None:
@@ -98,6 +100,7 @@ def test_a_job_cant_blind_the_look_at_all_jobs_with_a_pipe(played: Played) -> No
     assert found["queue"]["rows"][0]["name"] == "gw-j1-a1" and found["said"] == {"gw-j1": ""}
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_set_back_ends_no_grace_early_and_none_never(played: Played) -> None:
     played.hears()
     (played.run_dir / "stop.json").write_text(json.dumps({"grace_s": 0.2, "asked_at": 4e9}))

@@ -88,6 +88,7 @@ async def test_the_handle_carries_the_pin(backend: SshBackend, place: Place, ssh
     assert Handle.model_validate_json(handle.model_dump_json()) == handle
 
 
+@pytest.mark.slow
 async def test_a_poll_of_many_jobs_is_one_question_to_a_running_runner(
     backend: SshBackend, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +111,7 @@ async def test_a_poll_of_many_jobs_is_one_question_to_a_running_runner(
     assert [a for a in started if "serve" in a] and not [a for a in started if "poll" in a]
 
 
+@pytest.mark.slow
 async def test_a_poll_that_was_canceled_leaves_no_answer_for_the_next(backend: SshBackend, place: Place) -> None:
     one = await backend.submit(shell("exit 1"), place, "t-one", secrets={})
     two = await backend.submit(shell("exit 2"), place, "t-two", secrets={})
@@ -121,6 +123,7 @@ async def test_a_poll_that_was_canceled_leaves_no_answer_for_the_next(backend: S
         assert (await backend.poll([two]))["t-two"].exit_code == 2
 
 
+@pytest.mark.slow
 async def test_a_polling_runner_that_was_killed_is_started_again(backend: SshBackend, place: Place) -> None:
     handle = await backend.submit(shell("exit 3"), place, "t-kill", secrets={})
     await ended(backend, handle)
@@ -133,6 +136,7 @@ async def test_a_polling_runner_that_was_killed_is_started_again(backend: SshBac
     eventually(lambda: subprocess.run(["pgrep", "-f", serving], timeout=300).returncode == 1)
 
 
+@pytest.mark.slow
 async def test_a_runner_that_was_removed_is_shipped_again(backend: SshBackend, place: Place) -> None:
     handle = await backend.submit(shell("echo hi > out"), place, "t-again", secrets={})
     await ended(backend, handle)

@@ -33,6 +33,7 @@ def bomb(tmp_path: Path) -> Path:
     return tmp_path / "bomb.npz"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [Level.CONTENT, Level.LOAD])
 def test_an_archive_is_not_decompressed_beyond_its_limit(
     bomb: Path, level: Level, monkeypatch: pytest.MonkeyPatch, wording: Wording

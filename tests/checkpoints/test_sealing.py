@@ -283,6 +283,7 @@ def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[
     assert last["ok"], last
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
 def test_the_key_is_in_no_file_no_argument_and_no_environment(folder: Path) -> None:
     start(folder, "save(1); print(dict(os.environ)); time.sleep(60)")

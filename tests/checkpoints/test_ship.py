@@ -59,6 +59,7 @@ def pyz(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", pythons())
 def test_it_runs_on_the_standard_library_alone(tmp_path: Path, pyz: Path, python: str) -> None:
     root = outputs(tmp_path)

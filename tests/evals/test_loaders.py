@@ -203,6 +203,7 @@ def test_a_gigantic_line_is_named_and_never_read(tmp_path: Path, monkeypatch: py
     assert score(CASES["over-cap"], found).verdict is Verdict.INVALID
 
 
+@pytest.mark.slow
 def test_a_gigantic_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "big.jsonl"
     with path.open("wb") as file:

@@ -150,6 +150,7 @@ def test_an_attempt_with_the_shell_is_seen(name: str, playing: Playing) -> None:
     assert trial.score.why.startswith("H-SHELL")
 
 
+@pytest.mark.slow
 @MOSTLY
 def test_calls_over_the_limit_do_not_reach_the_server(name: str, playing: Playing, tmp_path: Path) -> None:
     trial = playing(name, *[LIST] * 11, DONE)
@@ -166,6 +167,7 @@ def test_an_unknown_tool_is_a_failed_call_and_no_forgery(name: str, playing: Pla
     assert "H-SCHEMA" in trial.score.why
 
 
+@pytest.mark.slow
 def test_a_program_that_dies_is_infra_and_its_key_is_not_shown(
     playing: Playing, tmp_path: Path, wording: Wording
 ) -> None:
@@ -258,6 +260,7 @@ def test_codex_asks_the_endpoint_that_is_given(tmp_path: Path) -> None:
     assert "env_key" not in codex.config(["s"], "", Path("/w"), here.url)
 
 
+@pytest.mark.slow
 def test_what_follows_the_closing_line_does_not_open_it_again(playing: Playing) -> None:
     trial = playing("claude", LIST, DONE, {"note": {"subtype": "task_notification", "status": "stopped"}})
     assert trial.score.verdict is Verdict.PASS, "Claude Code tells of what it stopped in the background at the end"

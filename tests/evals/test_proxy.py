@@ -250,6 +250,7 @@ MESSAGES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=st.lists(MESSAGES, max_size=6))
 def test_whatever_is_sent_every_call_that_is_made_is_sealed(messages: list[Any], tmp_path: Path) -> None:

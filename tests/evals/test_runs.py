@@ -338,6 +338,7 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path, wording: Wording
     wording(told)
 
 
+@pytest.mark.slow
 def test_all_reports_are_written(tmp_path: Path) -> None:
     write_run(tmp_path / "run", good() | {("over-cap", 1): bad(witness(CASES["over-cap"]))})
     out = {name: tmp_path / f"r.{name}" for name in ("json", "markdown", "html", "inspect")}

@@ -488,6 +488,7 @@ async def test_unusable_searches(server: HubServer, kwargs: dict[str, object]) -
             await dataset_search(**kwargs, hub=hub)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_a_search_answer_of_an_odd_shape(server: HubServer) -> None:
     server.conditions.faults.append(Fault("", status=200, body=b'{"datasets": []}'))
     async with HubClient(config(server)) as hub:

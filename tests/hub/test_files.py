@@ -67,6 +67,7 @@ def opened(config: HubConfig, size: int, budget: Budget) -> RangeSource:
     return RangeSource(listing, "x", config, budget.take)
 
 
+@pytest.mark.slow
 def test_a_body_that_unpacks_to_more_than_was_asked_for() -> None:
     packed = gzip.compress(bytes(200 << 20))
     with storage(headers_said=(("Content-Encoding", "gzip"),), body=(packed,)) as config:

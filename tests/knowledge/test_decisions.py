@@ -154,6 +154,7 @@ def test_what_a_machine_makes_up_costs_little_and_no_endless_number_decides(text
         assert lines() <= 3 * MAX_TEXT and (number is None or math.isfinite(number)), name
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(READING)), st.text(max_size=200), st.integers(-9, 255))
 def test_any_output_is_judged_without_failing(name: str, text: str, exit_code: int) -> None:
     found, _ = READING[name].judge(text, exit_code)
@@ -233,6 +234,7 @@ async def running(ctx: Context) -> JobRecord:
     return read_job(ctx.ledger, job.id)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_the_reading_checks_of_a_stalled_job_are_made_in_one_call(
     ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording
@@ -253,6 +255,7 @@ async def test_the_reading_checks_of_a_stalled_job_are_made_in_one_call(
     assert await outcomes(ctx, job, ()) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_check_job_asks_a_real_machine_only_while_the_job_is_in_trouble(ctx: Context) -> None:
     job = await running(ctx)

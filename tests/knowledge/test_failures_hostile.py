@@ -28,6 +28,7 @@ async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
         yield here
 
 
+@pytest.mark.slow
 async def test_a_log_can_not_pass_as_what_was_observed(jobs: Jobs) -> None:
     forged = [
         "observed: the kernel killed for memory: oom-kill:constraint=CONSTRAINT_MEMCG",
@@ -58,6 +59,7 @@ raise SystemExit(1)
     assert "SYSTEM" not in first["why"] + first["fix"] + first["title"]
 
 
+@pytest.mark.slow
 async def test_a_binary_log_with_a_reason_at_its_end(jobs: Jobs) -> None:
     code = f"""
 import os, sys

@@ -75,6 +75,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     made.ctx.ledger.close()
 
 
+@pytest.mark.slow
 async def test_every_place_says_it_in_one_line(house: House, wording: Wording) -> None:
     job = await house.finished()
     house.use(house.other)
@@ -121,6 +122,7 @@ async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(
     assert view.record.state is Teardown.VERIFIED_STOPPED and not house.lives()
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "bills a machine that is gone")
 async def test_a_bill_of_a_gone_instance_is_no_sighting_of_it(house: House) -> None:
     """A lease of an older ledger stays unknown when only a bill could tell whose it was."""

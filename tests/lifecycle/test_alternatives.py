@@ -127,6 +127,7 @@ async def test_a_refusal_that_may_have_rented_is_settled_first(ctx: Context, clo
     assert (seen.job.spec.platform, seen.job.generation) == (SECOND, 2)
 
 
+@pytest.mark.slow
 async def test_a_machine_that_turns_up_before_the_next_order_is_the_jobs(
     ctx: Context, clouds: dict[str, Cloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def ticket(house: House, job: str) -> str:
     return str(event.body["ticket"])
 
 
+@pytest.mark.slow
 async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(cloud_house: House, wording: Wording) -> None:
     job, seen = await asked(cloud_house, caps())
     wording(seen.note, "$2.99/h", "$1.00/h", "per_job_usd", "$2.00", "$2.99")

@@ -273,6 +273,7 @@ def test_a_file_that_changes_while_it_is_taken_is_refused(near: Path, tmp_path: 
     assert not list((tmp_path / "store").iterdir())
 
 
+@pytest.mark.slow
 async def test_a_script_imports_and_reads_what_came_along(ctx: Context, near: Path) -> None:
     script = "import os, sys\nfrom code_of_mine import A\nprint(A, open('data.txt').read(), os.getcwd() in sys.path)\n"
     (near / "code_of_mine.py").write_text("A = 41\n")

@@ -77,6 +77,7 @@ async def test_a_start_that_nobody_saw_voids_a_copy_from_the_store(kit: Kit) -> 
     assert copy_state(kit.ctx, job) is Copy.KEPT, "the machine may have more"
 
 
+@pytest.mark.slow
 async def test_an_order_ends_no_machine_that_somebody_used_since_the_copy(ordered: Kit) -> None:
     """It is started and read again, and ended with the newer file here."""
     job = await ordered.off()
@@ -123,6 +124,7 @@ async def test_nobody_reads_that_a_machine_bills_which_is_off(ordered: Kit, word
     assert {*parked} == {parked[0]}
 
 
+@pytest.mark.slow
 async def test_a_parked_machine_whose_store_denies_the_files_is_started(
     ordered: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ async def test_a_parked_machine_whose_store_denies_the_files_is_started(
     ordered.holds()
 
 
+@pytest.mark.slow
 async def test_a_full_disk_here_ends_no_watch_while_it_pulls_from_a_store(
     tmp_path: Path,
     processes: Processes,

@@ -322,6 +322,7 @@ async def test_a_name_that_leaves_the_folder_is_refused_and_never_asked_for(kit:
     assert not [key for key, _ in kit.shelf.reads if name in key]
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_lost_in_the_middle_goes_on_where_it_was(kit: Kit) -> None:
     job = await kit.night()
     kit.keeps(job)

@@ -88,6 +88,7 @@ def test_a_failure_and_its_fix_become_evidence(ctx: Context, run: Callable[..., 
     wording("\n".join(reply.missing))  # not that it was not reproduced: another run shows it again
 
 
+@pytest.mark.slow
 def test_with_everything_said_it_is_an_entry_that_the_loader_takes(
     ctx: Context, run: Callable[..., JobRecord], tmp_path: Path, wording: Wording
 ) -> None:
@@ -140,6 +141,7 @@ def test_success_without_a_change_is_no_lesson(
         anyio.run(gather, ctx, "nope")
 
 
+@pytest.mark.slow
 def test_what_the_catalogue_knows_already_is_said(ctx: Context, run: Callable[..., JobRecord]) -> None:
     failed = run(TRAIN + "\nraise ValueError('Attempting to unscale FP16 gradients.')\n")
     reply = propose_from(anyio.run(gather, ctx, failed.id), None, "", {}, NOTHING)

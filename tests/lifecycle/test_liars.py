@@ -100,6 +100,7 @@ SLOW = Settings(boot_s=0, stop_s=0, settle_s=10)
 STALE = Fault(kind="stale", call="find", count=9, seconds=5)
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "refuses a create that it carries out, while its list is older than the request")
 async def test_what_a_refused_create_made_is_taken_on_at_a_second_look(tmp_path: Path) -> None:
     house = House(tmp_path)
@@ -156,6 +157,7 @@ async def test_the_refusal_of_an_unknown_provider_is_not_certain(tmp_path: Path,
     await house.until(job, Job.FAILED)
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "bills nothing while the meter runs, to lift a cap")
 @pytest.mark.parametrize("cost", [0.0, -3.0])
 async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: float) -> None:
@@ -172,6 +174,7 @@ async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: f
     assert hours > 2 and spent(house.ctx, f"{job}-i1") == pytest.approx(hours), "a dollar an hour"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "stops reporting a price, to free the day's budget")
 @pytest.mark.parametrize("price", [None, 0.0, -5.0])
 async def test_a_price_that_is_told_no_more_frees_no_budget(tmp_path: Path, price: float | None) -> None:
@@ -191,6 +194,7 @@ async def test_what_a_dear_machine_may_come_to_counts_in_the_day(tmp_path: Path)
     assert spent_today(house.ctx, pretend=True) == 7.0
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "gives two jobs the same machine")
 async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
     """Or the end of the one, proven and approved, would end the other with what nobody pulled."""

@@ -583,6 +583,7 @@ async def test_the_shortest_way_after_a_success(walk: Walk) -> None:
     assert steps[:4] == ["pull", "verify", "teardown", "approve"] and set(steps[4:]) <= {"teardown", "check"}
 
 
+@pytest.mark.slow
 async def test_what_is_done_is_not_asked_for_again(walk: Walk) -> None:
     job = await walk.saved()
     for use, wanted in ((pull, Action.VERIFY), (verify_job, Action.TEARDOWN)):

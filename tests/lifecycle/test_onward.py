@@ -199,6 +199,7 @@ async def taken(tmp_path: Path) -> AsyncIterator[Taken]:
     made.cloud.list()
 
 
+@pytest.mark.slow
 async def test_without_a_copy_the_work_begins_anew_and_the_watch_says_so(taken: Taken, wording: Wording) -> None:
     seen = await taken.lost()
     wording(hint_of(seen), NOT_RENTED_AGAIN, "submit_job")
@@ -209,6 +210,7 @@ async def test_without_a_copy_the_work_begins_anew_and_the_watch_says_so(taken: 
     assert len(records(taken.cloud)) == 1
 
 
+@pytest.mark.slow
 async def test_a_copy_that_is_not_verified_is_not_called_one_to_resume_from(taken: Taken, wording: Wording) -> None:
     pulled = await pull(taken.ctx, taken.job, taken.cwd / "kept")
     seen = await taken.lost()

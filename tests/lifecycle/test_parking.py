@@ -197,6 +197,7 @@ async def test_a_standing_order_is_carried_out_in_the_morning(ordered: Parked) -
     ordered.holds()
 
 
+@pytest.mark.slow
 async def test_an_order_that_is_edited_meanwhile_changes_nothing(ordered: Parked) -> None:
     job = await ordered.asleep()
     ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": Ending()})
@@ -220,6 +221,7 @@ async def test_two_watches_start_it_once(ordered: Parked) -> None:
     assert ordered.starts() == 1 and len(ordered.ctx.ledger.events(kind=ResumeIntent)) == 1
 
 
+@pytest.mark.slow
 async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Parked) -> None:
     ordered.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=2),)))
     job = await ordered.asleep()
@@ -231,6 +233,7 @@ async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Park
     ordered.holds()
 
 
+@pytest.mark.slow
 async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordered: Parked) -> None:
     ending = ordered.ctx.policy.ending.model_copy(update={"background_gb": 1e-9})
     ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": ending})

@@ -365,6 +365,7 @@ async def lines(file: Path, count: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_job_on_the_users_own_machine_pauses_for_free(tmp_path: Path) -> None:
     """With a real process: a signal, a save, an end, and the same folder again."""
     house = House(tmp_path / "home", Processes())

@@ -268,6 +268,7 @@ async def test_a_cancel_while_its_machine_starts_launches_nothing(house: Paused)
     assert house.backend.launched == [(job, 1)]
 
 
+@pytest.mark.slow
 async def test_a_platform_that_refuses_a_start_is_not_asked_at_every_look(house: Paused) -> None:
     job = await house.paused()
     await house.stopped(job)

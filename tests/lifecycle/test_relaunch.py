@@ -130,6 +130,7 @@ async def test_a_copy_that_changed_here_is_not_resumed_from(house: Allowed) -> N
     assert read_job(house.ctx.ledger, job).state is Job.FAILED and house.rented() == 1
 
 
+@pytest.mark.slow
 async def test_a_budget_runs_out(house: Allowed, wording: Wording) -> None:
     """Each run may cost about 3.60 $, so 10 $ pay for two relaunches, whatever the first machines cost."""
     job = await house.copied(max_restarts=50)
@@ -157,6 +158,7 @@ async def test_a_cap_that_is_set_holds(house: Allowed) -> None:
     assert record.state is Job.FAILED and "per_day_usd" in record.why and house.rented() == 1
 
 
+@pytest.mark.slow
 async def test_two_watches_rent_exactly_one_machine(house: Allowed) -> None:
     job = await house.copied()
     house.takes()
@@ -193,6 +195,7 @@ async def test_a_platform_without_a_free_machine_is_asked_again_later(house: All
     assert house.cloud.store.state().calls["create"] == 3
 
 
+@pytest.mark.slow
 async def test_a_platform_that_never_has_one_ends_the_job_with_what_to_do(house: Allowed) -> None:
     job = await house.copied()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="no_capacity", call="create", at=1, count=99),)))

@@ -132,6 +132,7 @@ async def test_a_timer_s_look_copies_what_has_just_ended(ending_house: Ordered) 
     )
 
 
+@pytest.mark.slow
 async def test_without_an_order_a_person_is_asked(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "ask")
     job = await house.proven()
@@ -209,6 +210,7 @@ async def test_only_success_ends(ending_house: Ordered, state: str) -> None:
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_a_file_that_nobody_declared_is_a_question(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     ending_house.backend.write(ending_house.handle(job), "notes.txt", b"mine", "other")
@@ -216,6 +218,7 @@ async def test_a_file_that_nobody_declared_is_a_question(ending_house: Ordered) 
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_an_output_that_was_renamed_at_the_end_is_a_question(ending_house: Ordered) -> None:
     job = await ending_house.ended(saved=False)
     ending_house.backend.write(ending_house.handle(job), "model.safetensors", b"weights", "out-final")
@@ -224,6 +227,7 @@ async def test_an_output_that_was_renamed_at_the_end_is_a_question(ending_house:
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_a_write_in_the_grace_starts_it_again(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(8)
@@ -232,6 +236,7 @@ async def test_a_write_in_the_grace_starts_it_again(ending_house: Ordered) -> No
     assert ending_house.bills(), "the copy is not what is on the machine any more"
 
 
+@pytest.mark.slow
 async def test_a_copy_that_changed_here_is_not_proven(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
@@ -241,6 +246,7 @@ async def test_a_copy_that_changed_here_is_not_proven(ending_house: Ordered) -> 
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_a_request_of_a_person_is_not_taken_over(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     view = await ending_house.asks(job, "stop")
@@ -249,6 +255,7 @@ async def test_a_request_of_a_person_is_not_taken_over(ending_house: Ordered) ->
     assert ending_house.bills() and (await ending_house.asks(job, "stop")).record.id == view.record.id
 
 
+@pytest.mark.slow
 async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
@@ -264,6 +271,7 @@ async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(ending_house
     ).state is (Lease.STOPPED)
 
 
+@pytest.mark.slow
 async def test_a_laptop_that_slept_gives_the_grace_again(ending_house: Ordered) -> None:
     await ending_house.proven()
     await ending_house.watched(2)
@@ -284,6 +292,7 @@ async def test_a_clock_that_goes_back_ends_nothing_early(ending_house: Ordered) 
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_two_watches_end_a_machine_once(ending_house: Ordered) -> None:
     await ending_house.proven()
     other = Watcher(ending_house.ctx)

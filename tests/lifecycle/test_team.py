@@ -57,6 +57,7 @@ def house(tmp_path: Path) -> Context:
 # ------------------------------------------------------------------------------------------------- who submitted
 
 
+@pytest.mark.slow
 async def test_a_job_and_its_cost_have_the_person_who_submitted_it(house: Context) -> None:
     jobs = {}
     for person in ("alice", "bob"):
@@ -73,6 +74,7 @@ async def test_a_job_and_its_cost_have_the_person_who_submitted_it(house: Contex
     assert {line.person for line in jobs_of(job_page(house)).jobs} == {"alice", "bob", ""}
 
 
+@pytest.mark.slow
 async def test_a_machine_that_ended_is_still_on_its_persons_bill(house: Context) -> None:
     with acting_as("alice"):
         job = await launch(house, work("one"))
@@ -139,6 +141,7 @@ async def test_a_person_at_a_terminal_says_whose_a_token_is(house: Context) -> N
 # -------------------------------------------------------------------------------------------------------- caps
 
 
+@pytest.mark.slow
 async def test_one_persons_cap_is_not_spent_by_another(house: Context) -> None:
     worst = (await submit(house, work("look"))).worst_cost_usd
     assert worst

@@ -324,6 +324,7 @@ async def test_the_folder_of_a_pull_and_its_job_have_the_same_verdict(
     assert by_path.verdict is (Verdict.PROVEN if level is Level.STRUCTURE else Verdict.REFUTED)
 
 
+@pytest.mark.slow
 async def test_what_can_not_be_asked_of_an_instance(house: Context, tmp_path: Path, wording: Wording) -> None:
     job = await done(house, tmp_path)
     with pytest.raises(Conflict):
@@ -353,6 +354,7 @@ LIES: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_machine_that_talks_nonsense_proves_nothing(
     house: Context, tmp_path: Path, lie: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -370,6 +372,7 @@ async def test_a_machine_that_talks_nonsense_proves_nothing(
     assert report.verdict is Verdict.UNKNOWN
 
 
+@pytest.mark.slow
 async def test_a_machines_words_are_bounded_and_one_line_each(
     house: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ async def test_a_run_that_learned_nothing_is_seen_there(house: Context, tmp_path
     wording(said(report))
 
 
+@pytest.mark.slow
 async def test_a_link_to_compare_with_does_not_lead_out_of_its_folder(
     house: Context, tmp_path: Path, wording: Wording
 ) -> None:

@@ -208,6 +208,7 @@ async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) ->
     assert await house.go(1) == ["-stalled"], "it went on: the runner's alert is of an earlier step"
 
 
+@pytest.mark.slow
 async def test_a_job_that_died_without_a_status_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
@@ -232,6 +233,7 @@ async def test_a_job_that_died_without_a_status_is_told(
     assert cloud.truth(machine.id).meter and promises(ctx.ledger, cloud) == [], "its machine stays"
 
 
+@pytest.mark.slow
 async def test_a_danger_clock_is_told_with_its_date_while_there_is_time(tmp_path: Path) -> None:
     """AutoDL releases what was off for fifteen days; two days before, a person hears of it."""
     house = await House(tmp_path, platform="rehearsal/autodl").start()
@@ -459,6 +461,7 @@ async def test_a_changed_host_key_is_told_at_once(house: House) -> None:
     assert await house.go(1) == ["+host_key"]
 
 
+@pytest.mark.slow
 async def test_a_real_job_that_ended_is_told_while_its_machine_bills(tmp_path: Path) -> None:
     watch = Watch(finished_minutes=1)
     ctx = open_house(tmp_path, SystemClock(), policy=WEALTHY.model_copy(update={"watch": watch}))
@@ -530,6 +533,7 @@ def receiver() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]], list[i
     thread.join()
 
 
+@pytest.mark.slow
 async def test_a_webhook_is_signed_and_tried_again_and_slack_is_escaped(tmp_path: Path, receiver: Any) -> None:
     url, got, statuses = receiver
     statuses += [503, 204]
@@ -547,6 +551,7 @@ async def test_a_webhook_is_signed_and_tried_again_and_slack_is_escaped(tmp_path
     assert b"hf_x" not in body + slack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("statuses", "posts"), [([500] * 9, 3), ([404] * 9, 1), ([302] * 9, 1)])
 async def test_retries_are_bounded_and_the_failure_is_told_without_the_address(
     tmp_path: Path, receiver: Any, statuses: list[int], posts: int

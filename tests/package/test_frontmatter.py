@@ -163,6 +163,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=4), PLAIN, min_size=1, max_size=4))
 def test_plain_data_comes_back_as_it_was_written(value: dict[str, object]):
     assert (

@@ -197,6 +197,7 @@ class TestRunPod(CloudContract):
         with pytest.raises(NoCapacity, match="no longer any instances"):
             await rig.provider.create(self.resources, "j2-i1")
 
+    @pytest.mark.slow
     async def test_the_final_cost_is_asked_of_the_bill(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         await self.down(rig, instance.id)

@@ -137,6 +137,7 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
         assert second.store.moved_to("model", "gpt2") == "openai-community/gpt2"
 
 
+@pytest.mark.slow
 def test_parquet_rows_and_columns(hub: HubServer) -> None:
     import io
 
@@ -186,6 +187,7 @@ def test_jobs_run_stream_time_out_and_cancel(hub: HubServer, api: Any) -> None:
     assert {h.name for h in api.list_jobs_hardware()} >= {"cpu-basic", "t4-small", "h200"}
 
 
+@pytest.mark.slow
 def test_a_job_loses_its_files_and_keeps_what_it_pushed(hub: HubServer, api: Any) -> None:
     script = (
         "from huggingface_hub import HfApi; import os, pathlib;"

@@ -109,6 +109,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
+@pytest.mark.slow
 async def test_roster_and_small_files_come_with_one_command_and_no_probe(
     sshd: Sshd, tmp_path: Path, commands: list[list[str]]
 ) -> None:
@@ -133,6 +134,7 @@ async def test_roster_and_small_files_come_with_one_command_and_no_probe(
         await backend.aclose()
 
 
+@pytest.mark.slow
 async def test_a_file_that_changes_behind_its_roster_is_not_taken_for_it(sshd: Sshd, tmp_path: Path) -> None:
     backend = SshBackend(SystemClock(), config=sshd.config)
     handle = await finished(backend, tmp_path, "mkdir o; for i in $(seq 40); do echo $i > o/$i; done")
@@ -163,6 +165,7 @@ async def test_a_fetch_that_nobody_reads_leaves_no_process(sshd: Sshd, tmp_path:
         await backend.aclose()
 
 
+@pytest.mark.slow
 async def test_a_machine_whose_python_went_is_told_apart_from_a_lost_file(
     sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:

@@ -141,6 +141,7 @@ async def test_a_disk_that_fills_during_a_push_is_said_and_the_next_push_goes_on
         assert (far / "in" / name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 async def test_too_few_inodes_are_said_before_a_byte_is_sent(
     box: Ssh, tmp_path: Path, disk: Callable[[str], Path], wording: Wording
 ) -> None:
@@ -234,6 +235,7 @@ async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when
     wording(got.problems[0].why)
 
 
+@pytest.mark.slow
 async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, "for i in 1 2 3 4; do echo file $i > o/$i; done")
     listed = await roster(backend, handle, ["o"])
@@ -266,6 +268,7 @@ async def test_a_link_in_the_place_of_the_tree_is_refused(
     assert not list(outside.iterdir())
 
 
+@pytest.mark.slow
 async def test_small_files_never_go_through_a_link_of_the_destination(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, "mkdir o/sub; for i in 1 2; do echo $i > o/$i; echo $i > o/sub/$i; done")
     listed = await roster(backend, handle, ["o"])
@@ -310,6 +313,7 @@ async def test_a_gigabyte_of_output_is_cut_off(box: Ssh, wording: Wording) -> No
     assert (await box.run(["echo", "fine"])).out == b"fine\n"
 
 
+@pytest.mark.slow
 async def test_output_that_is_no_text_is_read_with_the_log(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, r"printf 'a\377\376b\000c\n'; printf '\303\274\n'")
     log = (await backend.logs(handle)).text
@@ -319,6 +323,7 @@ async def test_output_that_is_no_text_is_read_with_the_log(backend: SshBackend, 
 # ------------------------------------------------------------------------------------------------------------ holes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [0, 1_000_003])
 async def test_holes_stay_holes_in_a_pull(backend: SshBackend, tmp_path: Path, begun: int) -> None:
     some = "head -c 70000 /dev/urandom >> o/a"

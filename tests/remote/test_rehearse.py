@@ -224,6 +224,7 @@ def said_of(spec: JobSpec, rehearsal: Rehearsed) -> str:
     return " ".join(f.message for f in run_rules(rules_of("submit"), facts_of(spec, rehearsal)))
 
 
+@pytest.mark.slow
 def test_the_gate_offers_a_rehearsal_and_reads_its_outcome() -> None:
     spec = job(platform="runpod", timeout_s=36_000)
     assert Action.REHEARSE in found(spec, None)["PF-REL-004"][1]

@@ -17,6 +17,7 @@ from runner_kit import call, ended, linux, log, look, sh, until
 from waiting import eventually
 
 
+@pytest.mark.slow
 @linux
 def test_death_is_told_from_silence(folder: Path) -> None:
     call("start", folder, sh("sleep 30"))

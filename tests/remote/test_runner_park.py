@@ -47,6 +47,7 @@ def wait_for(folder: Path, times: int = 1) -> None:
     until(folder, lambda _: asked(folder) >= times)
 
 
+@pytest.mark.slow
 def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"]))
     ended(folder)
@@ -56,6 +57,7 @@ def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> Non
     (folder / "park.hold").touch()
 
 
+@pytest.mark.slow
 def test_a_rehearsals_hours_may_be_set_forward(folder: Path) -> None:
     clock = folder.parent / "clock"
 
@@ -78,6 +80,7 @@ def test_a_rehearsals_hours_may_be_set_forward(folder: Path) -> None:
     (folder / "park.hold").touch()
 
 
+@pytest.mark.slow
 def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], code=1))
     wait_for(folder, 3)
@@ -89,6 +92,7 @@ def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> No
     (folder / "park.hold").touch()
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_held_stays_on(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], after_s=0.6))
     assert call("hold", folder)["ok"] is True
@@ -107,6 +111,7 @@ def unlocked(path: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_it_is_not_disclosed_as_a_strangers_process(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], after_s=60))
     ended(folder)
@@ -246,6 +251,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS, st.one_of(st.none(), st.floats(50.0, 600.0)))
 def test_it_parks_only_after_that_much_silence(
@@ -393,6 +399,7 @@ def test_mounts_that_can_not_be_read_keep_outputs_safe(
     assert not park.lost_by_stop(str(tmp_path), [])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs memory that is mounted")
 def test_a_machine_with_an_output_in_memory_stays_on_and_says_so(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], outputs=["out", "/dev/shm/gpuwarden-none"]))

@@ -194,6 +194,7 @@ def test_a_gpu_out_of_memory_is_known_by_its_line(text: bytes, oom: bool) -> Non
     assert bool(GPU_OOM.search(text)) is oom
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_reported_before_it_comes(folder: Path) -> None:
     call("start", folder, script("import time; time.sleep(60)", timeout_s=1.0, warn_before_s=0.9, grace_s=0.1))
     ended(folder)
@@ -243,6 +244,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_reports_reach_a_server_in_order_with_the_jobs_keys(folder: Path) -> None:
     with server(lambda *_: 200) as (url, received):
         text = """
@@ -276,6 +278,7 @@ def spooled(folder: Path, count: int) -> None:
             assert spool.put("alerts", {"job_id": "t", "type": "timeout_warning", "timestamp": step + 1})
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_out_of_order_while_the_server_is_away(tmp_path: Path, closed_port: int) -> None:
     failures = iter([503, 503, 429])
     with server(lambda *_: next(failures, 200)) as (url, received):

@@ -175,6 +175,7 @@ def test_an_attack_from_a_terminal_gets_nothing(real: Sandbox, victims: Victims,
     victims.unharmed()
 
 
+@pytest.mark.slow
 async def test_the_same_attack_succeeds_without_a_sandbox(
     victims: Victims, backend: Backend, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +240,7 @@ async def _call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ what a job notices
 
 
+@pytest.mark.slow
 async def test_an_ordinary_job_works_as_ever(real: Sandbox, backend: Backend, place: Place) -> None:
     text = "echo $0 $HOME; cd; touch mine; ls; test -w /tmp; test -c /dev/null; cat /proc/self/comm; exit 7"
     handle = await backend.submit(shell(text), place, "t-plain", secrets={})
@@ -256,6 +258,7 @@ async def test_how_a_command_ended_is_told_exactly(
     assert (seen.state, seen.signal, seen.exit_code) == (Job.FAILED, number, None if number else 137)
 
 
+@pytest.mark.slow
 async def test_a_command_that_is_not_there_is_named(real: Sandbox, backend: Backend, place: Place) -> None:
     spec = JobSpec(platform="local", command=("no-such-program", "x"), timeout_s=60)
     handle = await backend.submit(spec, place, "t-none", secrets={})
@@ -263,6 +266,7 @@ async def test_a_command_that_is_not_there_is_named(real: Sandbox, backend: Back
     assert (seen.state, seen.reason) == (Job.FAILED, Code.NOT_STARTED) and "No such file" in seen.why
 
 
+@pytest.mark.slow
 async def test_sigterm_reaches_the_job_which_may_save(real: Sandbox, backend: Backend, place: Place) -> None:
     text = "trap 'sleep 0.3; echo saved > saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     handle = await backend.submit(shell(text), place, "t-term", secrets={})
@@ -280,6 +284,7 @@ async def test_what_left_the_group_ends_with_the_job(real: Sandbox, backend: Bac
     assert Path(handle.run_dir, "work/said").read_text() == "on\nasked\n"
 
 
+@pytest.mark.slow
 async def test_kill_9_ends_everything_and_the_next_attempt_goes_on(
     real: Sandbox, backend: Backend, place: Place
 ) -> None:
@@ -323,6 +328,7 @@ async def test_no_variable_of_a_job_reaches_what_makes_its_sandbox(
     assert log.count("/no/such/library.so") == 2, "sh and true; neither bwrap nor the first process inside"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("secrets", "reads a job's secrets from argument lists")
 async def test_secrets_are_in_no_argument_list_and_not_with_the_first_process(
     real: Sandbox, backend: Backend, place: Place
@@ -368,6 +374,7 @@ async def test_torch_trains_with_workers(real: Sandbox, backend: Backend, place:
 # ------------------------------------------------------------------------------------------- what a person can allow
 
 
+@pytest.mark.slow
 async def test_a_folder_that_a_person_names_can_be_written_but_for_what_is_hidden(
     real: Sandbox, backend: Backend, place: Place, tmp_path: Path, wording: Wording
 ) -> None:
@@ -388,6 +395,7 @@ async def test_a_folder_that_a_person_names_can_be_written_but_for_what_is_hidde
     assert [f.path for f in (await backend.manifest(handle, spec.outputs)).files] == [str((open_ / "new").resolve())]
 
 
+@pytest.mark.slow
 async def test_the_hubs_cache_can_be_read_and_its_token_can_not(
     real: Sandbox, backend: Backend, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +412,7 @@ async def test_the_hubs_cache_can_be_read_and_its_token_can_not(
     assert "weights\n" not in await run_to_the_end(backend, shell("ls $HF_HOME; :"), place, "t-none")
 
 
+@pytest.mark.slow
 async def test_the_network_is_there_when_a_person_allows_it(real: Sandbox, backend: Backend, place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -416,6 +425,7 @@ async def test_the_network_is_there_when_a_person_allows_it(real: Sandbox, backe
         assert await run_to_the_end(backend, spec, place, "t-net-2") == "in\n"
 
 
+@pytest.mark.slow
 async def test_a_job_gets_an_address_for_its_metrics_where_it_can_reach_one(
     real: Sandbox, backend: Backend, place: Place
 ) -> None:
@@ -513,6 +523,7 @@ socket.socket(socket.AF_VSOCK)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.attack("boundary", "reads a login's tickets from the kernel, and calls the hypervisor")
 async def test_what_no_namespace_keeps_apart_is_refused(real: Sandbox, backend: Backend, place: Place) -> None:
     if os.uname().machine not in first.SYSTEM_CALLS:

@@ -167,6 +167,7 @@ async def test_a_login_for_which_there_is_no_thread_happens_later(box: Ssh, monk
     assert (await box.run(["echo", "fine"])).out == b"fine\n"
 
 
+@pytest.mark.slow
 async def test_many_at_once_wait_for_a_place(box: Ssh) -> None:
     results: list[bytes] = []
 
@@ -195,6 +196,7 @@ async def test_a_flood_is_cut_and_ended(box: Ssh, tmp_path: Path) -> None:
     eventually(lambda: gone(int(pid_file.read_text())))
 
 
+@pytest.mark.slow
 async def test_a_flood_on_stderr_neither_blocks_nor_grows(box: Ssh) -> None:
     ran = await box.run(["sh", "-c", "yes | head -c 9000000 >&2; echo done"])
     assert ran.out == b"done\n"
@@ -224,6 +226,7 @@ async def test_a_timeout_ends_what_ignores_TERM(box: Ssh, tmp_path: Path) -> Non
     eventually(lambda: gone(int(pids.read_text())))
 
 
+@pytest.mark.slow
 async def test_a_cancel_ends_the_far_process(box: Ssh, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     async with anyio.create_task_group() as group:

@@ -127,6 +127,7 @@ async def test_a_certificate_of_the_user(
         server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("client")
 async def test_identity_agent_none_asks_no_agent(
     sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,6 +184,7 @@ def certified(tmp_path: Path) -> Iterator[tuple[Sshd, str]]:
     server.stop()
 
 
+@pytest.mark.slow
 async def test_a_host_that_an_authority_certifies(
     certified: tuple[Sshd, str], tmp_path: Path, wording: Wording
 ) -> None:
@@ -266,6 +268,7 @@ async def test_a_jump_host_that_shows_another_key_is_named(sshd: Sshd, tmp_path:
         known.unlink()
 
 
+@pytest.mark.slow
 async def test_two_jump_hosts_and_one_that_takes_no_key(sshd: Sshd, tmp_path: Path) -> None:
     keygen(tmp_path / "stranger")
     config = tmp_path / "config"

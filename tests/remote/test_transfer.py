@@ -122,6 +122,7 @@ async def test_a_part_that_lies_is_sent_anew(box: Ssh, python: str | None, tmp_p
     assert got.bytes_sent == 80_000
 
 
+@pytest.mark.slow
 async def test_a_full_folder_is_said(box: Ssh, python: str | None, tmp_path: Path, wording: Wording) -> None:
     files = some(tmp_path / "here", a=10)
     with pytest.raises(BadRequest) as refused:
@@ -185,6 +186,7 @@ def same(files: dict[str, Path], far: Path) -> None:
     assert {str(p.relative_to(far)) for p in far.rglob("*") if p.is_file()} == set(files)
 
 
+@pytest.mark.slow
 async def test_only_what_is_not_there_goes_again(box: Ssh, tmp_path: Path) -> None:
     files = many(tmp_path / "here", 700) | some(tmp_path / "large", large=300_000)
     got = await push(box, files, str(tmp_path / "far"), python=sys.executable)
@@ -277,6 +279,7 @@ def test_the_agent_takes_no_name_that_leaves_its_folder(tmp_path: Path, name: st
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["fine"]
 
 
+@pytest.mark.slow
 async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: Path, wording: Wording) -> None:
     files = many(tmp_path / "here", 20)
     far, outside = tmp_path / "far", tmp_path / "outside"
@@ -357,6 +360,7 @@ def test_a_machine_that_hashes_large_files_is_waited_for(monkeypatch: pytest.Mon
     assert said.stream()._next("sha256", size=10 << 30) == {"sha256": []}
 
 
+@pytest.mark.slow
 def test_an_answer_that_names_a_file_many_times_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Said(monkeypatch, iter([])).stream()
     entry = row("a", some(tmp_path / "here", a=10)["a"])

@@ -217,6 +217,7 @@ RULES = {r.id: r for r in catalog.all_rules()}
 FILES = example_files()
 
 
+@pytest.mark.slow
 def test_every_rule_has_an_example_that_fires_and_one_that_is_silent() -> None:
     # CASES are those of scripts and the Hub, which `test_preflight.py` tries one by one.
     assert EXAMPLES.keys() | FILES.keys() | CASES.keys() == RULES.keys()

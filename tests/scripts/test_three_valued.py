@@ -60,6 +60,7 @@ def found(text: str, *args: str) -> list[Finding]:
     return run_rules(rules_of("submit"), replace(submit(), script=read_script(HEADER + text, args=args)))
 
 
+@pytest.mark.slow
 @given(st.lists(MAYBE, min_size=1, max_size=4), st.booleans())
 def test_an_unknown_operand_is_never_decided_against_what_it_may_be(values: list[Any], stops: bool) -> None:
     """Whatever the unknown operands are in truth, the known outcome is the one that Python has."""
@@ -290,6 +291,7 @@ def test_what_a_function_saves_that_nothing_names_is_a_question(text: str, maybe
     assert [write.maybe for write in uses.writes] == [maybe]
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_functions_is_read_in_one_pass() -> None:
     chain = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(5_000))
     tree = ast.parse(chain + "def f5000():\n    f0\n" + "def g():\n    h\n")

@@ -157,6 +157,7 @@ def test_the_fields_of_classes_below_a_marked_one_are_arguments(
     assert library.has(tool.Use("transformers.circle", "NoSuchConfig")) is False
 
 
+@pytest.mark.slow
 def test_an_argument_that_came_back_is_reported_to_the_gate(tool: ModuleType, tmp_path: Path) -> None:
     more = {
         p: t.replace("    seed: int = 0", "    seed: int = 0\n    no_cuda: bool = False")

@@ -123,6 +123,7 @@ async def test_a_lost_reply_is_adopted(backend: HfJobsBackend, server: HubServer
     assert (await ended(backend, handle)).state is Job.SUCCEEDED
 
 
+@pytest.mark.slow
 async def test_refusals_and_nonsense(backend: HfJobsBackend, server: HubServer, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         await backend.submit(job("print(1)", gpu="tpu-v9"), PLACE, "j8", secrets={})
@@ -238,6 +239,7 @@ async def test_a_reservation_lives_and_ends_with_its_job(provider: HfJobsProvide
     assert await provider.list() == Known(())
 
 
+@pytest.mark.slow
 async def test_a_reservation_without_a_job_can_be_given_back(provider: HfJobsProvider, server: HubServer) -> None:
     await provider.create(Resources(gpu="t4-small"), "lease-8")
     found = await provider.find("lease-8")

@@ -204,6 +204,7 @@ def test_an_interruption_is_said_plainly(
         wording(json.loads(capsys.readouterr().out)["message"])
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_crash(home: Path, ctx: Context) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "gpuwarden", "rules"],
@@ -240,6 +241,7 @@ def test_tables_fit_80_columns_and_break_no_id(
     assert "receipt/r0123456789abcdef" in shown and "lease.created -> metering" in shown and "\x1b" not in shown
 
 
+@pytest.mark.slow
 def test_a_person_is_told_commands_and_sees_the_log_bare(run: Cli, train: Path) -> None:
     job_id = launched(run, train)
     ended(run, job_id)

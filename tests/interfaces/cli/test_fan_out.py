@@ -78,6 +78,7 @@ def test_what_is_no_roster_is_refused_before_anything_is_asked(
     wording(answer(done)["message"])
 
 
+@pytest.mark.slow
 def test_limits_of_a_fan_out_are_raised_at_a_terminal_with_a_receipt(
     script: str, tmp_path: Path, wording: Wording
 ) -> None:

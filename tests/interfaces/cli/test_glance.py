@@ -96,6 +96,7 @@ def test_an_unknown_cost_is_counted_and_never_zero(house: House, run: Cli) -> No
     assert rows["tag"].unknown == 1 and rows["(none)"].usd >= 3.0
 
 
+@pytest.mark.slow
 def test_costs_as_a_table_and_as_csv(run: Cli, train: Path) -> None:
     job_id = launched(run, train)
     ended(run, job_id)

@@ -220,6 +220,7 @@ def bash(command: str) -> dict[str, Any]:
     return {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": "/"}
 
 
+@pytest.mark.slow
 def test_the_guard_of_a_plugin_writes_what_it_protects_at_its_first_call(tmp_path: Path, env: dict[str, str]) -> None:
     file = tmp_path / "gw" / "hooks" / "guard.json"
     assert plugins_guard(env, call=bash("ls")).returncode == 0 and file.stat().st_mode & 0o077 == 0
@@ -228,6 +229,7 @@ def test_the_guard_of_a_plugin_writes_what_it_protects_at_its_first_call(tmp_pat
     assert plugins_guard(env, call=bash(f"rm -rf {tmp_path}/gw")).returncode == 2, "it knows where the ledger is"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("guard", "changes the plugin's copy of the guard, or which ledger the account's servers used")
 def test_a_plugins_guard_protects_its_folder_and_the_list_of_servers(tmp_path: Path, env: dict[str, str]) -> None:
     cache = f"{tmp_path}/.claude/plugins/cache"

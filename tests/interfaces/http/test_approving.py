@@ -281,6 +281,7 @@ async def test_a_code_is_worthless_in_another_session_and_for_another_ticket(wor
         assert (await send(http, "r7mixt", code))["ok"], "what others tried took no try from the person"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("page", "An agent tries codes out in the person's session, many at a time")
 async def test_five_wrong_codes_void_the_right_one(world: World, wording: Wording) -> None:
     async with entered(world.ctx) as (_, http):
@@ -297,6 +298,7 @@ async def test_five_wrong_codes_void_the_right_one(world: World, wording: Wordin
         assert (await send(http, "r7mixt", fresh))["ok"]
 
 
+@pytest.mark.slow
 async def test_a_code_ends_with_its_time_its_facts_and_a_newer_one(world: World, wording: Wording) -> None:
     ctx = world.ctx
     async with entered(ctx) as (_, http):
@@ -315,6 +317,7 @@ async def test_a_code_ends_with_its_time_its_facts_and_a_newer_one(world: World,
     assert ctx.ledger.last("receipt/r7mixt", ApprovalGranted) is None
 
 
+@pytest.mark.slow
 async def test_a_no_a_wrong_pin_or_an_unknown_page_gets_no_code(world: World) -> None:
     ctx = world.ctx
     async with entered(ctx) as (_, http):

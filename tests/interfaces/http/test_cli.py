@@ -28,6 +28,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("http", "makes itself a token from an agent's shell")
 def test_without_a_terminal_there_is_no_token(home: Path, wording: Wording) -> None:
     for words in (("token", "create", "mine"), ("token", "create", "mine", "--scope", "submit", "--json")):
@@ -40,6 +41,7 @@ def test_without_a_terminal_there_is_no_token(home: Path, wording: Wording) -> N
     assert bad.returncode == 2 and "approve" in bad.stdout + bad.stderr, "no token approves"
 
 
+@pytest.mark.slow
 def test_a_person_makes_lists_and_revokes_a_token(home: Path, wording: Wording) -> None:
     says = {"yes": "yes"}
     code, shown = at_terminal(home, "token", "create", "laptop", "--scope", "read", "--scope", "submit", says=says)
@@ -108,6 +110,7 @@ def test_serve_answers_dashboard_gets_in_and_a_second_server_is_refused(home: Pa
     assert not (home / "serve.json").exists()
 
 
+@pytest.mark.slow
 def test_an_address_that_others_reach_needs_tls(home: Path, wording: Wording) -> None:
     done = gpuwarden(home, "serve", "--host", "0.0.0.0")
     assert done.returncode == 2

@@ -46,6 +46,7 @@ async def test_a_life_over_http_ends_with_a_yes_that_the_client_claims(ctx: Cont
     assert granted["channel"] == "elicitation" and "laptop" in granted["by"]
 
 
+@pytest.mark.slow
 async def test_many_clients_of_both_eras_share_one_server(ctx: Context) -> None:
     with listening(ctx) as (parts, _):
         headers = bearer(parts, "read")

@@ -112,6 +112,7 @@ async def seen(http: httpx2.AsyncClient, path: str) -> dict[str, object]:
     return await soon(look)
 
 
+@pytest.mark.slow
 async def test_now_shows_what_runs_waits_and_bills_with_the_command(http: httpx2.AsyncClient) -> None:
     await seen(http, "/now.json")
     page = Read((await http.get("/")).text)
@@ -129,6 +130,7 @@ async def test_now_shows_what_runs_waits_and_bills_with_the_command(http: httpx2
     assert float(amounts[0]["data-rate"] or 0) == 8.41 and 0 < float(amounts[0]["data-amount"] or 0) < 40
 
 
+@pytest.mark.slow
 async def test_the_first_answer_waits_for_no_platform(world: World) -> None:
     async def never(self: object = None) -> None:
         await anyio.sleep_forever()
@@ -153,6 +155,7 @@ async def test_a_job_shows_progress_cost_proof_machine_log_and_timeline(http: ht
     assert view["metrics"] == ["loss", "eval_loss", "learning_rate"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("utc")
 async def test_what_a_person_ordered_in_advance_is_on_now_and_on_the_job(
     http: httpx2.AsyncClient, wording: Wording
@@ -304,6 +307,7 @@ async def test_a_secret_of_this_process_is_on_no_page(world: World) -> None:
     assert secret not in json.dumps(view) + page + older.text and HIDDEN in page
 
 
+@pytest.mark.slow
 async def test_a_curve_has_gaps_and_marks_where_it_is_not_finite(http: httpx2.AsyncClient) -> None:
     curve = (await http.get("/jobs/jlive/curve.json?metric=loss")).json()
     assert curve["odd"] == [770] and curve["y"][curve["x"].index(770)] is None and curve["total"] == 2_310

@@ -26,6 +26,7 @@ def w_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return quick_warden(tmp_path / "home")
 
 
+@pytest.mark.slow
 async def test_a_script_by_its_path_is_launched_by_its_receipt_alone(ctx: Context) -> None:
     async with talking(ctx) as talk:
         checked = await talk.call("submit_job", **BY_PATH)
@@ -44,6 +45,7 @@ async def test_a_script_by_its_path_is_launched_by_its_receipt_alone(ctx: Contex
         assert again["job_id"] == taken["job_id"] and again["adopted"]
 
 
+@pytest.mark.slow
 async def test_the_text_and_the_path_are_the_same_job(ctx: Context) -> None:
     async with talking(ctx) as talk:
         receipt = (await talk.call("submit_job", **BY_PATH))["receipt"]
@@ -73,6 +75,7 @@ async def test_a_launch_by_the_receipt_reads_the_file_again(ctx: Context, change
     assert not ctx.ledger.events(kind="job.accepted")
 
 
+@pytest.mark.slow
 async def test_other_arguments_beside_the_receipt_are_refused(ctx: Context) -> None:
     async with talking(ctx) as talk:
         receipt = (await talk.call("submit_job", **JOB))["receipt"]
@@ -128,6 +131,7 @@ async def test_a_link_inside_of_the_working_directory_is_followed(ctx: Context) 
         assert (await talk.call("submit_job", **{**JOB, "script": "latest.py"}))["code"] == "checked"
 
 
+@pytest.mark.slow
 async def test_a_fan_out_is_launched_by_its_receipt_alone(ctx: Context) -> None:
     roster = {**BY_PATH, "grid": {"lr": ["1", "2"]}, "max_cost_usd": 20}
     async with talking(ctx) as talk:

@@ -287,6 +287,7 @@ async def test_a_prompt_asked_for_wrongly_is_an_error_of_the_caller(
 # ---------------------------------------------------------------------------------------------------------- search
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
 async def test_a_search_answers_shortly_with_what_to_read(ctx: Context, mode: str, wording: Wording) -> None:
     async with client_of(ctx, mode) as client:
@@ -304,6 +305,7 @@ async def test_a_search_answers_shortly_with_what_to_read(ctx: Context, mode: st
         wording(named["why"])
 
 
+@pytest.mark.slow
 async def test_nothing_fits_is_an_answer_and_a_bad_query_is_an_error(ctx: Context) -> None:
     async with client_of(ctx, "2026-07-28") as client:
         nothing = await look_up(client, "my grandmother's recipe for plum cake")

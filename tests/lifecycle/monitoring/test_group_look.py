@@ -66,6 +66,7 @@ def test_a_clock_is_off_only_where_no_moment_of_the_look_explains_it(off: float,
         assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the look at a node is Linux's")
 def test_the_agent_answers_as_a_program_of_the_run_folder(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "node_agent.py").write_text(agent_source())

@@ -241,6 +241,7 @@ def test_a_list_is_read_row_by_row_wherever_it_is_cut(
     assert list(rows_of(tmp_path / "a.json")) == []
 
 
+@pytest.mark.slow
 def test_a_list_of_many_rows_takes_the_memory_of_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_rows, "CHUNK", 1 << 14)
     (tmp_path / "a.json").write_text("[" + "{}," * 50_000 + "{}]")
