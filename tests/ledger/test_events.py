@@ -23,6 +23,7 @@ from gpuwarden.ledger import events as ledger_events
 from gpuwarden.ledger.events import (
     BODIES,
     AlertBody,
+    ApprovalGranted,
     ArtifactsPulled,
     Body,
     CancelRequested,
@@ -259,3 +260,10 @@ def test_no_body_and_no_kind_is_named_outside_of_the_ledger() -> None:
                 wrong += [f"{file.name}:{node.lineno} {kind}" for kind in BODIES if kind in node.value]
         wrong += [f"{file.name}: {text}" for text in re.findall(r"\.body(?:\[|\.get\().*", file.read_text("utf-8"))]
     assert wrong == []
+
+
+@pytest.mark.parametrize(("expires_at", "now", "holds"), [(10.0, 10.0, True), (10.0, 10.1, False), (None, 0.0, False)])
+def test_an_approval_holds_until_its_time_and_without_one_never(
+    expires_at: float | None, now: float, holds: bool
+) -> None:
+    assert ApprovalGranted(expires_at=expires_at).holds_at(now) is holds

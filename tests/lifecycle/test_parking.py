@@ -18,7 +18,14 @@ from gpuwarden.core.policy import Caps, Ending, policy_fields
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces import results
-from gpuwarden.ledger.events import ArtifactsPulled, EndingOrdered, LeaseCameBack, ParkingOrdered, ResumeIntent
+from gpuwarden.ledger.events import (
+    ArtifactsPulled,
+    EndingOrdered,
+    LeaseCameBack,
+    ParkingOrdered,
+    ResumeIntent,
+    StartRefused,
+)
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.ending.orders import object_to
 from gpuwarden.lifecycle.ending.parking import hold, park_at, parked, wake
@@ -252,6 +259,8 @@ async def test_a_refused_start_is_an_error_with_what_to_do(house: Parked, wordin
         await pull(house.ctx, job)
     wording(refused, job)
     assert house.state() == "stopped"
+    lease = read_job(house.ctx.ledger, job).lease
+    assert house.ctx.ledger.last(f"lease/{lease}", StartRefused) is not None
 
 
 async def test_a_start_above_what_a_person_allowed_is_refused(house: Parked) -> None:
