@@ -63,7 +63,6 @@ def adapter(tmp_path: Path) -> Path:
 def test_an_adapter_is_whole(adapter: Path) -> None:
     report = verify(adapter, Level.STRUCTURE)
     assert report.verdict is Verdict.PROVEN, seen(report)
-    assert "4 modules have both matrices" in " ".join(report.proved)
 
 
 @pytest.mark.parametrize("edit", [{"r": 8}, {"target_modules": ["q_proj", "k_proj"]}])
