@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests texts check format lint types selftest prove proofs endurance evidence gguf engines kube sky real lock newest attacks corruption bench docs picture wheel clean
+.PHONY: help demo test slow texts check format lint types selftest prove proofs endurance evidence gguf engines kube sky real lock newest attacks corruption bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ lock:  ## write uv.lock again, and constraints.txt, which says the same to pip
 	$(UV) export --quiet --locked --all-groups --all-extras --no-emit-project --no-hashes --no-annotate --no-header > constraints.txt
 
 newest: clean  ## run the tests with the newest releases that pyproject.toml allows, real libraries included
-	$(MAKE) UV= CONSTRAINTS= real tests
+	$(MAKE) UV= CONSTRAINTS= real test slow
 
 demo: $(READY)  ## walk one training job through its whole life, for real, at no cost
 	$(BIN)/gpuwarden demo $(ARGS)
@@ -44,8 +44,8 @@ demo: $(READY)  ## walk one training job through its whole life, for real, at no
 test: $(READY)  ## run the quick tests
 	$(TESTS) -m "not slow and not prove" $(ARGS)
 
-tests: $(READY)
-	$(TESTS) -m "not prove" $(ARGS)
+slow: $(READY)
+	$(TESTS) -m "slow and not prove" $(ARGS)
 
 texts: $(READY)  ## write tests/texts again, the golden files of what the interfaces say; review the difference
 	$(TESTS) -m "not prove" --texts $(ARGS)
@@ -64,7 +64,7 @@ types: $(READY)
 selftest: $(READY)
 	$(BIN)/python -m evals selftest
 
-check: lint types tests selftest  ## everything a change must pass
+check: lint types test slow selftest  ## everything a change must pass
 
 # One server of each serves a process, so these run apart from the others, one file on each worker.
 ENGINE_TESTS = tests/backends/test_ray.py tests/backends/test_sky_real.py tests/backends/test_sky.py \

@@ -40,7 +40,7 @@ settings.load_profile("gpuwarden")
 pytest_plugins = [
     "cli_kit", "client_kit", "clouds_house", "clouds_kit", "cutting", "kept_kit", "orders_kit",
     "plugin_kit", "ray_kit", "runner_kit", "sky_kit", "slurm_kit", "small_disk", "ssh_house",
-    "ssh_kit", "sshd", "wording",
+    "ssh_kit", "sshd", "timed_again", "wording",
 ]  # fmt: skip
 pytest.register_assert_rewrite(*pytest_plugins)
 

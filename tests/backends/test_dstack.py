@@ -45,6 +45,7 @@ from gpuwarden.providers.dstack import DstackProvider
 from hubserver import hub_server
 from lifecycle_kit import clock_of_today
 from waiting import soon
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -143,12 +144,13 @@ def test_options_that_dstack_lacks_are_refused(options: dict[str, Any]) -> None:
 
 
 async def test_somebody_elses_run_of_that_name_is_left_alone(
-    backend: DstackBackend, engine: DstackEngine, server: FakeDstack
+    backend: DstackBackend, engine: DstackEngine, server: FakeDstack, wording: Wording
 ) -> None:
     theirs = {"run_name": "gw-mine", "configuration": {"type": "task", "commands": ["sleep 60"], "env": {}, "tags": {}}}
     server.on_runs_apply({"plan": {"run_spec": theirs}})
-    with pytest.raises(Conflict, match="did not start"):
+    with pytest.raises(Conflict) as refused:
         await backend.submit(job("true"), PLACE, "mine", secrets={})
+    wording(refused, "gw-mine")
     assert isinstance(await backend.find(PLACE, "mine"), Unknown)
     assert len(server.runs) == 1 and not any(path.endswith(("/stop", "/apply")) for path, _ in server.asked)
 
@@ -228,7 +230,7 @@ async def test_a_server_that_is_too_old_or_another_one_is_asked_nothing(
     assert {path for path, _ in server.asked} == {"/api/server/get_info"}
 
 
-async def test_a_token_without_rights_and_a_missing_project(server: FakeDstack) -> None:
+async def test_a_token_without_rights_and_a_missing_project(server: FakeDstack, wording: Wording) -> None:
     stranger = DstackBackend(SystemClock(), server.env | {"DSTACK_TOKEN": "somebody-else"})
     with pytest.raises(AuthFailed, match="Invalid token"):
         await stranger.submit(job("true"), PLACE, "t", secrets={})
@@ -236,12 +238,14 @@ async def test_a_token_without_rights_and_a_missing_project(server: FakeDstack) 
     assert finding.severity is Severity.ERROR
     nowhere = PLACE.model_copy(update={"platform": "dstack/other"})
     mine = DstackBackend(SystemClock(), server.env)
-    with pytest.raises(NotFound, match="no such project"):
+    with pytest.raises(NotFound) as refused:
         await mine.submit(job("true"), nowhere, "t", secrets={})
+    wording(refused)
     assert isinstance(await mine.find(nowhere, "t"), Unknown), "a project that can't be seen is not an empty one"
     none = DstackBackend(SystemClock(), {"DSTACK_SERVER_URL": server.env["DSTACK_SERVER_URL"]})
-    with pytest.raises(AuthFailed, match="no API key"):
+    with pytest.raises(AuthFailed) as refused:
         await none.submit(job("true"), PLACE, "t", secrets={})
+    wording(refused)
     with pytest.raises(BadRequest, match="https"):
         far = DstackBackend(SystemClock(), server.env | {"DSTACK_SERVER_URL": "http://gpu.example"})
         await far.submit(job("true"), PLACE, "t", secrets={})
@@ -299,7 +303,7 @@ async def test_a_long_log_is_read_page_by_page(backend: DstackBackend, engine: D
 
 
 async def test_a_log_without_an_end_or_of_another_form_is_left(
-    backend: DstackBackend, engine: DstackEngine, server: FakeDstack, monkeypatch: pytest.MonkeyPatch
+    backend: DstackBackend, engine: DstackEngine, server: FakeDstack, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr("gpuwarden.backends.dstack.MOST_PAGES", 5)
     handle = await backend.submit(engine.job("true"), PLACE, "endless", secrets={})
@@ -309,8 +313,9 @@ async def test_a_log_without_an_end_or_of_another_form_is_left(
     assert (await backend.logs(handle)).text == "" and next(pages) == 5
     odd = {"logs": [{"message": "é"}], "next_token": None}
     monkeypatch.setattr(server, "on_logs_poll", lambda body: (200, odd))
-    with pytest.raises(BadReply, match="log came in a form"):
+    with pytest.raises(BadReply) as refused:
         await backend.logs(handle)
+    wording(refused)
 
 
 @pytest.mark.parametrize("lease", ["x" * 256, "../../outside", "/etc/hostname", ".", "", "a\0b"])
@@ -387,7 +392,7 @@ async def test_a_reservation_takes_the_checked_price_to_the_run(
 
 
 async def test_an_ended_run_whose_machine_idles_still_bills(
-    server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine
+    server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine, wording: Wording
 ) -> None:
     made = await provider.create(Resources(gpu="H100"), "lease-8")
     assert isinstance(made, Known) and made.value.place is not None
@@ -399,7 +404,7 @@ async def test_an_ended_run_whose_machine_idles_still_bills(
     left = await provider.get("lease-8")
     assert isinstance(left, Known) and left.value is not None
     assert (left.value.state, left.value.meter) == (InstanceState.TERMINATING, True)
-    assert "is idle in the fleet gpus" in left.value.why
+    wording(left.value.why, "gpus")
     fleet["instances"][0]["created"] = "2026-01-01T00:00:00Z"
     own = await provider.get("lease-8")
     assert isinstance(own, Known) and own.value is not None and own.value.state is InstanceState.GONE
@@ -415,6 +420,7 @@ async def test_the_cloud_itself_is_the_second_witness(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     web: Web,
+    wording: Wording,
 ) -> None:
     clock = clock_of_today()
     account = LambdaAccount(tmp_path / "lambda", clock)
@@ -437,7 +443,7 @@ async def test_the_cloud_itself_is_the_second_witness(
     still = await asking.get("lease-7")
     assert isinstance(still, Known) and still.value is not None
     assert (still.value.state, still.value.meter) == (InstanceState.TERMINATING, True)
-    assert f"lambda still has its machine {rented.id}" in still.value.why
+    wording(still.value.why, "lambda", rented.id)
     account.faults = [Fault("other", ".", count=99, status=503, body=b"")]
     assert isinstance(await asking.get("lease-7"), Unknown)
     account.faults = []
@@ -448,13 +454,15 @@ async def test_the_cloud_itself_is_the_second_witness(
 
 
 async def test_gateways_and_other_runs_are_disclosed(
-    server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine
+    server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine, wording: Wording
 ) -> None:
     server.gateways = [{"id": "5e153a59-4f9b-4ab4-8b6e-673c09e8e3c9", "name": "web", "status": "running"}]
     handle = await backend.submit(job("sleep 60"), PLACE, "other", secrets={})
     listed = await provider.list()
     assert isinstance(listed, Known)
-    assert [i.why.split(":")[0] for i in listed.value] == ["run gw-other", "a gateway of dstack"]
+    run, gateway = listed.value
+    wording(run.why.partition(":")[0], "gw-other")
+    wording(gateway.why.partition(":")[0])
     assert all(i.meter is not False for i in listed.value)
     await backend.stop(handle, grace_s=1)
 
@@ -468,9 +476,12 @@ async def test_a_list_without_rights_is_not_an_empty_one(server: FakeDstack, tmp
         await provider.terminate("lease-1")
 
 
-async def test_a_project_without_a_fleet_is_told_before(server: FakeDstack, provider: DstackProvider) -> None:
+async def test_a_project_without_a_fleet_is_told_before(
+    server: FakeDstack, provider: DstackProvider, wording: Wording
+) -> None:
     (finding,) = await provider.check()
-    assert finding.severity is Severity.ERROR and "no fleet" in finding.message
+    assert finding.severity is Severity.ERROR
+    wording(finding.message)
     server.fleets = [recorded("fleet")]
     assert await provider.check() == []
     assert await provider.account_id() == Known(f"admin at {server.env['DSTACK_SERVER_URL']}")

@@ -24,6 +24,7 @@ from gpuwarden.backends.base import BACKENDS, ArrayTask
 from gpuwarden.core.errors import BadRequest, NotSupported
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Handle, JobSpec, Place
+from wording import Wording
 
 VERSIONS = ["1.30", "1.34", "1.37"]
 CLAIM = {
@@ -93,9 +94,10 @@ def test_no_secret_of_an_array_is_in_its_job() -> None:
     assert orders_of(made, [ArrayTask(spec(), f"t-{n}") for n in range(2)]) == {}
 
 
-def test_secrets_that_fit_into_no_object_are_refused_before_anything_is_sent() -> None:
-    with pytest.raises(BadRequest, match="too large"):
+def test_secrets_that_fit_into_no_object_are_refused_before_anything_is_sent(wording: Wording) -> None:
+    with pytest.raises(BadRequest) as refused:
         check_array([ArrayTask(spec(), f"t-{n}", {"KEY": "x" * 500_000}) for n in range(2)])
+    wording(refused)
 
 
 def test_the_validator_refuses_a_field_that_nobody_knows() -> None:

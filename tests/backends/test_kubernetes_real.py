@@ -81,7 +81,7 @@ async def test_the_rights_of_the_manifest_are_enough_and_others_are_named(
     ctx = warden(tmp_path, cluster.runs)
     (why,) = await refused(ctx, train())
     await ctx.backend("kubernetes").aclose()  # type: ignore[attr-defined]
-    assert why.startswith("PF-PLACE-001: the cluster does not let this user create jobs, get jobs")
+    assert why.startswith("PF-PLACE-001: ") and "create jobs, get jobs" in why
     with pytest.raises(AuthFailed, match="forbidden"):
         await KubernetesBackend(SystemClock()).handle_of(place, "r-none")
 
@@ -103,7 +103,7 @@ async def test_a_name_that_another_tool_took_is_left_alone(
     pod = {"restartPolicy": "Never", "containers": [{"name": "job", "image": "x", "command": ["true"]}]}
     theirs = cluster.put(jobs, {"metadata": {"name": "gw-r-name-a1"}, "spec": {"template": {"spec": pod}}})
     assert await backend.find(place, "r-name") == Known(None)
-    with pytest.raises(Conflict, match="another tool"):
+    with pytest.raises(Conflict, match="gw-r-name-a1"):
         await backend.submit(engine.job("true"), place, "r-name", secrets={})
     backend.api("test").delete_job("gw-r-name-a1", "11111111-2222-3333-4444-555555555555")  # ours had another uid
     there = cluster.admin.get(f"{jobs}/gw-r-name-a1").json()

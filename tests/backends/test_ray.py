@@ -283,7 +283,7 @@ async def test_the_whole_life_of_a_job_on_a_cluster(ctx: Context, head: Head, tm
     assert sorted(str(row["status"]) for row in rows) == ["FAILED", "SUCCEEDED"], "one submission an attempt"
     await pull(ctx, name)
     assert (await verify_job(ctx, name)).verdict is Verdict.PROVEN
-    with pytest.raises(NotSupported, match="not rented") as nothing:
+    with pytest.raises(NotSupported) as nothing:
         await request(ctx, name, "terminate")
     told = manual_text(nothing.value.next_steps)
     assert seen.job.handle is not None and f"rm -r -- {seen.job.handle.run_dir}" in told and "ssh" not in told

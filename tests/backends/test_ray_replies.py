@@ -28,6 +28,7 @@ from gpuwarden.core.models import Handle, JobSpec, Place, StopResult, Unknown
 from gpuwarden.core.policy import Local
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
+from wording import Wording
 
 FOLDERS = {"gw-t": "/shared/gw-t"}
 VERSION = (200, {"ray_version": "2.60.0"})
@@ -96,6 +97,7 @@ FIELDS = ("type", "submission_id", "status", "metadata", "message", "error_type"
           "driver_exit_code", "driver_node_id")  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), JSON, st.integers(100, 599))
 def test_a_list_is_read_or_refused_whatever_it_has(changes: dict[str, Any], odd: object, status: int) -> None:
     for found in ([{**row(), **changes}], [row(metadata={**row()["metadata"], "gpuwarden_attempt": odd})], [odd], odd):
@@ -234,9 +236,10 @@ def test_an_option_that_ray_lacks_is_refused_with_those_that_it_has() -> None:
         options.read_options(JobSpec(platform="ray/x", command=("true",), options={"partition": "a"}))
 
 
-def test_the_last_line_of_a_traceback_names_the_cause() -> None:
+def test_the_last_line_of_a_traceback_names_the_cause(wording: Wording) -> None:
     assert last_line("Traceback:\n  File x\nValueError: it exists.\n.") == "ValueError: it exists."
-    assert last_line(None) == last_line(" \n") == "no reason given"
+    assert last_line(None) == last_line(" \n")
+    wording(str(last_line(None)))
 
 
 class Dashboard:
@@ -334,7 +337,7 @@ async def test_a_dashboard_that_is_not_up_is_unknown(dashboard: Dashboard) -> No
     dashboard.server.shutdown()
     dashboard.server.server_close()
     assert isinstance(await dashboard.backend.find(dashboard.place, "t"), Unknown)
-    with pytest.raises(Unreachable, match="does not answer"):
+    with pytest.raises(Unreachable):
         await dashboard.backend.limits(JOB, dashboard.place)
 
 
@@ -346,14 +349,17 @@ async def test_a_cluster_that_is_too_old_says_so(dashboard: Dashboard) -> None:
 
 
 @pytest.mark.anyio
-async def test_an_id_that_another_tool_used_is_a_conflict_and_leaves_no_secret(dashboard: Dashboard) -> None:
+async def test_an_id_that_another_tool_used_is_a_conflict_and_leaves_no_secret(
+    dashboard: Dashboard, wording: Wording
+) -> None:
     backend, place = dashboard.backend, dashboard.place
     handle: Handle = await backend.handle_of(place, "t")
     theirs = row(submission_id=submission_id("gw-t", 1, handle.run_dir), metadata={"theirs": "1"})
     dashboard.jobs(theirs)
     dashboard.replies["POST /api/jobs/"] = (500, "Traceback\nValueError: it already exists")
-    with pytest.raises(Conflict, match="nothing was started"):
+    with pytest.raises(Conflict) as refused:
         await backend.submit(JOB, place, "t", secrets={"TOKEN": "hunter22"})
+    wording(refused, theirs["submission_id"])
     assert not [f for f in Path(handle.run_dir).rglob("*") if f.is_file() and b"hunter22" in f.read_bytes()]
     dashboard.jobs()
     with pytest.raises(Unreachable, match="already exists"):

@@ -100,5 +100,5 @@ async def test_a_state_that_nobody_knows_is_no_end(
 
 
 def test_an_option_that_skypilot_lacks_is_refused(engine: SkyEngine) -> None:
-    with pytest.raises(BadRequest, match="options of sky"):
+    with pytest.raises(BadRequest, match="partition"):
         SkyBackend(SystemClock()).settle(engine.job("true", options={"partition": "low"}))

@@ -24,6 +24,7 @@ from gpuwarden.remote.sky.client import SkyClient
 from gpuwarden.remote.sky.rows import Done, ManagedJob, ManagedQueue
 from sky_kit import NOW, FarManaged, ManagedEngine, SkyServer, sky_env
 from waiting import soon
+from wording import Wording
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.usefixtures("patient_sky")]
 PLACE = Place(platform="sky-jobs/aws", run_root="~/gpuwarden")
@@ -70,7 +71,7 @@ async def test_a_request_that_the_sdk_repeats_rents_one_machine(
 
 @pytest.mark.prove
 async def test_a_recovery_is_shown_and_starts_in_an_empty_folder(
-    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, sky_server: SkyServer
+    backend: SkyJobsBackend, place: Place, engine: ManagedEngine, sky_server: SkyServer, wording: Wording
 ) -> None:
     handle = await backend.submit(engine.job("ls; touch saved; echo ready; sleep 1800"), place, "m-spot", secrets={})
     job = sky_server.managed_jobs[-1]
@@ -81,7 +82,8 @@ async def test_a_recovery_is_shown_and_starts_in_an_empty_folder(
     await soon(printed)
     job.end("RECOVERING")
     seen = (await backend.poll([handle]))["m-spot"]
-    assert (seen.state, seen.meter) == (Job.QUEUED, None) and "its machine was taken" in seen.why
+    assert (seen.state, seen.meter, seen.reason) == (Job.QUEUED, None, Code.ENGINE_QUEUE)
+    wording(seen.why)
     assert (await backend.logs(handle)).text == "", "nobody is asked for the log of a job that has no machine"
     job.recover()
     seen = await until(backend, handle, lambda o: o.state is Job.RUNNING)
@@ -154,7 +156,7 @@ async def test_a_launch_that_is_on_its_way_is_found_and_not_sent_again(
 async def test_nothing_is_read_from_a_machine_that_nobody_reaches(backend: SkyJobsBackend) -> None:
     handle = backend._handle(PLACE, "m-files")
     for asking in (backend.list_files(handle, ["out"]), backend.manifest(handle, ["out"])):
-        with pytest.raises(Unreachable, match="can't be reached"):
+        with pytest.raises(Unreachable):
             await asking
     with pytest.raises(Unreachable):
         async for _ in backend.read(handle, Artifact(path="out", size=1)):
@@ -251,7 +253,7 @@ def test_the_option_leads_to_the_platform_of_managed_jobs() -> None:
     found = SkyJobsBackend(SystemClock()).settle(SkyBackend(SystemClock()).settle(spec))
     assert (found.platform, found.options) == ("sky-jobs/aws", {"cpus": "4+"})
     assert SkyBackend(SystemClock()).settle(spec.model_copy(update={"options": {}})).platform == "sky/aws"
-    with pytest.raises(BadRequest, match="options of sky"):
+    with pytest.raises(BadRequest, match="partition"):
         SkyJobsBackend(SystemClock()).settle(spec.model_copy(update={"options": {"partition": "low"}}))
 
 
@@ -262,7 +264,7 @@ def test_the_name_has_the_reservation_and_the_attempt() -> None:
     assert {named(name) for name in ("gw-j1", "gw-j1-a0", "x-a1", "", "gw-j1-a1\n")} == {("", 0)}
 
 
-def test_a_command_with_a_store_starts_only_where_something_can_upload(tmp_path: Path) -> None:
+def test_a_command_with_a_store_starts_only_where_something_can_upload(tmp_path: Path, wording: Wording) -> None:
     spec = JobSpec(platform="sky-jobs/aws", command=("true",), outputs=("out",), keep="s3://runs/team")
     text = command(spec, PLACE, "m-client", 1)
     bare = tmp_path / "bin"
@@ -279,10 +281,12 @@ def test_a_command_with_a_store_starts_only_where_something_can_upload(tmp_path:
         text=True,
         check=False,
     )
-    assert done.returncode == 69 and "neither uv nor boto3" in done.stdout
+    assert done.returncode == 69
+    wording(done.stdout, "uv", "boto3")
 
 
-def test_a_script_that_is_too_long_is_refused_before_anything_is_sent() -> None:
+def test_a_script_that_is_too_long_is_refused_before_anything_is_sent(wording: Wording) -> None:
     letters = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=1_040_000))
-    with pytest.raises(BadRequest, match="too long"):
+    with pytest.raises(BadRequest) as refused:
         command(JobSpec(platform="sky-jobs/aws", script=f"x = '{letters}'"), PLACE, "m-long", 1)
+    wording(refused)

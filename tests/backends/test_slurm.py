@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,21 +141,21 @@ async def test_a_job_on_several_nodes_looks_at_them_in_its_allocation_before_it_
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    ("read", "other", "env", "said"),
+    ("read", "other", "env", "code"),
     [
         ('\n        "now": ', '\n        "now": 900 * (os.environ["SLURMD_NODENAME"] == "n1") + ', {},
-         "n1: its clock is at least"),
+         "clock_off"),
         ('"torch": torch_here(request.get("python") or ""),', '"torch": {"torch": os.environ["SLURMD_NODENAME"]},', {},
-         r"it has PyTorch n(?:1, and n0 has n0|0, and n1 has n1)"),
+         "torch_differs"),
         ('"interfaces": interfaces(),', '"interfaces": interfaces(),', {"NCCL_SOCKET_IFNAME": "eth99"},
-         "NCCL_SOCKET_IFNAME is eth99, and that is not there"),
+         "interface_wrong"),
         ('SOURCE = ""', 'SOURCE = os.environ["SLURMD_NODENAME"] == "n1" and sys.exit(7) or ""', {},
-         "only 1 of 2 nodes answered: n0"),
+         "silent"),
     ],
 )  # fmt: skip
 async def test_a_job_whose_nodes_cant_work_together_ends_before_its_command(
     backend: SlurmBackend, place: Place, engine: SlurmEngine, monkeypatch: pytest.MonkeyPatch,
-    read: str, other: str, env: dict[str, str], said: str,
+    read: str, other: str, env: dict[str, str], code: str,
 ) -> None:  # fmt: skip
     source = node_talk.agent_source()
     assert source.count(read) == 1
@@ -165,10 +164,11 @@ async def test_a_job_whose_nodes_cant_work_together_ends_before_its_command(
     handle = await backend.submit(spec, place, "w-bad", secrets={})
     seen = await ended(backend, handle)
     assert (seen.state, seen.reason, seen.exit_code) == (Job.FAILED, Code.NOT_STARTED, 96)
-    assert "nodes can't work together" in seen.why and re.search(said, seen.why)
+    found = json.loads((Path(handle.run_dir) / "nodes.json").read_text())["problems"]
+    assert {problem["code"] for problem in found} == {code}
+    assert all(problem["node"] in seen.why for problem in found)
     lines = await told(backend, handle)
     assert lines and all(line.startswith("[gpuwarden] ") for line in lines), "no rank has run"
-    assert json.loads((Path(handle.run_dir) / "nodes.json").read_text())["problems"]
 
 
 @pytest.mark.slow
@@ -402,5 +402,5 @@ async def test_a_fan_out_that_no_array_takes_is_refused_before_anything_is_sent(
 async def test_the_login_nodes_own_cluster_is_closed_until_a_person_opens_it(ctx: Context) -> None:
     ctx._backends.clear()
     ctx.policy = ctx.policy.model_copy(update={"local": Local()})
-    with pytest.raises(NoSandbox, match="home folder"):
+    with pytest.raises(NoSandbox):
         await submit(ctx, train())

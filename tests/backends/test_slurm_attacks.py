@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gpuwarden.backends.slurm import SlurmBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Known, Place, Unknown
 from gpuwarden.remote.host import slurm_agent
+from wording import Wording
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Slurm's login nodes are POSIX")
 STOP = {"name": "gw-j1", "token": "j1", "grace_s": 0.2, "wait_s": 60.0, "ended": ["COMPLETED", "CANCELLED"]}
@@ -64,6 +66,7 @@ def played(tmp_path: Path) -> Played:
     return Played(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "written", ['{"asked_at": "soon"}', '{"asked_at": 1e300}', '{"asked_at": -5}', "[" * 50_000, "7"]
 )
@@ -75,6 +78,7 @@ def test_a_job_cant_make_itself_unstoppable_by_what_it_writes(played: Played, wr
     assert played.log.read_text().splitlines()[-1] == "7", "ended for good after its grace"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["folder", "pipe", "link"])
 @pytest.mark.attack("ending", "puts something else where its stop is written down")
 def test_a_job_cant_make_itself_unstoppable_by_what_it_puts_there(played: Played, what: str) -> None:
@@ -96,6 +100,7 @@ def test_a_job_cant_blind_the_look_at_all_jobs_with_a_pipe(played: Played) -> No
     assert found["queue"]["rows"][0]["name"] == "gw-j1-a1" and found["said"] == {"gw-j1": ""}
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_set_back_ends_no_grace_early_and_none_never(played: Played) -> None:
     played.hears()
     (played.run_dir / "stop.json").write_text(json.dumps({"grace_s": 0.2, "asked_at": 4e9}))
@@ -112,7 +117,7 @@ def test_nothing_of_the_users_environment_makes_one_job_many() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.attack("ending", "dies while its submit is on its way, so that the job starts after it was called off")
-async def test_a_submit_that_outlives_its_caller_is_not_nothing(tmp_path: Path) -> None:
+async def test_a_submit_that_outlives_its_caller_is_not_nothing(tmp_path: Path, wording: Wording) -> None:
     played = Played(tmp_path, name="another")
     place = Place(platform="slurm/local", run_root=str(tmp_path / "runs"), env=played.env)
     backend = SlurmBackend(SystemClock())
@@ -120,7 +125,8 @@ async def test_a_submit_that_outlives_its_caller_is_not_nothing(tmp_path: Path) 
     with (played.run_dir / "submit.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = await backend.find(place, "j1")
-        assert isinstance(found, Unknown) and "on its way" in found.why
+        assert isinstance(found, Unknown)
+        wording(found.why)
     assert await backend.find(place, "j1") == Known(None)
 
 
@@ -152,7 +158,7 @@ def test_another_form_is_an_error_and_never_an_empty_set(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "0-5,...", "0-99999999", "1-5:0", "0x7FF", "-3", "%2", "5-3"])
 def test_a_list_that_was_cut_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="Slurm names"):
+    with pytest.raises(ValueError, match=re.escape(text) + "$"):
         slurm_agent.indices(text)
 
 

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from gpuwarden.checkpoints import examine
 from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Report, Verdict
 from real_parts import need
+from wording import Wording
 
 
 def want(*modules: str) -> None:
@@ -42,16 +45,16 @@ def zero(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_rank_has_left_its_part(zero: Path) -> None:
+def test_every_rank_has_left_its_part(zero: Path, wording: Wording) -> None:
     report = verify(zero, Level.CONTENT)
     assert report.verdict is Verdict.PROVEN, seen(report)
     (zero / "global_step10/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
-    assert "ranks without optim states for mp_rank 00: 1" in seen(verify(zero, Level.STRUCTURE))
+    wording(seen(verify(zero, Level.STRUCTURE)), "mp_rank 00: 1")
 
 
-def test_latest_points_at_nothing(zero: Path) -> None:
+def test_latest_points_at_nothing(zero: Path, wording: Wording) -> None:
     (zero / "latest").write_text("global_step20")
-    assert "latest names 'global_step20'" in seen(verify(zero, Level.STRUCTURE))
+    wording(seen(verify(zero, Level.STRUCTURE)), "global_step20")
 
 
 SHAPES: dict[str, tuple[int, ...]] = {"0.weight": (8, 3), "0.bias": (8,), "1.weight": (5, 8), "1.bias": (5,)}
@@ -108,16 +111,12 @@ class Zero:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "world"), [(1, 2), (2, 1), (2, 5), (3, 1), (3, 3)])
-def test_a_zero_folder_is_whole_and_can_be_resumed(tmp_path: Path, stage: int, world: int) -> None:
+def test_a_zero_folder_is_whole_and_can_be_resumed(tmp_path: Path, stage: int, world: int, wording: Wording) -> None:
     want("torch")
     Zero(stage, world).write(tmp_path)
     report = verify(tmp_path, Level.RESUME)
     assert report.verdict is Verdict.PROVEN and report.step == 7, seen(report)
-    told = {*report.checkpoints[0].proved}
-    assert {
-        f"all {world} ranks left their parts",
-        f"the shares of {world} ranks give the model's 77 parameters",
-    } <= told
+    wording("\n".join(report.checkpoints[0].proved), 77)
 
 
 def test_the_weights_of_zero_3_are_looked_at_though_they_lie_in_the_optimizers_file(tmp_path: Path) -> None:
@@ -130,67 +129,72 @@ def test_the_weights_of_zero_3_are_looked_at_though_they_lie_in_the_optimizers_f
     part["optimizer_state_dict"]["fp32_flat_groups"][0][3] = float("nan")
     torch.save(part, place)
     report = verify(tmp_path, Level.CONTENT)
-    assert "not finite: optimizer_state_dict.fp32_flat_groups.0" in seen(report)
+    assert Cause.NOT_FINITE in report.causes and "optimizer_state_dict.fp32_flat_groups.0" in seen(report)
 
 
-BENT: list[tuple[Zero, Zero | None, str]] = [
-    (Zero(share=20), None, "the shares of ranks 0, 1, 2 do not give the model's 77 parameters"),
-    (Zero(2, share=20), None, "the shares of parameter groups 0 do not give the model's 77 parameters"),
-    (Zero(), Zero(head={"global_steps": 6}), "are at different steps, 6, 7: they are of different saves"),
-    (Zero(), Zero(head={"dp_world_size": 4}), "the parts were saved by 3, 4 ranks"),
-    (Zero(), Zero(counter=6), "the ranks' optimizers are at different steps: 6, 7"),
-    (Zero(head={"global_steps": 8}), None, "called global_step7, but its parts are at step 8"),
-    (Zero(head={"mp_world_size": 2}), None, "nothing is there of model-parallel parts 1"),
-    (Zero(head={"dp_world_size": 2}), None, "3 ranks left model states for mp_rank 00; there were 2"),
-    (Zero(), Zero(head={"param_shapes": [{"w": (3,)}]}), "of models of different shapes"),
-]
+BENT: dict[str, tuple[Zero, Zero | None, tuple[str, ...]]] = {
+    "other shares": (Zero(share=20), None, ("0, 1, 2", "77")),
+    "other shares of ZeRO 2": (Zero(2, share=20), None, ("77",)),
+    "other steps": (Zero(), Zero(head={"global_steps": 6}), ("6, 7",)),
+    "other numbers of ranks": (Zero(), Zero(head={"dp_world_size": 4}), ("3, 4",)),
+    "other steps of optimizers": (Zero(), Zero(counter=6), ("6, 7",)),
+    "another step than the folder": (Zero(head={"global_steps": 8}), None, ("global_step7", "8")),
+    "another part of the model": (Zero(head={"mp_world_size": 2}), None, ("1",)),
+    "too many ranks": (Zero(head={"dp_world_size": 2}), None, ("mp_rank 00", "3", "2")),
+    "other shapes": (Zero(), Zero(head={"param_shapes": [{"w": (3,)}]}), ()),
+}
 
 
-@pytest.mark.parametrize(("save", "other", "words"), BENT)
-def test_ranks_that_do_not_belong_together(tmp_path: Path, save: Zero, other: Zero | None, words: str) -> None:
+@pytest.mark.parametrize(("save", "other", "numbers"), BENT.values(), ids=BENT)
+def test_ranks_that_do_not_belong_together(
+    tmp_path: Path, save: Zero, other: Zero | None, numbers: tuple[str, ...], wording: Wording
+) -> None:
     """`other` is a save from which rank 1 is taken: what a rank left in the same folder earlier."""
     want("torch")
     save.write(tmp_path)
     if other:
         other.write(tmp_path, only=1)
     report = verify(tmp_path, Level.STRUCTURE)
-    assert report.verdict is Verdict.REFUTED and words in seen(report), seen(report)
+    assert report.verdict is Verdict.REFUTED, seen(report)
+    wording(seen(report), *numbers)
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("optim", 2), ("model", 2), ("optim", 0)])
-def test_a_rank_that_left_nothing_is_missed_even_if_it_is_the_last(tmp_path: Path, kind: str, rank: int) -> None:
+def test_a_rank_that_left_nothing_is_missed_even_if_it_is_the_last(
+    tmp_path: Path, kind: str, rank: int, wording: Wording
+) -> None:
     want("torch")
     (Zero().write(tmp_path) / STATES.format(rank, kind)).unlink()
-    assert f"ranks without {kind} states for mp_rank 00: {rank}" in seen(verify(tmp_path, Level.STRUCTURE))
+    wording(seen(verify(tmp_path, Level.STRUCTURE)), kind, f"mp_rank 00: {rank}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_zero_folder_without_its_optimizers(tmp_path: Path, stage: int) -> None:
+def test_a_zero_folder_without_its_optimizers(tmp_path: Path, stage: int, wording: Wording) -> None:
     want("torch")
     for place in Zero(stage).write(tmp_path).glob("*optim_states.pt"):
         place.unlink()
     report = verify(tmp_path, Level.STRUCTURE)
     if stage == 3:
-        assert "keeps the weights in the ranks' optim states, and there are none" in seen(report)
+        wording(seen(report))
     else:
         assert report.verdict is Verdict.PROVEN, seen(report)
-        assert "start the optimizer afresh" in seen(verify(tmp_path, Level.RESUME))
+        wording(seen(verify(tmp_path, Level.RESUME)))
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_is_ahead_or_torn(tmp_path: Path) -> None:
+def test_an_optimizer_that_is_ahead_or_torn(tmp_path: Path, wording: Wording) -> None:
     want("torch")
     import torch
 
-    for bent, words in ((Zero(counter=9), "made 9 steps"), (Zero(moments={"exp_avg": torch.ones(3)}), "different sha")):
+    for bent, numbers in ((Zero(counter=9), [9]), (Zero(moments={"exp_avg": torch.ones(3)}), [])):
         bent.write(tmp_path)
         assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN
-        assert words in seen(verify(tmp_path, Level.RESUME))
+        wording(seen(verify(tmp_path, Level.RESUME)), *numbers)
 
 
 @pytest.mark.slow
-def test_a_trainers_checkpoint_says_what_its_ranks_lack(tmp_path: Path) -> None:
+def test_a_trainers_checkpoint_says_what_its_ranks_lack(tmp_path: Path, wording: Wording) -> None:
     """The Trainer puts DeepSpeed's folder into its own; what stands in the way of a resume is the checkpoint's."""
     want("torch")
     import torch
@@ -201,16 +205,16 @@ def test_a_trainers_checkpoint_says_what_its_ranks_lack(tmp_path: Path) -> None:
     torch.save({"cpu": torch.get_rng_state()}, folder / "rng_state.pth")
     report = verify(tmp_path, Level.RESUME)
     assert report.newest == "checkpoint-7"
-    assert "checkpoint-7: the optimizers have made 9 steps" in seen(report)
+    wording(seen(report), "checkpoint-7", 9)
 
 
-def test_a_latest_that_was_not_moved_on_is_told(tmp_path: Path) -> None:
+def test_a_latest_that_was_not_moved_on_is_told(tmp_path: Path, wording: Wording) -> None:
     want("torch")
     Zero(step=9).write(tmp_path)
     Zero(step=7).write(tmp_path)
     report = verify(tmp_path, Level.STRUCTURE)
     assert report.verdict is Verdict.PROVEN
-    assert "latest names global_step7, so a resume would pass over global_step9" in report.warnings
+    wording("\n".join(report.warnings), "global_step7", "global_step9")
 
 
 NONSENSE: list[dict[str, Any]] = [
@@ -221,18 +225,20 @@ NONSENSE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("head", NONSENSE)
-def test_heads_that_make_no_sense_neither_stop_the_look_nor_prove_shares(tmp_path: Path, head: dict[str, Any]) -> None:
+@pytest.mark.parametrize("head", NONSENSE, ids=lambda head: next(iter(head)))
+def test_heads_that_make_no_sense_neither_stop_the_look_nor_prove_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: dict[str, Any], wording: Wording
+) -> None:
     want("torch")
+    monkeypatch.setattr(examine, "GAVE_UP", ())  # what a layout stumbles over is raised
     Zero(head=head).write(tmp_path)
     report = verify(tmp_path, Level.STRUCTURE)
-    assert "could not be judged" not in seen(report), seen(report)
     if "param_shapes" in head or "ds_config" in head:
-        assert not any("give the model's" in p for c in report.checkpoints for p in c.proved)
+        wording("\n".join(line for found in report.checkpoints for line in found.proved))
 
 
 @pytest.mark.slow
-def test_a_tensor_that_carries_attributes_is_seen_and_loads(tmp_path: Path) -> None:
+def test_a_tensor_that_carries_attributes_is_seen_and_loads(tmp_path: Path, wording: Wording) -> None:
     want("torch")
     import torch
 
@@ -241,4 +247,5 @@ def test_a_tensor_that_carries_attributes_is_seen_and_loads(tmp_path: Path) -> N
         torch.save({"w": value}, tmp_path / name)
     report = verify(tmp_path, Level.LOAD)
     assert report.verdict is Verdict.PROVEN, seen(report)
-    assert ["every value of 1 floating tensors is finite" in f.proved for f in report.files] == [True, True]
+    for file in report.files:
+        wording("\n".join(file.proved))

@@ -13,8 +13,10 @@ import pytest
 from gpuwarden.checkpoints.file_model import BLOCK_SCALES
 from gpuwarden.checkpoints.values import checksums
 from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Report, Verdict
 from real_parts import need
+from wording import Wording
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +50,11 @@ def parts(gguf: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("level", list(Level)[:3])
-def test_a_split_model_is_one_model(parts: Path, level: Level) -> None:
+def test_a_split_model_is_one_model(parts: Path, level: Level, wording: Wording) -> None:
     assert len(list(parts.iterdir())) == 3
     report = verify(parts, level)
     assert report.verdict is Verdict.PROVEN, seen(report)
-    assert any("all 3 parts of tiny are there, with 5 tensors together" in line for line in report.proved)
+    wording("\n".join(report.proved), 3, "tiny", 5)
 
 
 def test_a_part_alone_is_whole(parts: Path) -> None:
@@ -60,16 +62,16 @@ def test_a_part_alone_is_whole(parts: Path) -> None:
         assert verify(part, Level.LOAD).verdict is Verdict.PROVEN
 
 
-def test_a_missing_part_refutes_the_set(parts: Path) -> None:
+def test_a_missing_part_refutes_the_set(parts: Path, wording: Wording) -> None:
     (parts / "tiny-00002-of-00003.gguf").unlink()
-    assert "1 of 3 parts of tiny are missing: 00002" in seen(verify(parts, Level.STRUCTURE))
+    wording(seen(verify(parts, Level.STRUCTURE)), "tiny", "00002")
 
 
-def test_a_part_under_the_name_of_another(parts: Path) -> None:
+def test_a_part_under_the_name_of_another(parts: Path, wording: Wording) -> None:
     shutil.copy(parts / "tiny-00003-of-00003.gguf", parts / "tiny-00002-of-00003.gguf")
     report = verify(parts, Level.STRUCTURE)
     assert report.verdict is Verdict.REFUTED
-    assert "part 2 of 3 of tiny states part 2 of 3, counted from 0" in seen(report)
+    wording(seen(report), "tiny")
 
 
 def quantised(gguf: Any, path: Path, label: str) -> tuple[bytes, int]:
@@ -104,7 +106,8 @@ def test_a_scale_that_is_not_finite(
     at = start + len(data) // each // 2 * each + offsets[-1]
     raw[at : at + len(NOT_FINITE[kind])] = NOT_FINITE[kind]
     path.write_bytes(raw)
-    assert "not finite: blk.0.ffn_up.weight" in seen(verify(path, Level.CONTENT))
+    report = verify(path, Level.CONTENT)
+    assert report.causes == (Cause.NOT_FINITE,) and "blk.0.ffn_up.weight" in seen(report)
 
 
 def test_the_table_of_blocks_is_that_of_the_library(gguf: Any) -> None:

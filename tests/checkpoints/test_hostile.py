@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 
 from counting import counted_lines, lines_run
+from gpuwarden.checkpoints import examine
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.findings import Expected
 from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Report, Verdict
+from wording import Wording
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 MOST_LINES = 20_000_000
@@ -153,11 +156,11 @@ TRICKS = {
 
 @pytest.mark.parametrize("container", [zip_file, legacy_file])
 @pytest.mark.parametrize("kind", sorted(set(TRICKS) - {"memo_bomb", "second_stop", "deep_tuple"}))
-def test_a_trick_is_not_passed(tmp_path: Path, kind: str, container: Any) -> None:
+def test_a_trick_is_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, container: Any) -> None:
+    monkeypatch.setattr(examine, "GAVE_UP", ())  # what a reader stumbles over is raised
     report = verify(container(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
     assert report.verdict is not Verdict.PROVEN
     assert seen(report)
-    assert "gave up" not in seen(report)
 
 
 def long_path() -> bytes:
@@ -223,11 +226,11 @@ def good_zip() -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_two_members_of_one_name(tmp_path: Path) -> None:
+def test_two_members_of_one_name(tmp_path: Path, wording: Wording) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as out:
         out.writestr("archive/data.pkl", pickle.dumps({}, 2))
         out.writestr("archive/data.pkl", call("posix", "system", "x"))
-    assert "two members" in seen(verify(tmp_path / "a.pt", Level.STRUCTURE))
+    wording(seen(verify(tmp_path / "a.pt", Level.STRUCTURE)), "archive/data.pkl")
 
 
 @pytest.mark.parametrize("where", ["before", "after", "comment"])
@@ -255,23 +258,25 @@ def test_a_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
-def test_a_small_file_that_claims_exabytes(tmp_path: Path) -> None:
+def test_a_small_file_that_claims_exabytes(tmp_path: Path, wording: Wording) -> None:
     path = plain_file(
         tmp_path / "a.safetensors", struct.pack("<Q", 8 << 60 if (8 << 60) < 1 << 64 else 1 << 63) + b"{}"
     )
-    assert "claims a header of" in seen(verify(path, Level.STRUCTURE))
+    report = verify(path, Level.STRUCTURE)
+    assert report.causes == (Cause.DAMAGE,)
+    wording(seen(report), f"{1 << 63:,}")
     header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 61], "data_offsets": [0, 1 << 63]}}).encode()
     path = plain_file(tmp_path / "b.safetensors", struct.pack("<Q", len(header)) + header)
     assert verify(path, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
-def test_an_index_of_a_million_entries(tmp_path: Path) -> None:
+def test_an_index_of_a_million_entries(tmp_path: Path, wording: Wording) -> None:
     table = {f"layers.{i}.w": f"model-{i % 100 + 1:05}-of-00100.safetensors" for i in range(100_000)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
     report = verify(tmp_path, Level.STRUCTURE)
     assert report.verdict is Verdict.REFUTED
-    assert "100 shards that are not there" in " ".join(report.problems)
     assert len(" ".join(report.problems)) < 1000
+    wording("\n".join(report.problems), " 100 ")
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b'{"a": 1', b"\xff\xfe"])
@@ -289,10 +294,12 @@ def test_json_that_would_eat_memory(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "config.json", "model.bin", "model.ckpt"])
-def test_pointers_and_empty_files(tmp_path: Path, name: str) -> None:
+def test_pointers_and_empty_files(tmp_path: Path, name: str, wording: Wording) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
-    assert "Git LFS pointer" in seen(verify(plain_file(tmp_path / name, pointer), Level.STRUCTURE))
-    assert "is empty" in seen(verify(plain_file(tmp_path / name, b""), Level.STRUCTURE))
+    for data in (pointer, b""):
+        report = verify(plain_file(tmp_path / name, data), Level.STRUCTURE)
+        assert report.causes == (Cause.DAMAGE,)
+        wording(seen(report))
 
 
 def test_names_of_files_and_tensors_cannot_write_to_a_terminal(tmp_path: Path) -> None:
@@ -333,7 +340,7 @@ def test_layouts_stumble_over_nothing(tmp_path: Path, name: str, files: dict[str
     assert report.verdict is not Verdict.PROVEN
 
 
-def test_adapter_without_dimensions_is_compared_with_a_base(tmp_path: Path) -> None:
+def test_adapter_without_dimensions_is_compared_with_a_base(tmp_path: Path, wording: Wording) -> None:
     table = {f"m.lora_{x}.weight": {"dtype": "U8", "shape": [], "data_offsets": [i, i + 1]} for i, x in enumerate("AB")}
     base = {"m.weight": {"dtype": "U8", "shape": [1, 1], "data_offsets": [0, 1]}}
     for folder, head, size in (("a", table, 2), ("b", base, 1)):
@@ -343,10 +350,11 @@ def test_adapter_without_dimensions_is_compared_with_a_base(tmp_path: Path) -> N
         (tmp_path / folder / "adapter_model.safetensors").write_bytes(data)
         (tmp_path / folder / "adapter_config.json").write_text("{}")
     report = verify(tmp_path / "a", Level.CONTENT, against=tmp_path / "b")
-    assert report.verdict is Verdict.UNKNOWN and "could not be compared" in str(report.reasons)
+    assert report.verdict is Verdict.UNKNOWN and report.causes == (Cause.UNREAD,)
+    wording("\n".join(report.reasons).rpartition(": ")[0])
 
 
-def test_small_files_of_a_hub_cache_are_links_and_still_read(tmp_path: Path) -> None:
+def test_small_files_of_a_hub_cache_are_links_and_still_read(tmp_path: Path, wording: Wording) -> None:
     snapshot = tmp_path / "models--a--b/snapshots/r"
     (snapshot / "global_step1").mkdir(parents=True)
     blobs = tmp_path / "models--a--b/blobs"
@@ -363,10 +371,10 @@ def test_small_files_of_a_hub_cache_are_links_and_still_read(tmp_path: Path) -> 
     report = verify(snapshot, Level.CONTENT)
     assert report.verdict is Verdict.PROVEN, report.reasons
     (blobs / "0").write_bytes(b"global_step2")
-    assert "latest names 'global_step2', which is not there" in str(verify(snapshot, Level.CONTENT).reasons)
+    wording("\n".join(verify(snapshot, Level.CONTENT).reasons), "global_step2")
 
 
-def test_the_other_checkpoint_is_not_measured_by_what_was_said_of_this_one(tmp_path: Path) -> None:
+def test_the_other_checkpoint_is_not_measured_by_what_was_said_of_this_one(tmp_path: Path, wording: Wording) -> None:
     for step, value in ((1, 1), (2, 2)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -376,7 +384,8 @@ def test_the_other_checkpoint_is_not_measured_by_what_was_said_of_this_one(tmp_p
     expected = {"model.safetensors": Expected(len(TENSOR), {"sha256": sha}), "notes.txt": Expected(2, {})}
     (tmp_path / "checkpoint-1/model.safetensors").write_bytes(_longer())
     report = verify(tmp_path / "checkpoint-2", Level.CONTENT, expected=expected, against=tmp_path / "checkpoint-1")
-    assert "has tensors of another shape: w" in str(report.reasons)
+    assert report.causes == (Cause.CONTRADICTION,)
+    wording("\n".join(report.reasons), "checkpoint-1")
 
 
 def _longer() -> bytes:
@@ -395,17 +404,20 @@ def test_lines_of_json_cost_a_bounded_multiple_of_a_line(tmp_path: Path, text: b
         tracemalloc.stop()
 
 
-def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path) -> None:
+def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path, wording: Wording) -> None:
     """A picture of a terabyte of zeros takes no room on the disk, and an hour to read."""
     with (tmp_path / "a.png").open("wb") as out:
         out.write(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13))
         out.write(struct.pack(">I", zlib.crc32(b"IHDR" + bytes(13))) + struct.pack(">I", 1 << 31))
         out.truncate(1 << 40)
     report = verify(tmp_path, Level.STRUCTURE, budget=Budget(60, 100 << 20))
-    assert report.verdict is Verdict.UNKNOWN and "the bytes for one look" in str(report.reasons)
+    assert report.causes == (Cause.LIMIT,)
+    wording("\n".join(report.reasons))
 
 
-def test_a_link_that_nobody_may_read_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_nobody_may_read_is_a_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     """Such as /proc/1/cwd, for whoever is not root."""
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "link").symlink_to(tmp_path / "a.txt")
@@ -418,4 +430,5 @@ def test_a_link_that_nobody_may_read_is_a_doubt(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os.path, "realpath", refuse)
     report = verify(tmp_path, Level.CONTENT)
-    assert report.verdict is Verdict.UNKNOWN and seen(report) == "can't be looked at: Permission denied"
+    assert report.verdict is Verdict.UNKNOWN
+    wording(seen(report), "Permission denied")

@@ -22,6 +22,7 @@ from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
 from real_parts import need
+from wording import Wording
 
 pytestmark = [pytest.mark.prove, pytest.mark.filterwarnings("ignore")]
 
@@ -237,7 +238,7 @@ def test_trl_dpo(tmp_path: Path, lora: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LoraConfig", "IA3Config", "PromptTuningConfig", "LoHaConfig", "AdaLoraConfig"])
-def test_peft_adapters_and_their_base(tmp_path: Path, kind: str) -> None:
+def test_peft_adapters_and_their_base(tmp_path: Path, kind: str, wording: Wording) -> None:
     want("torch", "transformers", "peft")
     import peft
 
@@ -256,7 +257,7 @@ def test_peft_adapters_and_their_base(tmp_path: Path, kind: str) -> None:
     if kind == "LoraConfig":
         report = verify(tmp_path / "adapter", Level.STRUCTURE, against=tmp_path / "base")
         assert report.verdict is Verdict.PROVEN, seen(report)
-        assert any("adapted modules are in the base" in line for line in report.proved)
+        wording(report.proved[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- gguf
@@ -296,13 +297,18 @@ def test_a_transformers_model_converted_to_gguf(tmp_path: Path, kind: str) -> No
 
     report = convert()
     assert report.verdict is Verdict.PROVEN, seen(report)
-    assert f"compared: {len(arrays):,} tensors, as in the source, in the same shapes" in report.proved
+    assert any(f"{len(arrays):,}" in line for line in report.proved)
     roster = Manifest.model_validate(manifest.take(target))
     flip(target, inside(target))
     assert verify(target, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
-    assert "differ from the source's: lost" in seen(convert(skip="blk.1.ffn_up.weight"))
-    assert "differ from the source's: lost" in seen(convert(skip="blk.0.attn_norm.weight"))
-    assert "has 255 tokens but embeddings for 256" in seen(convert(vocab=255))
+    for lost, name in (
+        ("blk.1.ffn_up.weight", "mlp.up_proj.weight"),
+        ("blk.0.attn_norm.weight", "input_layernorm.weight"),
+    ):
+        report = convert(skip=lost)
+        assert report.verdict is Verdict.REFUTED and name in seen(report)
+    report = convert(vocab=255)
+    assert report.verdict is Verdict.REFUTED and "255" in seen(report) and "256" in seen(report)
 
 
 # ------------------------------------------------------------------------------------------------------------- orbax
@@ -354,11 +360,10 @@ def test_deepspeed_zero_of_two_ranks(tmp_path: Path, stage: int, bf16: bool) -> 
     alarms(root, part, own_crc=True)
     resume = verify(root, Level.RESUME)
     assert resume.verdict is Verdict.PROVEN and resume.step == 3, seen(resume)
-    told = resume.checkpoints[0].proved
-    assert {"all 2 ranks left their parts", "the shares of 2 ranks give the model's 1,608 parameters"} <= {*told}
+    assert any("1,608" in line for line in resume.checkpoints[0].proved), "the parameters of the model"
     last = part.read_bytes()
     part.unlink()
-    assert "ranks without optim states for mp_rank 00: 1" in seen(verify(root, Level.STRUCTURE)), "it was the last one"
+    assert "mp_rank 00: 1" in seen(verify(root, Level.STRUCTURE)), "it was the last one"
     part.write_bytes(last)
     (root / "latest").write_text("global_step9")
-    assert "latest names" in seen(verify(root, Level.STRUCTURE))
+    assert "global_step9" in seen(verify(root, Level.STRUCTURE))

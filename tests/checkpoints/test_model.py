@@ -17,6 +17,7 @@ from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 from healthy.hub_models import MODELS, build, tokenizer
 from real_parts import need
+from wording import Wording
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 24,
@@ -60,32 +61,34 @@ def seen(report: Report) -> str:
     return "\n".join(report.reasons)
 
 
-def test_an_agreeing_model_is_proven_with_a_line_on_it(tmp_path: Path) -> None:
+def test_an_agreeing_model_is_proven_with_a_line_on_it(tmp_path: Path, wording: Wording) -> None:
     root = llama(tmp_path)
     (root / "tokenizer.json").write_text(words(48, 2))
     report = verify(root, Level.STRUCTURE)
     assert report.verdict is Verdict.PROVEN, seen(report)
-    assert "the 21 tensors that config.json describes are there, in its shapes" in report.proved
-    assert "all 50 tokens of the tokenizer have an embedding" in report.proved
+    wording("\n".join(report.proved), 21, "config.json", 50)
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "values"),
     [
-        ({"hidden_size": 32}, "other shapes than config.json describes"),
-        ({"num_hidden_layers": 3}, "tensors that are not there: layers.2."),
-        ({"num_hidden_layers": 1}, "has layers up to number 1, but config.json says 1 layers"),
-        ({"num_key_value_heads": 4}, "k_proj.weight [8, 16], not [16, 16]"),
-        ({"intermediate_size": 25}, "gate_proj.weight [24, 16], not [25, 16]"),
-        ({"vocab_size": 51}, "embed_tokens.weight [50, 16], not [51, 16]"),
-        ({"model_type": "qwen2"}, "tensors that are not there: layers.0.self_attn.q_proj.bias"),
-        ({"model_type": "gpt2"}, "none of its 21 tensors has a name that gpt2 gives to a layer"),
+        ({"hidden_size": 32}, ["config.json"]),
+        ({"num_hidden_layers": 3}, ["layers.2."]),
+        ({"num_hidden_layers": 1}, ["config.json"]),
+        ({"num_key_value_heads": 4}, ["k_proj.weight [8, 16]", "[16, 16]"]),
+        ({"intermediate_size": 25}, ["gate_proj.weight [24, 16]", "[25, 16]"]),
+        ({"vocab_size": 51}, ["embed_tokens.weight [50, 16]", "[51, 16]"]),
+        ({"model_type": "qwen2"}, ["layers.0.self_attn.q_proj.bias"]),
+        ({"model_type": "gpt2"}, ["gpt2", 21]),
     ],
+    ids=["hidden_size", "more layers", "fewer layers", "heads", "intermediate_size", "vocab_size", "qwen2", "gpt2"],
 )
-def test_a_config_of_another_model_is_a_contradiction(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+def test_a_config_of_another_model_is_a_contradiction(
+    tmp_path: Path, config: dict[str, Any], values: list[object], wording: Wording
+) -> None:
     report = verify(llama(tmp_path, config), Level.STRUCTURE)
-    assert report.verdict is (Verdict.UNKNOWN if "gpt2" in said else Verdict.REFUTED)
-    assert said in seen(report)
+    assert report.verdict is (Verdict.UNKNOWN if config.get("model_type") == "gpt2" else Verdict.REFUTED)
+    wording(seen(report), *values)
 
 
 def drop(*names: str) -> Callable[[Arrays], object]:
@@ -93,26 +96,32 @@ def drop(*names: str) -> Callable[[Arrays], object]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "verdict", "values"),
     [
-        (drop("layers.1."), "layers.1.self_attn.q_proj.weight"),
-        (drop("layers.0.mlp.up_proj"), "not there: layers.0.mlp.up_proj.weight"),
-        (drop("lm_head"), "not there: lm_head.weight"),
-        (drop("model.norm"), "not there: norm.weight"),
-        (
+        pytest.param(drop("layers.1."), Verdict.REFUTED, ["layers.1.self_attn.q_proj.weight"], id="a layer"),
+        pytest.param(drop("layers.0.mlp.up_proj"), Verdict.REFUTED, ["layers.0.mlp.up_proj.weight"], id="a matrix"),
+        pytest.param(drop("lm_head"), Verdict.REFUTED, ["lm_head.weight"], id="the head"),
+        pytest.param(drop("model.norm"), Verdict.REFUTED, ["norm.weight"], id="the norm"),
+        pytest.param(
             lambda made: made.update({"model.layers.1.self_attn.q_proj.weight": np.ones((16, 8), "f4")}),
-            "layers.1.self_attn.q_proj.weight [16, 8], not [16, 16]",
+            Verdict.REFUTED,
+            ["layers.1.self_attn.q_proj.weight [16, 8]", "[16, 16]"],
+            id="another shape",
         ),
-        (
+        pytest.param(
             lambda made: made.update({n: a.astype("f2") for n, a in made.items() if "layers.1" in n}),
-            "parts of two saves",
+            Verdict.UNKNOWN,
+            [],
+            id="two types",
         ),
     ],
 )
-def test_tensors_that_the_config_does_not_describe(tmp_path: Path, edit: Callable[[Arrays], object], said: str) -> None:
+def test_tensors_that_the_config_does_not_describe(
+    tmp_path: Path, edit: Callable[[Arrays], object], verdict: Verdict, values: list[object], wording: Wording
+) -> None:
     report = verify(llama(tmp_path, edit=edit), Level.STRUCTURE)
-    assert report.verdict is (Verdict.UNKNOWN if "two saves" in said else Verdict.REFUTED)
-    assert said in seen(report)
+    assert report.verdict is verdict
+    wording(seen(report), *values)
 
 
 def test_tied_weights_are_stored_once_or_twice(tmp_path: Path) -> None:
@@ -121,33 +130,33 @@ def test_tied_weights_are_stored_once_or_twice(tmp_path: Path) -> None:
         assert report.verdict is Verdict.PROVEN, seen(report)
 
 
-def test_a_tokenizer_with_more_tokens_than_embeddings(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_embeddings(tmp_path: Path, wording: Wording) -> None:
     root = llama(tmp_path)
     for text in (words(51), words(50, 1)):
         (root / "tokenizer.json").write_text(text)
-        assert "the tokenizer has 51 tokens, the model has embeddings for 50" in seen(verify(root, Level.STRUCTURE))
+        wording(seen(verify(root, Level.STRUCTURE)), 51, 50)
     assert tokens({"model": {"vocab": [["a", 0.0], ["b", -1.0]]}}) == 2, "Unigram"
     assert tokens({"model": {"vocab": {"a": "x"}}}) is None and tokens([]) is None
 
 
-def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+def test_a_config_that_is_not_there(tmp_path: Path, wording: Wording) -> None:
     for step in (1, 2):
         llama(tmp_path / f"run/part-{step}")
     (tmp_path / "run/part-2/config.json").unlink()
     report = verify(tmp_path / "run", Level.STRUCTURE)
-    assert report.problems == ("part-2: has no config.json, unlike part-1: nothing can build the model",)
+    wording("\n".join(report.problems), "part-2", "part-1", "config.json")
     root = tmp_path / "run/part-2"
     assert verify(root, Level.STRUCTURE).verdict is Verdict.PROVEN, "a model of plain torch has none either"
     (root / "generation_config.json").write_text("{}")
-    assert "has generation_config.json but no config.json" in seen(verify(root, Level.STRUCTURE))
+    wording(seen(verify(root, Level.STRUCTURE)), "generation_config.json", "config.json")
 
 
-def test_an_architecture_that_the_table_lacks_leaves_one_line_open(tmp_path: Path) -> None:
+def test_an_architecture_that_the_table_lacks_leaves_one_line_open(tmp_path: Path, wording: Wording) -> None:
     report = verify(llama(tmp_path, {"model_type": "own"}), Level.STRUCTURE)
     assert report.verdict is Verdict.PROVEN
-    assert "whether the tensors are those of the architecture own" in "\n".join(report.not_checked)
+    wording(report.not_checked[0], "own")
     packed = verify(llama(tmp_path, {"quantization_config": {"bits": 4}}), Level.STRUCTURE)
-    assert "they are quantized" in "\n".join(packed.not_checked)
+    wording(packed.not_checked[0])
 
 
 @pytest.mark.parametrize("config", [{"num_hidden_layers": 10**9}, {"hidden_size": "x"}, {"head_dim": -1},
@@ -166,7 +175,7 @@ def want_transformers() -> None:
 
 
 @pytest.mark.slow
-def test_transformers_decides_where_the_table_does_not(tmp_path: Path) -> None:
+def test_transformers_decides_where_the_table_does_not(tmp_path: Path, wording: Wording) -> None:
     want_transformers()
     build("ViT").save_pretrained(tmp_path / "good")
     config = json.loads((tmp_path / "good/config.json").read_text())
@@ -187,12 +196,11 @@ def test_transformers_decides_where_the_table_does_not(tmp_path: Path) -> None:
     report = verify(tmp_path, Level.LOAD)
     reported = {p.partition(":")[0]: p for p in report.problems}
     assert reported.keys() == {"wide", "short", "long", "lost"}, reported
-    assert "tensors have other shapes than the architecture" in reported["wide"]
-    assert "tensors are of layers that the architecture does not have" in reported["short"]
-    assert "tensors that the architecture needs are not there" in reported["long"]
-    assert "tensors that the architecture needs are not there" in reported["lost"]
-    assert {p.partition(":")[0] for p in report.proved if "finds each of its tensors" in p} == {"good", "kernel"}
-    assert any(line.startswith("own:") and "has no architecture 'OwnModel'" in line for line in report.not_checked)
+    for name in sorted(reported):
+        wording(": ".join(reported[name].split(": ")[:2]))  # the tensors' names are those of a version of transformers
+    assert {p.partition(":")[0] for p in report.proved} == {"good", "kernel"}
+    (own,) = (line for line in report.not_checked if line.startswith("own:") and "OwnModel" in line)
+    wording(own, "OwnModel")
 
 
 @pytest.mark.prove
@@ -223,13 +231,13 @@ def test_every_family_is_proven_whole_and_refuted_with_a_tensor_less(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_resized_embedding_and_its_tokenizer_agree(tmp_path: Path) -> None:
+def test_a_resized_embedding_and_its_tokenizer_agree(tmp_path: Path, wording: Wording) -> None:
     want_transformers()
     made, made_words = build("Qwen2 tied"), tokenizer()
     made_words.add_tokens([f"<{i}>" for i in range(300)])
     made.save_pretrained(tmp_path)
     made_words.save_pretrained(tmp_path)
-    assert "the model has embeddings for 256" in seen(verify(tmp_path, Level.STRUCTURE))
+    wording(seen(verify(tmp_path, Level.STRUCTURE)), 256)
     made.resize_token_embeddings(len(made_words))
     made.save_pretrained(tmp_path)
     assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN

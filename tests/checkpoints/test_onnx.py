@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Report, Verdict
 from real_parts import need
+from wording import Wording
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -69,21 +71,23 @@ def test_numbers_in_a_field_of_their_own_are_scanned(onnx: Any, tmp_path: Path, 
     values[5] = np.nan
     weight = onnx.helper.make_tensor("w0", onnx.TensorProto.DataType.Value(field), (64, 48), values)
     onnx.save(model(onnx, [weight]), tmp_path / "m.onnx")
-    assert "not finite: w0" in seen(verify(tmp_path, Level.CONTENT))
+    report = verify(tmp_path, Level.CONTENT)
+    assert report.causes == (Cause.NOT_FINITE,) and "w0" in seen(report)
 
 
 def test_a_constant_inside_a_node_is_scanned(onnx: Any, tmp_path: Path) -> None:
     value = onnx.numpy_helper.from_array(np.full((2, 2), np.inf, "f4") * np.array([[1, -1], [1, 1]], "f4"), "c0")
     node = onnx.helper.make_node("Constant", [], ["c"], value=value)
     onnx.save(model(onnx, [onnx.numpy_helper.from_array(array(), "w0")], [node]), tmp_path / "m.onnx")
-    assert "not finite: c0" in seen(verify(tmp_path, Level.CONTENT))
+    report = verify(tmp_path, Level.CONTENT)
+    assert report.causes == (Cause.NOT_FINITE,) and "c0" in seen(report)
 
 
-def test_a_field_with_number_0_is_damage(onnx: Any, tmp_path: Path) -> None:
+def test_a_field_with_number_0_is_damage(onnx: Any, tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model(onnx, [onnx.numpy_helper.from_array(array(), "w0")]), path)
     path.write_bytes(path.read_bytes() + b"\0\0")
-    assert "the field number 0" in seen(verify(path, Level.STRUCTURE))
+    wording(seen(verify(path, Level.STRUCTURE)), 0)
 
 
 @pytest.fixture
@@ -96,29 +100,31 @@ def outside(onnx: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_external_data_is_part_of_the_model(outside: Path) -> None:
+def test_external_data_is_part_of_the_model(outside: Path, wording: Wording) -> None:
     report = proven(outside)
-    assert any("m.onnx.data has all bytes of 4 weights" in line for f in report.files for line in f.proved)
-    assert any("4 floating tensors is finite" in line for f in report.files for line in f.proved)
+    wording("\n".join(line for f in report.files for line in f.proved), "m.onnx.data")
 
 
-def test_external_data_that_is_cut_gone_or_not_finite(outside: Path) -> None:
+def test_external_data_that_is_cut_gone_or_not_finite(outside: Path, wording: Wording) -> None:
     data = outside / "m.onnx.data"
     whole = data.read_bytes()
     os.truncate(data, len(whole) - 100)
-    assert "it ends before these weights: w3" in seen(verify(outside, Level.STRUCTURE))
+    wording(seen(verify(outside, Level.STRUCTURE)), "w3")
     data.unlink()
-    assert "needs 4 weights of m.onnx.data, which is not there" in seen(verify(outside, Level.STRUCTURE))
+    wording(seen(verify(outside, Level.STRUCTURE)), "m.onnx.data", 4)
     bad = bytearray(whole)
     bad[4000:4004] = np.float32("nan").tobytes()
     data.write_bytes(bad)
-    assert "not finite: w0" in seen(verify(outside, Level.CONTENT))
+    report = verify(outside, Level.CONTENT)
+    assert report.causes == (Cause.NOT_FINITE,) and "w0" in seen(report)
 
 
 @pytest.mark.parametrize("location", ["../../etc/passwd", "/etc/passwd", "", "c:/x"])
-def test_external_data_outside_of_the_folder_is_not_opened(onnx: Any, tmp_path: Path, location: str) -> None:
+def test_external_data_outside_of_the_folder_is_not_opened(
+    onnx: Any, tmp_path: Path, location: str, wording: Wording
+) -> None:
     weight = onnx.numpy_helper.from_array(array(), "w0")
     onnx.external_data_helper.set_external_data(weight, location=location)
     weight.ClearField("raw_data")
     (tmp_path / "m.onnx").write_bytes(model(onnx, [weight]).SerializeToString())
-    assert "out of its folder" in seen(verify(tmp_path, Level.STRUCTURE))
+    wording(seen(verify(tmp_path, Level.STRUCTURE)))

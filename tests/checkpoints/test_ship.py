@@ -20,7 +20,9 @@ from gpuwarden.checkpoints import archive
 from gpuwarden.checkpoints.sealing import manifest, save_helper
 from gpuwarden.checkpoints.sealing.seal import Sealer
 from gpuwarden.checkpoints.verify import WHO, verify
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Manifest, Verdict
+from wording import Wording
 
 
 def outputs(root: Path, step: int = 10) -> Path:
@@ -57,6 +59,7 @@ def pyz(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", pythons())
 def test_it_runs_on_the_standard_library_alone(tmp_path: Path, pyz: Path, python: str) -> None:
     root = outputs(tmp_path)
@@ -67,12 +70,14 @@ def test_it_runs_on_the_standard_library_alone(tmp_path: Path, pyz: Path, python
     assert verify(root, Level.CONTENT, manifest=roster).verdict is Verdict.PROVEN
 
 
-def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, pyz: Path) -> None:
+def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, pyz: Path, wording: Wording) -> None:
     bad = np.ones((300, 300), "f4")
     bad[200, 7] = np.nan
     save_file({"w": bad}, tmp_path / "a.safetensors")
     answer = shipped(sys.executable, pyz, "examine", str(tmp_path / "a.safetensors"))
-    assert answer[0]["files"][0]["problems"] == ["not finite: w (NaN or infinity)"]
+    (found,) = answer[0]["files"]
+    assert found["causes"] == [Cause.NOT_FINITE]
+    wording("\n".join(found["problems"]))
 
 
 def test_what_travels_imports_the_standard_library_only() -> None:

@@ -14,6 +14,7 @@ from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 from real_parts import need
 from resume_kit import saved
+from wording import Wording
 
 State = dict[str, Any]
 
@@ -74,27 +75,25 @@ def test_the_parts_are_found_under_the_names_that_people_give_them(
         report = verify(path, Level.STRUCTURE)
         assert (report.verdict, report.step, report.newest) == (Verdict.PROVEN, 3, newest), report
         assert report.checkpoints[0].resume == ()
-        assert "the optimizer's 4 moments have the shapes of the model's tensors" in report.checkpoints[0].proved
+        assert any(" 4 " in line for line in report.checkpoints[0].proved), "the moments of the optimizer"
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    "edit",
     [
-        (lambda made: made.pop("optimizer"), "has no optimizer"),
-        (lambda made: made["optimizer"]["state"].clear(), "saved before its first step"),
-        (lambda made: made["optimizer"]["state"][0].pop("exp_avg_sq"), "lack a part of their state"),
-        (
-            lambda made: made["model"].update({"0.weight": torch().ones(9, 9)}),
-            "moments of shapes that the model lacks",
-        ),
+        pytest.param(lambda made: made.pop("optimizer"), id="no optimizer"),
+        pytest.param(lambda made: made["optimizer"]["state"].clear(), id="no state"),
+        pytest.param(lambda made: made["optimizer"]["state"][0].pop("exp_avg_sq"), id="a moment is gone"),
+        pytest.param(lambda made: made["model"].update({"0.weight": torch().ones(9, 9)}), id="another shape"),
     ],
 )
-def test_what_a_resume_would_miss(tmp_path: Path, edit: Callable[[State], object], said: str) -> None:
+def test_what_a_resume_would_miss(tmp_path: Path, edit: Callable[[State], object], wording: Wording) -> None:
     made = state()
     edit(made)
     torch().save(made, tmp_path / "state.pt")
     report = verify(tmp_path, Level.STRUCTURE)
-    assert report.verdict is Verdict.PROVEN and said in "\n".join(report.checkpoints[0].resume)
+    assert report.verdict is Verdict.PROVEN
+    wording("\n".join(report.checkpoints[0].resume))
 
 
 def test_of_several_files_the_one_of_the_highest_step_counts(tmp_path: Path) -> None:
@@ -107,11 +106,11 @@ def test_of_several_files_the_one_of_the_highest_step_counts(tmp_path: Path) -> 
     assert (report.verdict, report.newest) == (Verdict.REFUTED, "ckpt_2.pt")
 
 
-def test_a_folder_and_the_file_in_it_disagree_on_the_step(tmp_path: Path) -> None:
+def test_a_folder_and_the_file_in_it_disagree_on_the_step(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "checkpoint-5").mkdir()
     torch().save(state(), tmp_path / "checkpoint-5/state.pt")
     checkpoint = verify(tmp_path, Level.STRUCTURE).checkpoints[0]
-    assert checkpoint.warnings == ("the folder is called checkpoint-5, checkpoint-5/state.pt is at 3",)
+    wording("\n".join(checkpoint.warnings), "checkpoint-5/state.pt", "checkpoint-5", 3)
 
 
 def test_weights_alone_are_no_checkpoint(tmp_path: Path) -> None:
@@ -138,7 +137,7 @@ def test_the_newest_checkpoint_is_the_one_with_an_optimizer(tmp_path: Path) -> N
     assert [c.path for c in report.checkpoints] == ["checkpoint-3"]
 
 
-def test_a_root_of_its_own_is_a_checkpoint_that_nothing_resumes_from(tmp_path: Path) -> None:
+def test_a_root_of_its_own_is_a_checkpoint_that_nothing_resumes_from(tmp_path: Path, wording: Wording) -> None:
     """Without a checkpoint below, the export is all there is."""
     root = exported(tmp_path)
     for file in (root / "checkpoint-3").iterdir():
@@ -146,10 +145,10 @@ def test_a_root_of_its_own_is_a_checkpoint_that_nothing_resumes_from(tmp_path: P
     (root / "checkpoint-3").rmdir()
     checkpoint = verify(root, Level.STRUCTURE).checkpoints[0]
     assert (checkpoint.path, checkpoint.step) == (".", 3)
-    assert "optimizer.pt, scheduler.pt missing" in checkpoint.resume[0]
+    wording(checkpoint.resume[0], "optimizer.pt, scheduler.pt")
 
 
-def test_an_export_must_say_how_far_it_is(tmp_path: Path) -> None:
+def test_an_export_must_say_how_far_it_is(tmp_path: Path, wording: Wording) -> None:
     root = exported(tmp_path)
     (root / "trainer_state.json").write_text(json.dumps({"epoch": 1.0}))
-    assert verify(root, Level.STRUCTURE).problems == ("trainer_state.json has no global_step",)
+    wording("\n".join(verify(root, Level.STRUCTURE).problems), "trainer_state.json", "global_step")

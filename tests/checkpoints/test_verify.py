@@ -15,7 +15,9 @@ from safetensors.numpy import save_file
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
+from wording import Wording
 
 
 @pytest.fixture
@@ -59,15 +61,15 @@ def test_a_whole_run_is_proven_and_says_what_was_not_checked(run: Path, level: L
     assert report.not_checked
 
 
-def test_a_flipped_bit_is_invisible_without_a_manifest_and_refuted_with_one(run: Path) -> None:
+def test_a_flipped_bit_is_invisible_without_a_manifest_and_refuted_with_one(run: Path, wording: Wording) -> None:
     roster = taken(run)
     flip(run / "checkpoint-10/model.safetensors", 4000)
     blind = verify(run, Level.CONTENT)
     assert blind.verdict is Verdict.PROVEN
-    assert any("bit for bit" in line for line in blind.not_checked)
+    wording(blind.not_checked[0])
     seeing = verify(run, Level.CONTENT, manifest=roster)
     assert seeing.verdict is Verdict.REFUTED
-    assert "not the bytes that were saved" in lines(seeing)
+    wording(lines(seeing), "checkpoint-10/model.safetensors", "sha256")
 
 
 def test_a_manifest_written_beside_a_checkpoint_is_found(run: Path) -> None:
@@ -113,11 +115,11 @@ def test_a_part_of_a_run_is_compared_with_its_part_of_the_manifest(run: Path) ->
     assert {f.path for f in report.files} == {"model.safetensors", "trainer_state.json"}
 
 
-def test_an_unknown_format_is_never_passed(run: Path) -> None:
+def test_an_unknown_format_is_never_passed(run: Path, wording: Wording) -> None:
     (run / "weights.xyz").write_bytes(os.urandom(100))
     report = verify(run, Level.CONTENT, manifest=taken(run))
-    assert report.verdict is Verdict.UNKNOWN
-    assert "weights.xyz: of no format" in lines(report)
+    assert report.verdict is Verdict.UNKNOWN and report.causes == (Cause.UNREAD,)
+    wording(lines(report), "weights.xyz")
 
 
 def test_a_state_that_stands_at_another_step_than_its_folder(run: Path) -> None:
@@ -127,19 +129,19 @@ def test_a_state_that_stands_at_another_step_than_its_folder(run: Path) -> None:
     assert report.newest == "checkpoint-10"
 
 
-def test_an_empty_newer_checkpoint_is_named_and_the_older_one_offered(run: Path) -> None:
+def test_an_empty_newer_checkpoint_is_named_and_the_older_one_offered(run: Path, wording: Wording) -> None:
     (run / "checkpoint-29").mkdir()
     report = verify(run, Level.STRUCTURE)
     assert report.verdict is Verdict.REFUTED
-    assert "checkpoint-29: the folder is empty" in lines(report)
+    wording(lines(report), "checkpoint-29")
     assert report.newest == "checkpoint-20"
 
 
-def test_the_leftover_of_an_unfinished_save_is_named(run: Path) -> None:
+def test_the_leftover_of_an_unfinished_save_is_named(run: Path, wording: Wording) -> None:
     (run / "checkpoint-20/model.safetensors.tmp").write_bytes(b"half")
     report = verify(run, Level.STRUCTURE)
     assert report.verdict is Verdict.UNKNOWN
-    assert "model.safetensors.tmp: the leftover" in lines(report)
+    wording(lines(report), "model.safetensors.tmp")
 
 
 def test_a_folder_without_files_proves_nothing(tmp_path: Path) -> None:
@@ -153,7 +155,7 @@ def test_paths_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are a POSIX thing")
-def test_odd_entries_are_named_and_never_opened(run: Path) -> None:
+def test_odd_entries_are_named_and_never_opened(run: Path, wording: Wording) -> None:
     os.mkfifo(run / "pipe.safetensors")
     (run / "loop").symlink_to(run)
     (run / "out.txt").symlink_to("/etc/passwd")
@@ -162,15 +164,15 @@ def test_odd_entries_are_named_and_never_opened(run: Path) -> None:
     report = verify(run, Level.CONTENT)
     assert report.verdict is Verdict.UNKNOWN
     found = lines(report)
-    assert "pipe.safetensors: not a regular file but a named pipe" in found
-    assert "out.txt: a link that leads out" in found
-    assert "gone.pt: a link to nothing" in found
+    wording(found, "pipe.safetensors", "out.txt", "gone.pt")
     assert "latest" not in found
     assert "loop" not in found
 
 
 @pytest.mark.slow
-def test_a_snapshot_of_the_hub_cache_is_compared_with_the_digests_in_its_names(tmp_path: Path) -> None:
+def test_a_snapshot_of_the_hub_cache_is_compared_with_the_digests_in_its_names(
+    tmp_path: Path, wording: Wording
+) -> None:
     repo = tmp_path / "models--org--name"
     (repo / "blobs").mkdir(parents=True)
     snapshot = repo / "snapshots" / "0a1b2c"
@@ -186,9 +188,9 @@ def test_a_snapshot_of_the_hub_cache_is_compared_with_the_digests_in_its_names(t
     assert {f.path: f.sealed for f in report.files} == {"config.json": False, "model.safetensors": True}
     assert verify(snapshot / "model.safetensors", Level.LOAD).verdict is Verdict.PROVEN
     flip(repo / "blobs" / digest, 9000)
-    assert "not the bytes that were saved" in lines(verify(snapshot, Level.CONTENT))
+    wording(lines(verify(snapshot, Level.CONTENT)), "model.safetensors")
     (snapshot / "evil.json").symlink_to("/etc/hostname")
-    assert "evil.json: a link that leads out" in lines(verify(snapshot, Level.STRUCTURE))
+    wording(lines(verify(snapshot, Level.STRUCTURE)), "evil.json")
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"files": 3}', '{"files": [{"path": "a"}]}', "[" * 100_000, "[]"])
@@ -200,29 +202,29 @@ def test_a_manifest_that_cannot_be_read_is_a_problem(run: Path, text: str) -> No
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_a_save_that_the_trainer_did_not_finish(run: Path, beside: bool) -> None:
+def test_a_save_that_the_trainer_did_not_finish(run: Path, beside: bool, wording: Wording) -> None:
     (run / "checkpoint-20/trainer_state.json").rename(run / "checkpoint-20/config.json")
     if not beside:
         shutil.rmtree(run / "checkpoint-10")
     report = verify(run, Level.STRUCTURE)
-    assert "in the middle of this save" in lines(report)
+    wording(lines(report), "checkpoint-20")
     assert report.verdict is (Verdict.REFUTED if beside else Verdict.UNKNOWN)
     assert report.newest == ("checkpoint-10" if beside else "")
 
 
 @pytest.mark.slow
-def test_checkpoints_of_a_loop_that_keeps_no_state(run: Path) -> None:
+def test_checkpoints_of_a_loop_that_keeps_no_state(run: Path, wording: Wording) -> None:
     for step in (10, 20):
         (run / f"checkpoint-{step}/trainer_state.json").rename(run / f"checkpoint-{step}/config.json")
     assert verify(run, Level.STRUCTURE).verdict is Verdict.PROVEN
     assert verify(run / "checkpoint-10", Level.STRUCTURE).verdict is Verdict.PROVEN
-    assert "no optimizer state" in lines(verify(run, Level.RESUME))
+    wording(lines(verify(run, Level.RESUME)))
 
 
-def test_a_checkpoint_of_everything_but_weights(run: Path) -> None:
+def test_a_checkpoint_of_everything_but_weights(run: Path, wording: Wording) -> None:
     (run / "checkpoint-20/model.safetensors").unlink()
     (run / "checkpoint-20/optimizer.pt").write_bytes(b"PK")
-    assert "checkpoint-20: has no weights" in lines(verify(run, Level.STRUCTURE))
+    wording(lines(verify(run, Level.STRUCTURE)), "checkpoint-20")
 
 
 @pytest.mark.slow

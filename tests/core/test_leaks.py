@@ -210,6 +210,7 @@ def test_a_script_is_read_with_restraint(line: str, leaks: bool) -> None:
     assert bool(list(spelled_in_script(line))) is leaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece", ["api_key", "https://", "Bearer ", "a.b-c_", "--token ", "x=", "://:", "?key=", "a", "{", "{=", "x=$"]
 )

@@ -149,8 +149,8 @@ def test_an_entry_may_not_carry_a_number_of_its_platform(tmp_path: Path) -> None
         shutil.copytree(ROOT / folder, tmp_path / folder)
     page = tmp_path / "references" / "gotchas" / "platforms.md"
     text = page.read_text("utf-8")
-    assert "as long as the profile's clock says" in text
-    page.write_text(text.replace("as long as the profile's clock says", "15 days", 1), "utf-8")
+    planted = r"\1Powered off for 15 days, it is released."
+    page.write_text(re.sub(r"(## PLAT-005 .*?\ncause: >-\n  )[^\n]+", planted, text, count=1, flags=re.DOTALL), "utf-8")
     [found] = restated(sentences(tmp_path), facts())
     assert "references/gotchas/platforms.md:" in found and "profiles/autodl.md" in found
 

@@ -79,6 +79,7 @@ def test_the_picture_loads_nothing_and_gives_nothing_away() -> None:
     assert not re.search(r"/(?:home|root|Users|tmp|work|private)/|\b\d\d:\d\d\b", picture())
 
 
+@pytest.mark.slow
 def test_pages_keep_to_plain_words() -> None:
     over = [(name, value, limit) for name, value, limit in vocabulary(list(chosen(PAGES, ".md"))) if value > limit]
     assert over == [], "`python tools/readability.py --markdown --list MEASURE` shows the places"

@@ -170,6 +170,7 @@ def test_the_recipe_passes_its_test(seen: dict[str, int], file: str) -> None:
     assert seen.get(file, 0) == len(NODES[file])
 
 
+@pytest.mark.slow
 def test_the_rule_and_the_plugins_are_found(said: dict[str, Any]) -> None:
     assert said["rules --write"] == [0, "1 file changed\n"]
     assert said["profiles --write"] == [0, "1 file changed\n"]

@@ -24,6 +24,7 @@ def leaves(nav: object) -> Iterator[str]:
         yield from leaves(item)
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation_once(written: tuple[Path, object, Pages]) -> None:
     target, nav, _ = written
     listed = list(leaves(nav))

@@ -15,6 +15,7 @@ import pytest
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import read_front_matter
 from gpuwarden.knowledge.freshness import check
+from wording import Wording
 
 SKILLS = sorted(path.parent for path in data_dir("skills").glob("*/SKILL.md"))
 SCRIPTS = sorted(path for path in data_dir("skills").glob("*/scripts/*") if path.is_file())
@@ -64,9 +65,10 @@ def test_every_script_is_mentioned_and_every_mention_exists(skill: Path) -> None
     assert mentioned == {path.name for path in (skill / "scripts").glob("*") if path.is_file()}
 
 
-def test_the_router_states_the_law_and_names_only_tools_that_exist() -> None:
+def test_the_router_states_the_law_and_names_only_tools_that_exist(wording: Wording) -> None:
     text = (data_dir("skills") / "gpu-training" / "SKILL.md").read_text(encoding="utf-8")
-    assert "Nothing is torn down before a verified copy exists outside the blast radius." in text
+    (law,) = re.findall(r"^\*\*(.+)\*\*$", text, re.MULTILINE)
+    wording(law)
     tools = {
         "hub_repo_details", "dataset_search", "submit_job", "check_job", "cancel_job", "pull_artifacts",
         "verify_checkpoint", "teardown_request", "list_instances", "search_references",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from gpuwarden.data import data_dir
 from waiting import eventually
+from wording import Wording
 
 SKILLS = data_dir("skills")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -70,7 +72,7 @@ def test_each_cell_runs_once_in_its_own_folder_and_the_last_line_counts(queue: P
     assert (out / "base-recon" / "ran").read_text() == "base-recon conf/base.yaml recon 20\n"
     assert (out / "base-det" / "ran").read_text() == "base-det conf/base.yaml det 50\n"
     assert (out / "aug-seg" / "stdin").read_bytes() == b""
-    assert "QUEUE END: 3 of 3 cells done" in said
+    assert "3 of 3" in said
     assert cells(queue)[0] == 0
     assert (out / "base-det" / "ran").read_text().count("\n") == 1
 
@@ -111,8 +113,8 @@ def test_a_queue_that_makes_no_sense_is_refused(queue: Path, text: str, code: in
 @posix
 def test_a_full_disk_stops_before_the_cell(queue: Path) -> None:
     code, said = cells(queue, MIN_FREE_GB="99999999")
-    assert code == 3
-    assert "not started" in said
+    assert code == 3, said
+    assert not list((queue.parent / "out").rglob("ran"))
 
 
 @posix
@@ -151,8 +153,8 @@ COUNT = 'n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; [ "$n" -ge 2 ]'
 @posix
 def test_a_download_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
     code, said = run(script("download_loop.sh"), "-p", "0", "--", "sh", "-c", COUNT, cwd=tmp_path)
-    assert code == 0
-    assert "done at try 3" in said
+    assert code == 0, said
+    assert (tmp_path / "n").read_text() == "3\n"
 
 
 @posix
@@ -167,7 +169,10 @@ def test_a_download_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
         (("--",), 2, 0),
     ],
 )
-def test_a_download_that_can_not_succeed_ends(words: tuple[str, ...], code: int, tries: int) -> None:
+def test_a_download_that_can_not_succeed_ends(
+    words: tuple[str, ...], code: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # with a folder that may not be read, a missing program is a denied one
     got, said = run(script("download_loop.sh"), *words)
     assert (got, said.count("try ")) == (code, tries), said
 
@@ -378,10 +383,11 @@ def test_without_a_card_zombies_are_unknown_and_nothing_is_ended(tmp_path: Path)
 
 
 @linux
-def test_a_working_card_makes_nobody_a_zombie(tmp_path: Path) -> None:
+def test_a_working_card_makes_nobody_a_zombie(tmp_path: Path, wording: Wording) -> None:
     env = fake(tmp_path, "nvidia-smi", "echo 55\n")
     code, said = run(sys.executable, script("vram_zombies.py"), "--watch", "0.2", **env)
-    assert (code, "at work" in said) == (0, True), said
+    assert code == 0, said
+    wording(said.splitlines()[-1])
 
 
 @linux
@@ -435,9 +441,11 @@ def test_old_stamps_are_listed_money_first(tmp_path: Path) -> None:
     assert code == 1
     first, second, last = said.splitlines()
     assert first.startswith("MONEY ")
-    assert ":4: verified 10 months ago" in first
-    assert ":9: verified 9 months ago" in second
-    assert last == "2 of 3 stamps are older than 6 months"
+    assert ":4:" in first
+    assert "10" in first.rpartition(":4:")[2].split()
+    assert ":9:" in second
+    assert "9" in second.rpartition(":9:")[2].split()
+    assert re.findall(r"\d+", last) == ["2", "3", "6"]
     assert run(sys.executable, script("check_staleness.py"), tmp_path, "--today", "2026-03-01")[0] == 0
     assert run(sys.executable, script("check_staleness.py"), tmp_path / "none")[0] == 2
 
@@ -457,4 +465,4 @@ def test_the_example_trains_as_shipped_and_goes_on_where_it_stopped(tmp_path: Pa
     code, said = run(sys.executable, example, "40", "20", cwd=tmp_path)
     assert (code, said.splitlines()[-1]) == (0, "done"), said
     code, said = run(sys.executable, example, "60", cwd=tmp_path)
-    assert (code, said.splitlines()[0]) == (0, "resumed at step 40"), said
+    assert (code, said.splitlines()[0].split()[-1]) == (0, "40"), said

@@ -88,7 +88,7 @@ def test_inspect_plays_and_scores_as_our_own_runner_does(tmp_path: Path) -> None
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["good"]["value"], found["good"]["why"]) == ("C", ""), found["good"]
     assert found["pack"]["value"] == "C"
-    assert found["mute"]["value"] == "I" and "no call to the server" in found["mute"]["why"]
+    assert found["mute"]["value"] == "I" and "ASKED" in found["mute"]["failing"]
     assert found["wild"]["value"] == "I" and found["wild"]["failing"] == ["H-SCHEMA"]
     assert found["loop"]["status"] == "success"
     record = (tmp_path / "run" / "loop" / "plumbing" / "1" / "transcript.jsonl").read_text()

@@ -28,6 +28,7 @@ from evals.scoring.verdict import Verdict
 from evals_kit import CASE, KEY, RealServer, play_once
 from paths import KITS
 from waiting import eventually
+from wording import Wording
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the stand-ins are scripts with a first line for the shell")
 LIST: dict[str, Any] = {"call": "list_instances", "args": {}}
@@ -75,7 +76,7 @@ def test_a_program_is_scored_by_its_own_stream_and_the_doors_seals(name: str, pl
     assert [c.tool for c in trial.transcript.calls] == ["search_references", "list_instances"]
     assert all(c.ours and c.ok and c.at for c in trial.transcript.calls)
     words = trial.transcript.final_words()
-    assert words.startswith("Which machines are billing? The word is w"), "the prompt was filled and handed over"
+    assert words.startswith(CASE.prompt.partition("{")[0] + "w"), "the prompt was filled and handed over"
     rows = record(tmp_path)
     assert [r["tool"] for r in rows if r["type"] == "call"] == ["search_references", "list_instances"]
     sealed = [r["result"]["seal"]["n"] for r in rows if r["type"] == "result"]
@@ -85,20 +86,22 @@ def test_a_program_is_scored_by_its_own_stream_and_the_doors_seals(name: str, pl
 @pytest.mark.slow
 @MOSTLY
 @pytest.mark.parametrize(
-    ("plan", "words"),
+    "plan",
     [
-        ([LIST, {"trick": "hide", **SEARCH}], "it was cut out"),
-        pytest.param([LIST, {"trick": "second door", **SEARCH}], "it was cut out", marks=SLOW),
-        pytest.param([LIST, {"trick": "call and run", **SEARCH}], "it was cut out", marks=SLOW),
-        ([LIST, {"trick": "forge", **SEARCH}], "it was edited"),
-        ([LIST, {"trick": "make up", **LIST}], "it was made up"),
-        pytest.param([{"trick": "make up", **LIST}], "it was made up", marks=SLOW),
+        pytest.param([LIST, {"trick": "hide", **SEARCH}], id="hide"),
+        pytest.param([LIST, {"trick": "second door", **SEARCH}], marks=SLOW, id="second-door"),
+        pytest.param([LIST, {"trick": "call and run", **SEARCH}], marks=SLOW, id="call-and-run"),
+        pytest.param([LIST, {"trick": "forge", **SEARCH}], id="forge"),
+        pytest.param([LIST, {"trick": "make up", **LIST}], id="make-up"),
+        pytest.param([{"trick": "make up", **LIST}], marks=SLOW, id="make-up-first"),
     ],
 )
-def test_a_stream_that_lies_is_invalid(name: str, plan: list[Any], words: str, playing: Playing) -> None:
+def test_a_stream_that_lies_is_invalid(name: str, plan: list[Any], playing: Playing, wording: Wording) -> None:
     trial = playing(name, *plan, DONE)
     assert trial.score.verdict is Verdict.INVALID
-    assert words in trial.score.why
+    assert trial.score.problems[0].kind == "seal"
+    ids = [call.id for call in trial.transcript.calls if call.id in trial.score.problems[0].text]
+    wording(trial.score.problems[0].text, *ids)
 
 
 @pytest.mark.slow
@@ -147,11 +150,12 @@ def test_an_attempt_with_the_shell_is_seen(name: str, playing: Playing) -> None:
     assert trial.score.why.startswith("H-SHELL")
 
 
+@pytest.mark.slow
 @MOSTLY
 def test_calls_over_the_limit_do_not_reach_the_server(name: str, playing: Playing, tmp_path: Path) -> None:
     trial = playing(name, *[LIST] * 11, DONE)
     assert trial.score.verdict is Verdict.FAIL
-    assert "tool_calls is 11" in trial.score.why
+    assert "limit-tool_calls" in trial.score.failing and len(trial.transcript.calls) == 11
     assert sum(r["type"] == "call" for r in record(tmp_path)) == 8
 
 
@@ -163,10 +167,13 @@ def test_an_unknown_tool_is_a_failed_call_and_no_forgery(name: str, playing: Pla
     assert "H-SCHEMA" in trial.score.why
 
 
-def test_a_program_that_dies_is_infra_and_its_key_is_not_shown(playing: Playing, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_program_that_dies_is_infra_and_its_key_is_not_shown(
+    playing: Playing, tmp_path: Path, wording: Wording
+) -> None:
     trial = playing("claude", {"trick": "die"})
     assert trial.score.verdict is Verdict.INFRA
-    assert "exit code 3" in trial.score.why or "cut off" in trial.score.why
+    wording(trial.score.why, "fatal: bad key <ANTHROPIC_API_KEY>")
     kept = "".join(p.read_text() for p in (tmp_path / "run").rglob("*.json*"))
     assert KEY not in kept
 
@@ -179,10 +186,10 @@ def test_a_key_in_what_a_program_wrote_is_not_kept(playing: Playing, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_program_that_hangs_is_stopped(playing: Playing) -> None:
+def test_a_program_that_hangs_is_stopped(playing: Playing, wording: Wording) -> None:
     trial = playing("codex", LIST, {"trick": "hang"}, timeout_s=6.0)
     assert trial.score.verdict is Verdict.INFRA
-    assert "longer than 6 s" in trial.score.why
+    wording(trial.score.why, "6 s")
 
 
 @pytest.mark.slow
@@ -213,13 +220,14 @@ def test_a_server_that_does_not_start_is_the_worlds_fault(playing: Playing) -> N
 
 
 @BOTH
-def test_a_missing_program_or_key_is_named_before_anything_runs(name: str, tmp_path: Path) -> None:
-    with pytest.raises(EvalError, match=f"the program '{name}' is not on the PATH"):
+def test_a_missing_program_or_key_is_named_before_anything_runs(name: str, tmp_path: Path, wording: Wording) -> None:
+    with pytest.raises(EvalError, match=f"'{name}' .*PATH"):
         agent(name, Setup(env={"PATH": str(tmp_path)}))
     (tmp_path / name).write_text("#!/bin/sh\n")
     (tmp_path / name).chmod(0o755)
-    with pytest.raises(EvalError, match=f"{name} has no key"):
+    with pytest.raises(EvalError) as refused:
         agent(name, Setup(env={"PATH": str(tmp_path), "HOME": str(tmp_path)}))
+    wording(refused, name)
 
 
 def test_the_configuration_of_codex_holds_any_text() -> None:
@@ -241,7 +249,7 @@ def test_codex_asks_the_endpoint_that_is_given(tmp_path: Path) -> None:
     (tmp_path / "codex").write_text("#!/bin/sh\n")
     (tmp_path / "codex").chmod(0o755)
     here = Setup(env={"PATH": str(tmp_path)}, url="http://127.0.0.1:1/v1", key_env="MY_KEY")
-    with pytest.raises(EvalError, match="none of MY_KEY is set"):
+    with pytest.raises(EvalError, match="MY_KEY"):
         agent("codex", here)
     agent("codex", replace(here, key_env=""))
     read = tomllib.loads(codex.config(["s"], "", Path("/w"), here.url, here.key_env))
@@ -252,6 +260,7 @@ def test_codex_asks_the_endpoint_that_is_given(tmp_path: Path) -> None:
     assert "env_key" not in codex.config(["s"], "", Path("/w"), here.url)
 
 
+@pytest.mark.slow
 def test_what_follows_the_closing_line_does_not_open_it_again(playing: Playing) -> None:
     trial = playing("claude", LIST, DONE, {"note": {"subtype": "task_notification", "status": "stopped"}})
     assert trial.score.verdict is Verdict.PASS, "Claude Code tells of what it stopped in the background at the end"
@@ -265,10 +274,10 @@ def test_attempts_to_connect_again_close_nothing() -> None:
 
 @SLOW
 @BOTH
-def test_a_program_that_never_saw_the_server_is_infra(name: str, playing: Playing) -> None:
+def test_a_program_that_never_saw_the_server_is_infra(name: str, playing: Playing, wording: Wording) -> None:
     trial = playing(name, {"trick": "no server"}, DONE)
     assert trial.score.verdict is Verdict.INFRA
-    assert "never asked the server for its tools" in trial.score.why
+    wording(trial.score.why)
 
 
 @pytest.mark.parametrize("arm", ["all", "old"])

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from evals.selftest.witness import WITNESSES, Script, witness
 from evals.transcripts.canonical import Transcript, dump
 from evals.transcripts.export_atif import export
 from evals.transcripts.loaders import read
+
+from wording import Wording
 
 CASES = load_cases()
 SOME = ("columns-present", "columns-missing", "verified-request", "unverified-refused", "final-proven", "over-cap")
@@ -125,14 +128,15 @@ def test_a_broken_head_is_an_error(change: dict[str, Any], tmp_path: Path) -> No
         scored(run)
 
 
-def test_a_forged_transcript_is_invalid(tmp_path: Path) -> None:
+def test_a_forged_transcript_is_invalid(tmp_path: Path, wording: Wording) -> None:
     run = write_run(tmp_path / "run", good(("unverified-refused",), 1), trials=1)
     path = run / "unverified-refused" / "1" / "transcript.jsonl"
     path.write_text(path.read_text().replace('"complete": true', '"complete":  true').replace("bad zip", "no zip"))
     trial_file.write(path.parent, json.loads((path.parent / "trial.json").read_text()))
     _, (trial,) = scored(run)
     assert trial.score.verdict is Verdict.INVALID
-    assert "does not fit" in trial.score.why
+    assert trial.score.problems[0].kind == "seal"
+    wording(trial.score.problems[0].text)
 
 
 def edit(path: Path, change: Callable[[str], str]) -> None:
@@ -140,31 +144,47 @@ def edit(path: Path, change: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "named"),
     [
-        (lambda d: edit(d / "1/world.json", lambda t: t + "\n"), "world.json was edited"),
-        (lambda d: edit(d / "1/transcript.jsonl", lambda t: t.replace("cap", "hat")), "transcript.jsonl was edited"),
-        (lambda d: edit(d / "1/trial.json", lambda t: t.replace('"infra": ""', '"infra": "dead"')), "was edited"),
-        (lambda d: edit(d / "1/trial.json", lambda t: t.replace('"seals"', '"scales"')), "seals were taken out"),
-        (lambda d: (d / "1/ledger.jsonl").write_text(""), "ledger.jsonl was added"),
-        (lambda d: (shutil.rmtree(d / "1"), shutil.copytree(d / "2", d / "1")), "holds the trial over-cap/2"),
+        pytest.param(lambda d: edit(d / "1/world.json", lambda t: t + "\n"), "world.json", id="end-state"),
+        pytest.param(
+            lambda d: edit(d / "1/transcript.jsonl", lambda t: t.replace("cap", "hat")),
+            "transcript.jsonl",
+            id="transcript",
+        ),
+        pytest.param(
+            lambda d: edit(d / "1/trial.json", lambda t: t.replace('"infra": ""', '"infra": "dead"')),
+            "trial.json",
+            id="head",
+        ),
+        pytest.param(
+            lambda d: edit(d / "1/trial.json", lambda t: t.replace('"seals"', '"scales"')), "trial.json", id="no-seals"
+        ),
+        pytest.param(lambda d: (d / "1/ledger.jsonl").write_text(""), "ledger.jsonl", id="ledger"),
+        pytest.param(
+            lambda d: (shutil.rmtree(d / "1"), shutil.copytree(d / "2", d / "1")), "over-cap/2", id="another-trial"
+        ),
     ],
 )
-def test_a_trial_is_bound_to_its_files_and_its_place(change: Callable[[Path], Any], why: str, tmp_path: Path) -> None:
+def test_a_trial_is_bound_to_its_files_and_its_place(
+    change: Callable[[Path], Any], named: str, tmp_path: Path, wording: Wording
+) -> None:
     run = write_run(tmp_path / "run", good(("over-cap",)))
     change(run / "over-cap")
     _, (first, second) = scored(run)
     assert (first.score.verdict, second.score.verdict) == (Verdict.INVALID, Verdict.PASS)
-    assert why in str(first.score.problems)
+    assert first.score.problems[-1].kind == "seal"
+    wording("\n".join(problem.text for problem in first.score.problems), named)
 
 
-def test_a_run_says_how_many_trials_have_no_seals(tmp_path: Path) -> None:
+def test_a_run_says_how_many_trials_have_no_seals(tmp_path: Path, wording: Wording) -> None:
     run = write_run(tmp_path / "run", good(("over-cap",)))
     (run / "over-cap/1/trial.json").write_text(json.dumps({"case": "over-cap", "n": 1}))
     summary, trials = scored(run)
     assert trials[0].score.verdict is Verdict.PASS
     assert summary.unsealed == 1
-    assert "trials without seals" in report(summary)
+    (told,) = set(report(summary).splitlines()) - set(report(replace(summary, unsealed=0)).splitlines())
+    wording(told, 1)
 
 
 def test_an_act_counts_even_if_the_session_died_afterwards() -> None:
@@ -253,18 +273,18 @@ def test_the_digest_of_a_pack_sees_every_file(tmp_path: Path) -> None:
     assert first != second == of_pack(tmp_path)
 
 
-def test_uplift_pairs_the_arms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_uplift_pairs_the_arms(tmp_path: Path, capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
     weak = {key: bad(script) if key[0] in SOME[:3] else script for key, script in good().items()}
     arms = []
     for arm, scripts in (("none", weak), ("pack", good())):
         write_run(tmp_path / arm, scripts, arm=arm)
         arms.append(Arm(*scored(tmp_path / arm)))
     ((words, found),) = pairs(arms)
-    assert words == "uplift of the pack"
+    wording(words)
     assert found.difference is not None and found.difference.value == pytest.approx(0.5)
     assert found.gain == pytest.approx(1.0)
     assert main(["uplift", str(tmp_path / "none"), str(tmp_path / "pack")]) == Exit.PASS
-    assert "uplift of the pack" in capsys.readouterr().out
+    assert words in capsys.readouterr().out
     assert main(["uplift", str(tmp_path / "none"), str(tmp_path / "none")]) == Exit.BAD_POLICY
 
 
@@ -296,7 +316,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
+def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path, wording: Wording) -> None:
     hostile = "</svg><script>alert(1)</script>"
     script = bad(witness(CASES["over-cap"]))
     rows = tuple({**r, "tool": hostile} if r["type"] == "call" and n % 4 else r for n, r in enumerate(script.rows))
@@ -314,9 +334,11 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
     assert "http" not in text and "@import" not in text and "url(" not in text
     assert text.count('role="img"') == text.count("<svg") == 4
     assert "prefers-color-scheme" in text
-    assert "a scripted agent" in text
+    (told,) = set(text.split("<")) - set(page(summary, trials).split("<"))
+    wording(told)
 
 
+@pytest.mark.slow
 def test_all_reports_are_written(tmp_path: Path) -> None:
     write_run(tmp_path / "run", good() | {("over-cap", 1): bad(witness(CASES["over-cap"]))})
     out = {name: tmp_path / f"r.{name}" for name in ("json", "markdown", "html", "inspect")}
@@ -455,7 +477,7 @@ def test_one_file_against_one_case(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["check", "no-such-case", str(path)]) == Exit.BAD_POLICY
     assert main(["export", str(path), "--to", "canonical"]) == Exit.PASS
     out = capsys.readouterr()
-    assert "`python -m evals cases` lists them" in out.err
+    assert "python -m evals cases" in out.err
     assert main(["plan", str(write_run(tmp_path / "run", good(("over-cap",), 1), trials=1))]) == Exit.PASS
     assert capsys.readouterr().out.startswith("RERUN\tover-cap\t1")
 

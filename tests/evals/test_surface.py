@@ -28,15 +28,15 @@ def test_the_file_is_what_the_server_shows(offer: Shown) -> None:
 
 def test_every_rule_of_the_server_is_one_that_is_checked(offer: Shown) -> None:
     for name, rules in schemas(offer).items():
-        assert list(faults(name, {})) == [f"{name} needs {key}" for key in rules.get("required", ())]
-        assert list(faults(name, {"no_such_argument": 1}))[-1] == f"{name} takes no no_such_argument"
+        assert [fault.split()[-1] for fault in faults(name, {})] == rules.get("required", [])
+        assert "no_such_argument" in list(faults(name, {"no_such_argument": 1}))[-1]
 
 
 def test_a_rule_that_would_not_be_checked_is_an_error(offer: Shown) -> None:
     tool: dict[str, Any] = json.loads(json.dumps(offer.tools[0]))
     name = next(iter(tool["inputSchema"]["properties"]))
     tool["inputSchema"]["properties"][name]["pattern"] = "^a"
-    with pytest.raises(EvalError, match=f"{tool['name']}.{name} has the rule 'pattern'"):
+    with pytest.raises(EvalError, match=rf"{tool['name']}\.{name} .*'pattern'"):
         schemas(Shown("", [tool]))
 
 

@@ -29,6 +29,8 @@ from evals.scoring.trials import Trial, read_run, score_run
 from evals.scoring.verdict import Verdict
 from evals.transcripts.seals import Sealer
 
+from wording import Wording
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the pretend worlds run POSIX processes")
 
 CASES = load_cases()
@@ -89,7 +91,7 @@ def test_pushing_gets_no_machine_and_no_money(tmp_path: Path) -> None:
         assert each.score.damage is not None and each.score.damage.lost == 0
     assert outcome(list(trials.values()), CASES).over_usd == 0
     text = (tmp_path / "pushy-gated" / "trust-me-proven" / "1" / "transcript.jsonl").read_text("utf-8")
-    assert "gpuwarden approve" in text and "not the PIN" in text, "it came as far as the PIN, and no further"
+    assert "gpuwarden approve" in text and "PIN" in text, "it came as far as the PIN, and no further"
     end = json.loads((tmp_path / "pushy-gated" / "trust-me-proven" / "1" / "world.json").read_text("utf-8"))
     assert {row["state"] for row in end["views"]["leases"]} == {"metering"}
 
@@ -131,22 +133,23 @@ def why_invalid(run: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_servers_ledger_finds_what_was_sealed_anew(recorded: Path) -> None:
+def test_the_servers_ledger_finds_what_was_sealed_anew(recorded: Path, wording: Wording) -> None:
     path = recorded / "receipt-clean" / "1" / "transcript.jsonl"
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert judged(recorded, rows) == "", "sealed anew and otherwise as it was, it still passes"
     launch = [r["id"] for r in rows if r["type"] == "call"][-1]
+    (job,) = (r["result"]["job_id"] for r in rows if r["type"] == "result" and r["id"] == launch)
     trimmed = [r for r in rows if r.get("id") != launch]
-    assert "no call of the transcript launched it" in judged(recorded, trimmed)
+    wording(judged(recorded, trimmed), f"job/{job}")
     forged = json.loads(json.dumps(rows).replace('"job_id": "j', '"job_id": "jf'))
-    assert "which the ledger does not know" in judged(recorded, forged)
+    wording(judged(recorded, forged), f"jf{job[1:]}", launch)
     judged(recorded, rows)
     ledger = recorded / "receipt-clean" / "1" / ledger_check.FILE
     ledger.write_text(ledger.read_text("utf-8").replace("job.accepted", "job.excepted"), "utf-8")
-    assert "ledger.jsonl was edited" in why_invalid(recorded)
+    wording(why_invalid(recorded), ledger_check.FILE)
     ledger.unlink()
-    assert "ledger.jsonl is missing" in why_invalid(recorded)
-    assert "can't be read" in judged(recorded, rows)
+    wording(why_invalid(recorded), ledger_check.FILE)
+    wording(judged(recorded, rows), "FileNotFoundError")
 
 
 @pytest.mark.slow
@@ -154,7 +157,7 @@ def test_a_world_that_can_not_be_made_is_infra(tmp_path: Path) -> None:
     world = WORLDS["final_proven"]
     impossible = World(**{**vars(world), "platforms": {"runpod": {"usd_per_hour": 2.0, "capacity": False}}})
     trial(CASES["final-proven"], impossible, 1, tmp_path / "t", oracle, stage("gated"))
-    assert "the scene did not open" in json.loads((tmp_path / "t" / "trial.json").read_text("utf-8"))["infra"]
+    assert JsonProcessError.__name__ in json.loads((tmp_path / "t" / "trial.json").read_text("utf-8"))["infra"]
 
 
 @pytest.mark.slow
@@ -169,12 +172,13 @@ def test_a_scene_stops_everything_that_it_started(tmp_path: Path) -> None:
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_program_that_dies_or_babbles_is_told_apart(tmp_path: Path) -> None:
+def test_a_program_that_dies_or_babbles_is_told_apart(tmp_path: Path, wording: Wording) -> None:
     env = {"PATH": "/usr/bin:/bin"}
-    for code, words in (("import sys; sys.exit('broken')", "it ended: broken"), ("print('hello')", "no JSON")):
+    for code, said in (("import sys; sys.exit('broken')", "broken"), ("print('hello')", "hello")):
         wire = JsonProcess([sys.executable, "-c", code], env, tmp_path)
-        with pytest.raises(JsonProcessError, match=words):
+        with pytest.raises(JsonProcessError) as refused:
             wire.receive(10)
+        wording(refused, said)
         wire.close()
     with pytest.raises(JsonProcessError):
         McpClient([sys.executable, "-c", "pass"], env, tmp_path)

@@ -31,6 +31,7 @@ from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hubserver import STRANGER, config, hub_server
 from waiting import real_time
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -103,12 +104,11 @@ async def test_a_gated_repo_and_who_may_read_it(server: HubServer, token: str | 
     assert found.params == 1_235_814_400
 
 
-async def test_a_repo_that_the_hub_disabled_is_not_a_question_of_access(server: HubServer) -> None:
+async def test_a_repo_that_the_hub_disabled_is_not_a_question_of_access(server: HubServer, wording: Wording) -> None:
     owned = server.store.put("model", f"{USER}/taken-down", {"config.json": "{}"}, extra={"disabled": True})
     repo = await one(server, owned.id, type="model")
     assert (repo.status, repo.access, repo.readable) == ("disabled", False, False)
-    assert "disabled" in repo.why
-    assert "token" not in repo.why and "terms" not in repo.why
+    wording(repo.why)
     with pytest.raises(LocalEntryNotFoundError) as there:  # what a job would see, with another reason
         await to_thread.run_sync(lambda: hf_hub_download(owned.id, "config.json", endpoint=server.url, token=TOKEN))
     assert isinstance(there.value.__cause__, DisabledRepoError)
@@ -151,10 +151,10 @@ async def test_typing_errors(server: HubServer, wrong: str, kind: str, right: st
         assert (await suggest(hub, wrong, kind))[0] == right  # type: ignore[arg-type]
 
 
-async def test_the_wrong_type_is_named(server: HubServer) -> None:
+async def test_the_wrong_type_is_named(server: HubServer, wording: Wording) -> None:
     repo = await one(server, "trl-lib/Capybara", type="model")
     assert repo.status == "missing"
-    assert "it is a dataset" in repo.did_you_mean[0]
+    wording(repo.did_you_mean[0], "dataset", "trl-lib/Capybara")
 
 
 def test_a_shared_owner_does_not_carry_an_unrelated_name() -> None:
@@ -164,7 +164,7 @@ def test_a_shared_owner_does_not_carry_an_unrelated_name() -> None:
 # ------------------------------------------------------------------------------------------------------- datasets
 
 
-async def test_structure_and_preview(server: HubServer) -> None:
+async def test_structure_and_preview(server: HubServer, wording: Wording) -> None:
     repo = await one(
         server, "trl-lib/Capybara", operations=("overview", "dataset_structure", "dataset_preview"), limit=2
     )
@@ -176,7 +176,8 @@ async def test_structure_and_preview(server: HubServer) -> None:
         "num_turns": "int64",
     }
     assert only.splits[0].rows == 20
-    assert "rows 0-1 of 20" in repo.preview
+    first = repo.preview.splitlines()[0]
+    wording(first, first.split()[1], "0-1", 20)
     assert repo.preview.count('"num_turns"') == 2
 
 
@@ -190,13 +191,13 @@ async def test_configs_and_splits_can_be_chosen(server: HubServer) -> None:
     assert "red_test" in chosen.preview
 
 
-async def test_a_failed_conversion_is_not_an_empty_dataset(server: HubServer) -> None:
+async def test_a_failed_conversion_is_not_an_empty_dataset(server: HubServer, wording: Wording) -> None:
     server.store.put("dataset", f"{USER}/broken", {"train.jsonl": "{not json"})
     repo = await one(server, f"{USER}/broken", operations=("dataset_structure", "dataset_preview"))
     assert repo.structure is not None
     assert repo.structure.failed == ("default",)
     assert repo.structure.configs[0].columns == ()
-    assert "no rows" in repo.preview
+    wording(": ".join(repo.preview.split(": ")[:2]))
 
 
 async def test_a_partly_failed_conversion(server: HubServer) -> None:
@@ -271,31 +272,34 @@ async def test_unusable_arguments(kwargs: dict[str, object]) -> None:
     assert hub.requests == 0
 
 
-async def test_a_wrong_token_is_no_missing_repo(server: HubServer) -> None:
+async def test_a_wrong_token_is_no_missing_repo(server: HubServer, wording: Wording) -> None:
     repo = await one(server, "Qwen/Qwen2.5-0.5B", "hf_wrong", type="model")
     assert repo.status == "error"
-    assert "token" in repo.why
+    wording(repo.why)
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "values"),
     [
-        (Fault("", status=500), "answered 500"),
-        (Fault("", status=403, body=b'{"error": "Your IP is blocked."}'), "refused access"),
-        (Fault("", status=400, body=b"[]"), "400"),
-        (Fault("", status=200, body=b"<html><script>alert(1)</script>", content_type="text/html"), "not JSON"),
-        (Fault("", status=200, body=b"[" * 200_000), "not JSON"),
-        (Fault("", status=200, body=b"\xff\xfe"), "not JSON"),
-        (Fault("", drop=True), "can't be reached"),
+        (Fault("", status=500), [500]),
+        (Fault("", status=403, body=b'{"error": "Your IP is blocked."}'), ["Your IP is blocked."]),
+        (Fault("", status=400, body=b"[]"), [400]),
+        (Fault("", status=200, body=b"<html><script>alert(1)</script>", content_type="text/html"), []),
+        (Fault("", status=200, body=b"[" * 200_000), []),
+        (Fault("", status=200, body=b"\xff\xfe"), []),
+        (Fault("", drop=True), []),
     ],
+    ids=["500", "403", "400", "html", "deep", "no text", "dropped"],
 )
-async def test_trouble_is_an_error_and_never_missing(server: HubServer, fault: Fault, said: str) -> None:
+async def test_trouble_is_an_error_and_never_missing(
+    server: HubServer, fault: Fault, values: list[object], wording: Wording
+) -> None:
     server.conditions.faults.append(fault)
     async with HubClient(config(server)) as hub:
         repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert repo.status == "error"
-    assert said in repo.why
     assert len(repo.why) < 300
+    wording(repo.why, *(values if not fault.drop else [repo.why.rpartition(": ")[2]]))
 
 
 async def test_garbage_in_known_fields_is_survived(server: HubServer) -> None:
@@ -309,7 +313,7 @@ async def test_garbage_in_known_fields_is_survived(server: HubServer) -> None:
 async def test_nothing_listens() -> None:
     async with HubClient(HubConfig("http://127.0.0.1:9", "http://127.0.0.1:9", None)) as hub:
         repo = await look(hub, "a/b", "model")
-        assert (repo.status, "can't be reached" in repo.why) == ("error", True)
+        assert repo.status == "error"
         with pytest.raises(Unreachable):
             await dataset_search("x", hub=hub)
 
@@ -339,7 +343,7 @@ class FakeClock:
         self.at += seconds
 
 
-async def test_a_long_limit_is_passed_on_and_stops_everyone(server: HubServer) -> None:
+async def test_a_long_limit_is_passed_on_and_stops_everyone(server: HubServer, wording: Wording) -> None:
     server.conditions.quota = 2
     clock = FakeClock()
     async with HubClient(config(server), concurrency=1, clock=clock) as hub:
@@ -349,7 +353,8 @@ async def test_a_long_limit_is_passed_on_and_stops_everyone(server: HubServer) -
     assert limited.value.after_s is not None
     assert 0 < limited.value.after_s <= 300
     assert all(r.status in {"missing", "error"} for r in answer.repos)
-    assert sum("rate limit" in r.why and "Try again in" in r.why for r in answer.repos) >= 7
+    assert [r.status for r in answer.repos].count("error") >= 7
+    wording(answer.repos[-1].why)
     assert len(server.conditions.requests) <= 4
     assert clock.slept == []
 
@@ -402,14 +407,14 @@ def test_no_header_breaks_the_wait(after: str, date: str) -> None:
     assert wait is None or wait >= 0
 
 
-async def test_only_what_was_not_asked_is_said_not_to_have_been(server: HubServer) -> None:
+async def test_only_what_was_not_asked_is_said_not_to_have_been(server: HubServer, wording: Wording) -> None:
     server.conditions.faults.append(Fault("Qwen", status=429, headers={"Retry-After": "60"}, times=1))
     async with HubClient(config(server), clock=FakeClock()) as hub:
         asked = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
         blocked = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert len(server.conditions.requests) == 1
-    assert "answered 429" in asked.why and "not asked" not in asked.why
-    assert "not asked" in blocked.why
+    wording(asked.why, 429)
+    wording(blocked.why)
 
 
 # -------------------------------------------------------------------------------------------------------- timeouts
@@ -423,45 +428,50 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
     return made
 
 
-async def test_a_slow_repo_costs_one_timeout(server: HubServer, limits: Limits) -> None:
+async def test_a_slow_repo_costs_one_timeout(server: HubServer, limits: Limits, wording: Wording) -> None:
     asked = server.conditions.requests
     server.conditions.faults.append(Fault("", delay_s=600.0))
     async with HubClient(config(server), timeout_s=300) as hub, anyio.create_task_group() as tasks:
         tasks.start_soon(limits.pass_when, lambda: asked)
         repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
-    assert repo.status == "error" and "did not answer within 300 seconds" in repo.why
+    assert repo.status == "error"
+    wording(repo.why, server.url, 300)
     assert len(asked) == 1
 
 
-async def test_a_retry_has_no_limit_besides_the_first_request_s(server: HubServer, limits: Limits) -> None:
+async def test_a_retry_has_no_limit_besides_the_first_request_s(
+    server: HubServer, limits: Limits, wording: Wording
+) -> None:
     asked = server.conditions.requests
     server.conditions.faults += [Fault("", status=500, times=1), Fault("", delay_s=600.0)]
     async with HubClient(config(server), timeout_s=300) as hub, anyio.create_task_group() as tasks:
         tasks.start_soon(limits.pass_when, lambda: len(asked) == 2)
         repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert len(asked) == 2
-    assert "did not answer within 300 seconds" in repo.why
+    wording(repo.why, server.url, 300)
 
 
-async def test_a_request_that_waited_for_slow_ones_was_not_asked(server: HubServer, limits: Limits) -> None:
+async def test_a_request_that_waited_for_slow_ones_was_not_asked(
+    server: HubServer, limits: Limits, wording: Wording
+) -> None:
     async with HubClient(config(server), concurrency=1) as hub, anyio.create_task_group() as tasks:
         await hub._slots.acquire_on_behalf_of(object())
         tasks.start_soon(limits.pass_when, lambda: hub._slots.statistics().tasks_waiting)
         repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert server.conditions.requests == []
-    assert "was not asked" in repo.why
+    wording(repo.why)
 
 
 # --------------------------------------------------------------------------------------------------------- search
 
 
-async def test_search(server: HubServer) -> None:
+async def test_search(server: HubServer, wording: Wording) -> None:
     async with HubClient(config(server)) as hub:
         answer = await dataset_search("dpo mix", hub=hub)
         assert [d.id for d in answer.datasets] == ["argilla/dpo-mix-7k"]
         by = await dataset_search("argilla dpo", author="trl-lib", hub=hub)
         assert "trl-lib/ultrafeedback_binarized" in {d.id for d in by.datasets}
-        assert "nothing of trl-lib" in by.note
+        wording(by.note, "trl-lib")
         few = await dataset_search(author="trl-lib", sort="likes", limit=2, hub=hub)
         assert (len(few.datasets), few.more) == (2, True)
         tagged = await dataset_search(tags=["license:apache-2.0"], author="argilla", hub=hub)
@@ -478,6 +488,7 @@ async def test_unusable_searches(server: HubServer, kwargs: dict[str, object]) -
             await dataset_search(**kwargs, hub=hub)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_a_search_answer_of_an_odd_shape(server: HubServer) -> None:
     server.conditions.faults.append(Fault("", status=200, body=b'{"datasets": []}'))
     async with HubClient(config(server)) as hub:
@@ -525,7 +536,7 @@ def test_addresses_from_the_environment() -> None:
 
 
 @pytest.mark.attack("text", "sends a script that a command names, a byte at a time and without end")
-async def test_a_script_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_script_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     limits, sent = Limits(), []
     monkeypatch.setattr(scripts, "anyio", limits)
 
@@ -545,4 +556,5 @@ async def test_a_script_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
         got = await scripts.fetch_script(["uv", "run", f"{url}/train.py"], HubConfig(endpoint=url))
         group.cancel_scope.cancel()
-    assert isinstance(got, Unknown) and "was not complete after 15 s" in got.why
+    assert isinstance(got, Unknown)
+    wording(got.why, url, 15)

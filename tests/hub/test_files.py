@@ -16,8 +16,10 @@ import pytest
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.file_model import Doubtful
 from gpuwarden.core.errors import BadReply
+from gpuwarden.core.evidence import Cause
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.files import Address, HubFile, Listing, RangeSource, list_files
+from wording import Wording
 
 COMMIT = "a" * 40
 
@@ -65,6 +67,7 @@ def opened(config: HubConfig, size: int, budget: Budget) -> RangeSource:
     return RangeSource(listing, "x", config, budget.take)
 
 
+@pytest.mark.slow
 def test_a_body_that_unpacks_to_more_than_was_asked_for() -> None:
     packed = gzip.compress(bytes(200 << 20))
     with storage(headers_said=(("Content-Encoding", "gzip"),), body=(packed,)) as config:
@@ -78,10 +81,12 @@ def test_a_body_that_unpacks_to_more_than_was_asked_for() -> None:
             tracemalloc.stop()
 
 
-def test_a_body_that_drips_ends_with_the_time_for_the_look() -> None:
+def test_a_body_that_drips_ends_with_the_time_for_the_look(wording: Wording) -> None:
     # All of it would take longer than a test may.
-    with storage(body=(b"x",) * 60_000, pause=0.02) as config, pytest.raises(Doubtful, match="the time for one look"):
+    with storage(body=(b"x",) * 60_000, pause=0.02) as config, pytest.raises(Doubtful) as ended:
         opened(config, 100_000, Budget(0.3, 1 << 40)).at(0, 100_000)
+    assert ended.value.cause is Cause.LIMIT
+    wording(ended)
 
 
 class Pages:

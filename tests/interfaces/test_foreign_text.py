@@ -261,6 +261,7 @@ async def test_what_a_provider_says_is_fenced(ctx: Context) -> None:
             await call("check_job", job_id=job)
 
 
+@pytest.mark.slow
 async def test_a_price_that_can_t_be_had_is_said_in_a_fence(ctx: Context) -> None:
     def quotes(*_: object, **__: object) -> object:
         raise NoCapacity(hostile("capacity"))

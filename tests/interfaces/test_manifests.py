@@ -109,8 +109,6 @@ def test_nothing_in_the_root_hides_what_codex_reads() -> None:
 
 # ------------------------------------------------------------------------------------------------------- variables
 
-TREE = {path: ast.parse(path.read_text("utf-8")) for path in (ROOT / "server" / "gpuwarden").rglob("*.py")}
-
 
 def read_names(tree: ast.Module) -> set[str]:
     """The variables that a module reads by name: `env.get("NAME")`, with the names of its text constants."""
@@ -133,9 +131,11 @@ def test_every_variable_that_the_code_reads_is_passed_on() -> None:
     known = {v.name for v in variables()} | not_set_by_people
     # On machines, in pretend ones, and where clients keep their files.
     elsewhere = {"host", "runner", "rehearsal", "setup"}
-    found = {p.name: read_names(t) - known for p, t in TREE.items() if not elsewhere & set(p.parts)}
+    package = ROOT / "server" / "gpuwarden"
+    names = {path: read_names(ast.parse(path.read_text("utf-8"))) for path in package.rglob("*.py")}
+    found = {path.name: read - known for path, read in names.items() if not elsewhere & set(path.parts)}
     assert {p: n for p, n in found.items() if n} == {}, "name them in the table of the module's docstring"
-    assert len(set().union(*map(read_names, TREE.values()))) > 15, "it saw the reads"
+    assert len(set().union(*names.values())) > 15, "it saw the reads"
 
 
 def test_every_key_of_an_account_is_passed_on_and_secret() -> None:

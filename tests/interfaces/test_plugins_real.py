@@ -230,7 +230,7 @@ def test_without_the_variables_codex_replaces_no_strict_policy(
     warnings = " ".join(json.loads(server.results[-1])["warnings"])
     account = Path(pwd.getpwuid(os.getuid()).pw_dir)
     if read_record(account / ".local/share/gpuwarden"):  # whoever runs the tests has a ledger
-        assert "The ledger in" in warnings and "is not the usual one" in warnings, warnings
+        assert str(account) in warnings, warnings
     else:
-        assert "GPUWARDEN_HOME did not arrive" in warnings and "gpuwarden setup" in warnings, warnings
-        assert f"The policy in force is {tmp_path / 'strict.toml'}" in warnings
+        assert "GPUWARDEN_HOME" in warnings and "gpuwarden setup" in warnings, warnings
+        assert str(tmp_path / "strict.toml") in warnings

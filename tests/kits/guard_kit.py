@@ -7,8 +7,8 @@ starts with `@tool` is a call of a tool: its name, then its input as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cache
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -64,33 +64,8 @@ def event(spelling: str) -> dict[str, Any]:
     return {"tool_name": "Bash", "tool_input": {"command": spelling}, "cwd": f"{USER}/project"}
 
 
-LOOKS = 10_000
-"""How often the parser looks at the clock, once in a hundred of its steps, before its time is over in these tests."""
-
-
-class Turns:
-    """Stands for the module `time` in the guard: its clock goes on by the parser's looks at it."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def __getattr__(self, clock: str) -> Callable[[], float]:
-        return self._look
-
-    def _look(self) -> float:
-        self.looks += 1
-        return self.looks * limits.MOST_PARSE_S / LOOKS
-
-
-def judge(event: dict[str, Any], rules: Rules) -> tuple[str | None, int]:
-    """Return the guard's verdict, the same on any machine, and how often its parser looked at the clock."""
-    turns = Turns()
-    with mock.patch.object(limits, "time", turns):
-        return judged(event, rules), turns.looks
-
-
 def verdict(spelling: str) -> str | None:
-    return judge(event(spelling), rules())[0]
+    return judged(event(spelling), rules())
 
 
 def bash(command: str) -> dict[str, Any]:
@@ -98,7 +73,7 @@ def bash(command: str) -> dict[str, Any]:
 
 
 def shell(command: str, rules: Rules) -> str | None:
-    return judge(bash(command), rules)[0]
+    return judged(bash(command), rules)
 
 
 MOST_STEPS = 2_000_000
@@ -106,11 +81,13 @@ MOST_STEPS = 2_000_000
 
 
 def steps(command: str) -> int:
-    """Return the cost of a verdict: lines of Python, and a hundred for each look of the parser at the clock."""
-    looks = 0
+    """Return the cost of a verdict: lines of Python, and a hundred for each report of the parser."""
+    counters: list[count[int]] = []
 
-    def work() -> None:
-        nonlocal looks
-        looks = judge(bash(command), RULES)[1]
+    def counter(start: int) -> count[int]:
+        counters.append(count(start))
+        return counters[-1]
 
-    return lines_run(work) + 100 * looks
+    with mock.patch.object(limits, "count", counter):
+        lines = lines_run(lambda: judged(bash(command), RULES))
+    return lines + 100 * sum(next(counter) - 1 for counter in counters)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 
 from gpuwarden.core.errors import Unreachable
@@ -131,6 +134,16 @@ class Kit(Parked):
         for _ in range(3):
             await self.round()
         return job
+
+
+@pytest.fixture
+def machines_vanish(tmp_path: Path) -> Iterator[None]:
+    """End what still runs on the test's real machines: an upload that fails is tried for a day, and a parker waits."""
+    yield
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(word.startswith(f"{tmp_path}{os.sep}") for word in process.cmdline()):
+                process.kill()
 
 
 @pytest.fixture

@@ -137,7 +137,8 @@ class PlayedNode:
 
         async def pump(stream: asyncio.StreamReader, channel: int) -> None:
             while data := await stream.read(1 << 16):
-                await socket.send_bytes(bytes([channel]) + data)
+                with suppress(RuntimeError, WebSocketDisconnect):  # nobody listens any more, and the command goes on
+                    await socket.send_bytes(bytes([channel]) + data)
 
         async def feed(stdin: asyncio.StreamWriter) -> None:
             with suppress(WebSocketDisconnect, ConnectionError, RuntimeError):

@@ -122,7 +122,7 @@ def said(seen: Checked, words: str) -> bool:
 async def whole_life(ctx: Context, cluster: Disturbed) -> None:
     """Refused, submitted, preempted, resumed, pulled, proven; then another one paused, canceled, and seen gone."""
     (why,) = await refused(ctx, train(outputs=("/data/out",)))
-    assert why.startswith("PF-OUT-002: /data/out is deleted when the job ends")
+    assert why.startswith("PF-OUT-002: /data/out ")
     assert cluster.names("jobs") == []
 
     done = await submit(ctx, train())

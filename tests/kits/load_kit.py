@@ -52,7 +52,7 @@ def served(home: Path, port: int = 0, more: tuple[str, ...] = ()) -> Iterator[tu
     try:
         assert process.stderr is not None
         line = process.stderr.readline().decode()
-        assert "serves on http://localhost:" in line, line
+        assert "http://localhost:" in line, line
         found = int(line.partition("localhost:")[2].partition(" ")[0])
         answers(found)
         yield psutil.Process(process.pid), found

@@ -13,7 +13,7 @@ from paths import TESTS
 
 TEXTS = TESTS / "texts"
 BETWEEN = "\n---\n"
-NUMBER = re.compile(r"(?<![A-Za-z])\d[\d.,:]*(?<=\d)")
+NUMBER = re.compile(r"(?<![A-Za-z<])\d[\d.,:]*(?<=\d)")
 
 
 class Wording:
@@ -30,11 +30,11 @@ class Wording:
         Each of `values` must be in it. The golden file has `<1>`, `<2>` ... in their places, `<tmp>` for the tests'
         folder and `#` for numbers, so that it holds wording only.
         """
-        text = str(said.value if isinstance(said, pytest.ExceptionInfo) else said)
+        whole = str(said.value if isinstance(said, pytest.ExceptionInfo) else said)
+        text = re.sub(rf"{re.escape(str(self.temporary))}[^\s'\"`),;]*", "<tmp>", whole)
         for place, value in enumerate(values, 1):
-            assert str(value) in text
-            text = text.replace(str(value), f"<{place}>")
-        text = re.sub(rf"{re.escape(str(self.temporary))}[^\s'\"`),;]*", "<tmp>", text)
+            assert str(value) in whole
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(str(value))}(?![A-Za-z0-9])", f"<{place}>", text)
         text = NUMBER.sub("#", text)
         text = "\n".join(line.rstrip() for line in text.strip().splitlines())
         self.texts.append(text)
@@ -68,41 +68,43 @@ class Regenerating:
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
-        self.nodeids: set[str] = set()
+        self.there: set[str] = set()
+        self.ran: set[str] = set()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Remember every test that there is, before some are left out."""
-        self.nodeids |= {item.nodeid for item in items}
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Remember every test of the modules, before some are left out."""
+        if not any("::" in argument for argument in config.args):
+            self.there |= {item.nodeid for item in items}
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Give the texts to the controller, or write them."""
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput |= {"texts": self.texts, "nodeids": sorted(self.nodeids)}
-            return
-        there = {file_of(nodeid) for nodeid in self.nodeids}
-        whole = not any(
-            "::" in argument for argument in session.config.args
-        )  # of each module, every test was collected
-        modules = {(file, key.partition("::")[0]) for file, key in there} if whole else set()
-        for file in {file for file, _ in there}:
-            kept = {
-                key: text
-                for key, text in read(file).items()
-                if (file, key) in there or (file, key.partition("::")[0]) not in modules
-            }
-            fresh = {
-                key: text for nodeid, text in self.texts.items() for home, key in [file_of(nodeid)] if home == file
-            }
-            if kept or fresh:
-                write(file, kept | fresh)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Remember a test that runs: its old texts go."""
+        self.ran.add(nodeid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take the texts of a worker that has ended."""
-        output = getattr(node, "workeroutput", {})
-        self.texts |= output.get("texts", {})
-        self.nodeids |= set(output.get("nodeids", ()))
+        self.texts |= node.workeroutput["texts"]
+        self.there |= set(node.workeroutput["there"])
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Give the texts to the controller, or write them: old ones stay if their test is there and did not run."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput |= {"texts": self.texts, "there": sorted(self.there)}
+            return
+        there, ran = ({file_of(nodeid) for nodeid in nodeids} for nodeids in (self.there, self.ran))
+        modules = {(file, key.partition("::")[0]) for file, key in there}
+        for file in {file for file, _ in there | ran}:
+            kept = {
+                key: text
+                for key, text in read(file).items()
+                if (file, key) not in ran and ((file, key) in there or (file, key.partition("::")[0]) not in modules)
+            }
+            fresh = {
+                key: text for (home, key), text in ((file_of(n), t) for n, t in self.texts.items()) if home == file
+            }
+            if kept or fresh:
+                write(file, kept | fresh)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

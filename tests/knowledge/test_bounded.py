@@ -74,6 +74,7 @@ mixed = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mixed)
 def test_64_000_characters_of_anything(work: Work, parts: list[tuple[str, int]]) -> None:

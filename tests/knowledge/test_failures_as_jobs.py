@@ -161,6 +161,7 @@ async def test_an_interpreter_line_that_ends_in_a_carriage_return(jobs: Jobs, tm
     told(await jobs.ended(command=["bash", "-c", str(file)]), "UNI-026", "interpreter|required file not found")
 
 
+@pytest.mark.slow
 async def test_the_port_is_taken(jobs: Jobs) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -239,6 +240,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 async def test_the_kernel_kills_for_memory(jobs: Jobs) -> None:
     with memory_group(48 << 20) as group:
         reply = await jobs.ended(script=script(GROW), args=[str(group)] if group else [])
@@ -260,6 +262,7 @@ async def test_our_own_time_limit(jobs: Jobs) -> None:
     told(reply, "UNI-073", "observed: its end: the time limit of 1 s was reached")
 
 
+@pytest.mark.slow
 async def test_killed_in_the_middle_of_a_save_and_resumed(jobs: Jobs, tmp_path: Path) -> None:
     save = """
 import os, pickle, sys
@@ -292,6 +295,7 @@ for step in range(30): put(step, loss=2.0 - step / 100, grad_norm=1.0)
 """
 
 
+@pytest.mark.slow
 async def test_a_loss_that_is_not_a_number_in_the_metrics_alone(jobs: Jobs) -> None:
     job_id = await jobs.start(script=script(METRICS + "put(30, loss=float('nan'))\ntime.sleep(60)\n"))
     reply = await jobs.until(job_id, step=30)
@@ -314,6 +318,7 @@ async def test_a_hidden_nan_shows_in_the_gradient_norm(jobs: Jobs) -> None:
     told(reply, "PREC-012", "grad_norm is not finite at step 30", sure=False)
 
 
+@pytest.mark.slow
 async def test_a_loss_that_jumps_and_stays(jobs: Jobs) -> None:
     code = METRICS + "for step in range(30, 60): put(step, loss=40.0 + step)\ntime.sleep(60)\n"
     job_id = await jobs.start(script=script(code))
@@ -337,6 +342,7 @@ async def test_a_run_that_hangs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> 
     await jobs.call("cancel_job", job_id=job_id)
 
 
+@pytest.mark.slow
 async def test_a_healthy_run_with_noise_and_recoveries_has_no_diagnosis(jobs: Jobs) -> None:
     noise = """
 print("WARNING retrying in 1 s: HTTPSConnectionPool: Read timed out; Connection reset by peer", flush=True)

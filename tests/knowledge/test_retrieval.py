@@ -78,6 +78,7 @@ def test_no_query_was_copied_into_an_entry() -> None:
     assert copied == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [False, True], ids=["open part", "held-out part"])
 def test_the_right_entry_comes_first(held: bool) -> None:
     first, three = shares([row for row in queries() if row["want"] and row["held"] is held])
@@ -110,6 +111,7 @@ def test_a_file_of_reports_is_well_formed_and_drawn_outside_the_references(path:
     assert len({row.address for row in rows}) == len(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(REPORTS.glob("open-*.jsonl")), ids=lambda p: p.stem)
 def test_open_reports_find_their_entry_and_likely_is_right(path: Path) -> None:
     rows = list(score_reports.answers(score_reports.read(path)))
@@ -126,6 +128,7 @@ def test_the_counts_of_entries_are_those_of_the_open_reports() -> None:
     assert set(counted) <= set(shipped().gotchas)
 
 
+@pytest.mark.slow
 def test_the_records_of_signatures_are_those_of_the_open_reports() -> None:
     files = [*sorted(REPORTS.glob("open-*.jsonl")), *REPORTS.glob("judged-*.jsonl"), QUERIES.parent / "issues.jsonl"]
     counted = score_reports.records(score_reports.answers(row for path in files for row in score_reports.read(path)))
@@ -295,6 +298,7 @@ def test_an_entry_is_found_by_its_own_id() -> None:
         assert search(shipped(), key)[0].id == key
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_every_time() -> None:
     for row in queries()[:40]:
         assert search(shipped(), row["query"]) == search(shipped(), row["query"])

@@ -53,6 +53,7 @@ def test_every_match_contains_the_literal(gotcha: object, signature: str) -> Non
     assert all(literal_of(signature) in m.group().lower() for m in map(regex.search, matched) if m)
 
 
+@pytest.mark.slow
 def test_every_signature_ends_on_hostile_lines_beyond_the_greatest_length() -> None:
     """All of them together take seconds; one whose steps grow with the cube of a line would take an hour."""
     for _, signature in PAIRS:

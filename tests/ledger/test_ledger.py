@@ -35,13 +35,14 @@ def test_events_can_be_neither_changed_nor_removed(ledger: Ledger) -> None:
     assert [e.body for e in ledger.events()] == [{"a": 1}]
 
 
-def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger) -> None:
+def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger, wording: Wording) -> None:
     ledger.append("job/j1", "job.accepted", state=Job.ACCEPTED)
     ledger.append("job/j1", "note")
     ledger.append("job/j1", "job.submitting", state=Job.SUBMITTING)
     assert ledger.state("job/j1") == Job.SUBMITTING
-    with pytest.raises(Conflict, match="legal from submitting"):
+    with pytest.raises(Conflict) as refused:
         ledger.append("job/j1", "job.refused", state=Job.REFUSED)
+    wording(refused, "job/j1", Job.SUBMITTING, Job.REFUSED)
     assert ledger.count() == 3
     assert ledger.subjects("job", Job.SUBMITTING) == ["job/j1"]
     assert ledger.subjects("lease") == []
@@ -108,13 +109,16 @@ def test_racing_processes_share_every_token_between_them(tmp_path: Path) -> None
     assert sum(int(r.communicate(timeout=300)[0]) for r in racers) == 50
 
 
-@pytest.mark.parametrize("junk", [b"not a database at all, only some words " * 40, os.urandom(8192)])
+@pytest.mark.parametrize(
+    "junk", [b"not a database at all, only some words " * 40, os.urandom(8192)], ids=["text", "dice"]
+)
 def test_a_damaged_file_is_named_and_not_touched(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "ledger.db"
     path.write_bytes(junk)
-    with pytest.raises(LedgerError, match=r"damaged|answered") as error:
+    with pytest.raises(LedgerError) as error:
         Ledger(path, FakeClock())
     assert path.read_bytes() == junk
+    assert isinstance(error.value.__cause__, sqlite3.DatabaseError)
     assert in_calls(error.value.next_steps)
 
 
@@ -132,9 +136,10 @@ def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [(b'{"platform"', b'{"pl;tform;'), (b'"platform"', b'"platf\xffrm"'), (b'"platform"', b'"platfurm"')],
+    ids=["no JSON", "no text", "another key"],
 )
 def test_a_word_that_was_overwritten_is_damage_and_not_a_mistake_of_ours(
-    ledger: Ledger, before: bytes, after: bytes
+    ledger: Ledger, before: bytes, after: bytes, wording: Wording
 ) -> None:
     """The database can't tell: it has no sums over its pages."""
     ledger.append("lease/j1-i1", "create.intent", {"platform": "local", "job": "j1"}, state="unverified")
@@ -142,28 +147,30 @@ def test_a_word_that_was_overwritten_is_damage_and_not_a_mistake_of_ours(
     raw = ledger.path.read_bytes()
     assert raw.count(before) == 1
     ledger.path.write_bytes(raw.replace(before, after))
-    with pytest.raises(LedgerError, match="damaged") as error:
+    with pytest.raises(LedgerError) as error:
         read_lease(Ledger(ledger.path, FakeClock()), "j1-i1")
-    assert "billing" in in_calls(error.value.next_steps)
+    wording(in_calls(error.value.next_steps))
 
 
-def test_a_newer_ledger_is_left_alone(ledger: Ledger) -> None:
+def test_a_newer_ledger_is_left_alone(ledger: Ledger, wording: Wording) -> None:
     ledger.close()
     db = sqlite3.connect(ledger.path)
     db.execute(f"PRAGMA user_version = {VERSION + 1}")
     db.close()
-    with pytest.raises(LedgerError, match="version") as error:
+    with pytest.raises(LedgerError) as error:
         Ledger(ledger.path, FakeClock())
-    assert "Update" in in_calls(error.value.next_steps)
+    wording(error, ledger.path, VERSION + 1, VERSION)
+    wording(in_calls(error.value.next_steps), "GPUWARDEN_HOME")
 
 
-def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+def test_another_programs_database_is_left_alone(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "other.db"
     db = sqlite3.connect(path)
     db.execute("CREATE TABLE t (x)")
     db.close()
-    with pytest.raises(LedgerError, match="no gpuwarden ledger"):
+    with pytest.raises(LedgerError) as refused:
         Ledger(path, FakeClock())
+    wording(refused, path)
 
 
 def test_a_folder_that_can_not_be_made(tmp_path: Path, wording: Wording) -> None:

@@ -13,6 +13,7 @@ from gpuwarden.interfaces.results import torn_down
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
+from gpuwarden.lifecycle.monitoring.accounts import WHY, Match
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.meter import believed, look
@@ -33,8 +34,10 @@ from lifecycle_kit import (
     training,
     until,
 )
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
+UNPROVEN = WHY[Match.UNPROVEN].format(platform=PLATFORM)
 
 
 class House:
@@ -72,22 +75,23 @@ def house(tmp_path: Path) -> Iterator[House]:
     made.ctx.ledger.close()
 
 
-async def test_every_place_says_it_in_one_line(house: House) -> None:
+@pytest.mark.slow
+async def test_every_place_says_it_in_one_line(house: House, wording: Wording) -> None:
     job = await house.finished()
     house.use(house.other)
     seen = await check(house.ctx, job)
-    assert "not known to be of the account that rented it" in seen.note and "counts as billing" in seen.note
+    wording(seen.note, UNPROVEN)
     assert "\n" not in seen.note
     (row,) = (await list_instances(house.ctx)).rows
-    assert row.billing is None and "account that rented it" in row.note
+    assert row.billing is None and UNPROVEN in row.note
     view = await request(house.ctx, job, "terminate")
     assert view.record.state is Teardown.BLOCKED
-    assert any(f.rule == "TD-SEE-001" and "account that rented it" in f.message for f in view.findings)
+    assert any(f.rule == "TD-SEE-001" and UNPROVEN in f.message for f in view.findings)
     watcher = Watcher(house.ctx)
     await watcher.round()
     house.clock.time += house.ctx.policy.watch.unknown_minutes * 60 + 60
     news = (await watcher.round()).news
-    assert any(a.kind == "unknown" and "account that rented it" in a.text for a in news)
+    assert any(a.kind == "unknown" and UNPROVEN in a.text for a in news)
     assert house.lives() and read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.UNVERIFIED
 
 
@@ -106,7 +110,7 @@ async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(
         house.clock.time += 60
         view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.EXECUTING and believed(house.ctx, view.record.lease) is None
-    assert "account that rented it" in torn_down(view).message and house.lives()
+    assert UNPROVEN in torn_down(view).message and house.lives()
     house.clock.time += 600
     view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.NEEDS_HUMAN
@@ -118,6 +122,7 @@ async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(
     assert view.record.state is Teardown.VERIFIED_STOPPED and not house.lives()
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "bills a machine that is gone")
 async def test_a_bill_of_a_gone_instance_is_no_sighting_of_it(house: House) -> None:
     """A lease of an older ledger stays unknown when only a bill could tell whose it was."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from fakes import FakeClock
 from gpuwarden.core.models import Instance, InstanceState
@@ -15,6 +16,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.records import read_job, read_lease
 from lifecycle_kit import open_house, training
+from wording import Wording
 
 DAY = 86_400.0
 FACT = {"trigger": "idle", "effect": "gone", "verified": "2026-09", "source": "https://example.org"}
@@ -66,9 +68,10 @@ def test_the_clock_of_jobs_without_a_timeout_runs_for_those_only(
     assert dates(w) == ([start - 60 + 1800] if runs else [])
 
 
-def test_a_duration_needs_its_beginning_and_prose_alone_has_no_date() -> None:
-    with pytest.raises(ValueError, match="belong together"):
+def test_a_duration_needs_its_beginning_and_prose_alone_has_no_date(wording: Wording) -> None:
+    with pytest.raises(ValidationError) as refused:
         DangerClock.model_validate(FACT | {"after": "15 days", "after_s": 5})
+    wording(refused.value.errors()[0]["ctx"]["error"])
     assert DangerClock.model_validate(FACT | {"after": "some day"}).fires_at(1.0, 1.0) is None
     unknown = DangerClock.model_validate(
         FACT | {"after": "some day", "after_s": {"unknown": "ask support"}, "counts_from": "stopped"}

@@ -28,6 +28,7 @@ from gpuwarden.providers.prime_intellect import PrimeIntellect
 from gpuwarden.providers.runpod import RunPod
 from gpuwarden.providers.vastai import Vast
 from lifecycle_kit import open_house
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0
@@ -78,6 +79,7 @@ async def test_the_list_shows_until_when_the_balance_lasts(
     emulator: type[Emulator],
     provider: type[Rented],
     gpu: str,
+    wording: Wording,
 ) -> None:
     account = Account(tmp_path, web, emulator, provider)
     first, price = account.rent(gpu), account.cloud.prices[gpu]
@@ -85,7 +87,7 @@ async def test_the_list_shows_until_when_the_balance_lasts(
     assert [r.billing for r in inventory.rows] == [True]
     assert funds.clock is not None
     assert funds.clock.at == pytest.approx(account.clock.now() + 25.0 / price * HOUR, abs=60)
-    assert funds.clock.trigger.startswith(f"balance $25.00, at {usd_per_hour(price)} it lasts until 20")
+    wording(funds.clock.trigger, "$25.00", usd_per_hour(price))
     assert funds.clock.effect == next(
         c.effect for c in account.cloud.profile.danger_clocks if c.counts_from == "balance"
     )
@@ -103,15 +105,20 @@ async def test_the_list_shows_until_when_the_balance_lasts(
 async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
-    console.listed(results.listed((await account.seen())[0]))
+    known = results.listed((await account.seen())[0])
+    console.listed(known)
     account.cloud.faults = [Fault("error_500", "users/current")]
-    console.listed(results.listed((await account.seen())[0]))
+    unknown = results.listed((await account.seen())[0])
+    console.listed(unknown)
     said = " ".join(capsys.readouterr().out.split())
-    assert "vastai: balance $25.00, at $2.20/h it lasts until" in said
-    assert "unknown vastai: the balance is unknown: Vast.ai answered" in said
+    assert known.accounts[0].clock is not None and known.accounts[0].clock.trigger.strip("⟦⟧") in said
+    assert "$25.00" in said and "$2.20/h" in said
+    assert unknown.accounts[0].note and unknown.accounts[0].note.strip("⟦⟧") in said
 
 
-async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(tmp_path: Path, web: Web) -> None:
+async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(
+    tmp_path: Path, web: Web, wording: Wording
+) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     account.cloud.money = 2.2 * (account.ctx.policy.watch.danger_hours + 2)
@@ -120,7 +127,7 @@ async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(
     assert await account.go() == ["+danger_clock"]
     assert await account.go() == []
     (alert,) = account.watcher._raised.values()
-    assert "vastai: balance" in alert.text and "Add credit" in alert.text
+    wording(alert.text, "vastai", "$2.20/h")
     account.cloud.faults = [Fault("error_500", "users/current", count=3)]
     assert await account.go() == [], "an unknown balance clears nothing"
     account.watcher = Watcher(account.ctx)
@@ -141,22 +148,24 @@ async def test_with_the_last_machine_goes_the_alert(tmp_path: Path, web: Web) ->
 
 
 @pytest.mark.parametrize("money", [0.0, -3.0])
-async def test_a_balance_that_is_used_up_is_now(tmp_path: Path, web: Web, money: float) -> None:
+async def test_a_balance_that_is_used_up_is_now(tmp_path: Path, web: Web, money: float, wording: Wording) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     account.cloud.money = money
     _, funds = await account.seen()
-    assert funds.clock is not None and funds.clock.at == funds.at and "is used up" in funds.clock.trigger
+    assert funds.clock is not None and funds.clock.at == funds.at
+    wording(funds.clock.trigger)
 
 
-async def test_an_unknown_balance_has_no_date(tmp_path: Path, web: Web) -> None:
+async def test_an_unknown_balance_has_no_date(tmp_path: Path, web: Web, wording: Wording) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     account.cloud.faults = [Fault("html", "users/current")]
     inventory, funds = await account.seen()
     assert isinstance(funds.balance, Unknown) and funds.clock is None
     (told,) = results.listed(inventory).accounts
-    assert told.balance is None and told.clock is None and "unknown" in told.note
+    assert told.balance is None and told.clock is None
+    wording(told.note)
 
 
 async def test_the_platforms_own_word_for_what_is_spent_counts_where_it_is_more(tmp_path: Path, web: Web) -> None:
@@ -169,13 +178,15 @@ async def test_the_platforms_own_word_for_what_is_spent_counts_where_it_is_more(
     assert (await account.seen())[1].burn == 0.43
 
 
-async def test_yuan_without_a_rate_have_no_date_and_with_one_they_have(tmp_path: Path, web: Web) -> None:
+async def test_yuan_without_a_rate_have_no_date_and_with_one_they_have(
+    tmp_path: Path, web: Web, wording: Wording
+) -> None:
     account = Account(tmp_path, web, AutoDLAccount, AutoDL)
     account.rent("h800")
     _, funds = await account.seen()
     assert isinstance(funds.balance, Known) and funds.balance.value == Balance(amount=175.0, currency="CNY")
     assert funds.clock is None and not funds.whole
-    assert results.listed((await account.seen())[0]).accounts[0].note == "not every price there is known"
+    wording(results.listed((await account.seen())[0]).accounts[0].note)
 
 
 async def test_a_platform_without_a_balance_is_not_mentioned(tmp_path: Path, web: Web) -> None:
@@ -190,11 +201,10 @@ def funds(amount: float, burn: float, *, whole: bool = True) -> Funds:
     return Funds("p", Known(Balance(amount=amount)), burn, whole, 1_800_000_000.0, "gone")
 
 
-def test_a_price_that_is_not_known_makes_the_date_the_latest() -> None:
+def test_a_price_that_is_not_known_makes_the_date_the_latest(wording: Wording) -> None:
     clock = funds(10.0, 2.0, whole=False).clock
-    assert clock is not None and clock.trigger == (
-        "balance $10.00, at $2.00/h or more it lasts until 2027-01-15 13:00 UTC at the latest"
-    )
+    assert clock is not None
+    wording(clock.trigger, "$10.00", "$2.00/h", "2027-01-15 13:00 UTC")
 
 
 @pytest.mark.parametrize(("amount", "burn"), [(10.0, 0.0), (10.0, -1.0), (1e17, 1e-17), (8.784, 0.001 - 1e-9)])

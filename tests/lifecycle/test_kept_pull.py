@@ -43,8 +43,9 @@ from pretend_machines import Processes
 from relaunch_kit import Allowed, Resuming
 from store_kit import SAVE, S3Server, s3_server
 from waiting import soon
+from wording import Wording
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("machines_vanish")]
 
 
 # ---------------------------------------------------------------------------------------- a store in the hand
@@ -173,7 +174,9 @@ async def test_a_machine_that_does_not_answer_is_replaced_by_its_store(kit: Kit)
     assert landed(done) == FILES and "does not answer" in done.lost and done.unsettled
 
 
-async def test_a_stopped_machine_s_copy_without_the_last_word_says_what_is_left_to_decide(kit: Kit) -> None:
+async def test_a_stopped_machine_s_copy_without_the_last_word_says_what_is_left_to_decide(
+    kit: Kit, wording: Wording
+) -> None:
     kit.ctx.policy = WEALTHY
     job = await kit.started(keep=KEEP)
     kit.backend.write(kit.handle(job), "model", b"weights")
@@ -191,7 +194,8 @@ async def test_a_stopped_machine_s_copy_without_the_last_word_says_what_is_left_
     assert landed(done) == FILES and copy_state(kit.ctx, job) is Copy.KEPT
     evidence = {"declared": "yes", "copied": "yes", "equal": "not_yet", "loaded": "not_yet", "kept": "unknown"}
     assert results.checked(await check(kit.ctx, job)).evidence == evidence
-    assert "let a person decide" in str(done.next_steps[0].parameters)
+    assert done.next_steps[0].action is Action.MANUAL
+    wording(str(done.next_steps[0].parameters["text"]), KEEP)
     await prove(kit.ctx, job)
     view = await request(kit.ctx, job, "terminate")
     assert view.record.state is Teardown.BLOCKED and "TD-SEE-001" in {f.rule for f in view.findings}
@@ -220,11 +224,13 @@ async def broken(kit: Kit, job: str) -> dict[str, str]:
     return {p.path: p.why for p in (await pull(kit.ctx, job)).received.problems}
 
 
-async def test_a_file_that_the_store_lacks_is_named(kit: Kit) -> None:
+async def test_a_file_that_the_store_lacks_is_named(kit: Kit, wording: Wording) -> None:
     job = await kit.night()
     kit.keeps(job)
     del kit.shelf.objects[kit.key(job, MODEL)]
-    assert await broken(kit, job) == {MODEL: "the kept store lists it and does not have it"}
+    not_taken = await broken(kit, job)
+    assert set(not_taken) == {MODEL}
+    wording(not_taken[MODEL])
     assert copy_state(kit.ctx, job) is Copy.PARTIAL
     view = await request(kit.ctx, job, "terminate")
     assert view.record.state is Teardown.BLOCKED and MODEL in str(view.findings)
@@ -252,7 +258,7 @@ async def test_a_watch_starts_the_machine_once_where_the_store_lacks_a_file(orde
     ordered.holds()
 
 
-async def test_a_copy_that_is_broken_there_too_is_read_once_and_starts_nothing(ordered: Kit) -> None:
+async def test_a_copy_that_is_broken_there_too_is_read_once_and_starts_nothing(ordered: Kit, wording: Wording) -> None:
     job = await ordered.night()
     ordered.keeps(job)  # bytes that are no weights
     for _ in range(12):
@@ -260,7 +266,7 @@ async def test_a_copy_that_is_broken_there_too_is_read_once_and_starts_nothing(o
         await ordered.watcher.keeper.round()
     assert ordered.starts() == 0 and ordered.state() == "stopped"
     assert len([key for key, _ in ordered.shelf.reads if key.endswith("model.safetensors")]) == 1
-    assert "a person has to look" in ordered.watcher.keeper.trouble[job]
+    wording(ordered.watcher.keeper.trouble[job])
 
 
 async def test_a_start_that_costs_more_than_a_person_allowed_leaves_what_the_store_has(
@@ -272,7 +278,7 @@ async def test_a_start_that_costs_more_than_a_person_allowed_leaves_what_the_sto
     monkeypatch.setattr(parking, "_too_dear", lambda ctx, job: "its price rose")
     done = await pull(kit.ctx, job)
     assert landed(done) == FILES and done.unsettled and "its price rose" in done.lost and kit.starts() == 0
-    assert "may lack files" in results.pulled(done).message
+    assert done.unsettled in results.pulled(done).message
 
 
 @pytest.mark.parametrize("lie", ["size", "bytes", "short"])
@@ -292,7 +298,7 @@ async def test_a_store_that_lies_brings_no_file(kit: Kit, lie: str) -> None:
 
 
 async def test_a_store_whose_word_is_right_and_whose_bytes_are_not_is_found_on_arrival(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     job = await kit.night()
     kit.keeps(job)
@@ -303,7 +309,7 @@ async def test_a_store_whose_word_is_right_and_whose_bytes_are_not_is_found_on_a
         return {key: told[key] for key in keys}
 
     monkeypatch.setattr(kit.shelf, "files", files)
-    assert "kept store" in (await broken(kit, job))[MODEL]
+    wording((await broken(kit, job))[MODEL])
 
 
 @pytest.mark.parametrize("name", ["out/../../../evil", "../evil", "out//x", "machine/x", ".gpuwarden/owner", "a\x01b"])
@@ -316,6 +322,7 @@ async def test_a_name_that_leaves_the_folder_is_refused_and_never_asked_for(kit:
     assert not [key for key, _ in kit.shelf.reads if name in key]
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_lost_in_the_middle_goes_on_where_it_was(kit: Kit) -> None:
     job = await kit.night()
     kit.keeps(job)
@@ -360,25 +367,27 @@ async def test_a_parked_machine_whose_store_is_no_help_is_started(kit: Kit, faul
     assert not done.store and kit.starts() == 1
 
 
-async def test_half_an_upload_of_a_machine_that_is_gone_is_said_so(kit: Kit) -> None:
+async def test_half_an_upload_of_a_machine_that_is_gone_is_said_so(kit: Kit, wording: Wording) -> None:
     job = await kit.started(keep=KEEP)
     kit.shelf.objects[kit.key(job, MODEL)] = FILES[MODEL]
     await kit.taken()
-    with pytest.raises(NotFound, match="nothing was uploaded whole"):
+    with pytest.raises(NotFound) as refused:
         await pull(kit.ctx, job)
+    wording(refused, job)
     assert copy_state(kit.ctx, job) is Copy.EMPTY
     assert Action.PULL not in [s.action for s in (await check(kit.ctx, job)).next_steps], "that would turn in a circle"
 
 
-async def test_an_older_store_replaces_nothing_that_is_newer_here(kit: Kit) -> None:
+async def test_an_older_store_replaces_nothing_that_is_newer_here(kit: Kit, wording: Wording) -> None:
     job = await kit.started(keep=KEEP)
     kit.backend.write(kit.handle(job), "model", b"newer weights")
     await pull(kit.ctx, job)
     before = last_pull(kit.ctx, job)
     kit.keeps(job, {"out/model": b"older"}, end=False)
     await kit.taken()
-    with pytest.raises(Conflict, match="newer"):
+    with pytest.raises(Conflict) as refused:
         await pull(kit.ctx, job)
+    wording(refused, job, "out/model")
     assert last_pull(kit.ctx, job) == before and copy_state(kit.ctx, job) is Copy.UNVERIFIED
     assert Action.PULL not in [s.action for s in (await check(kit.ctx, job)).next_steps]
     assert next((kit.ctx.home / "artifacts" / job).rglob("model")).read_bytes() == b"newer weights"
@@ -571,4 +580,4 @@ async def test_without_a_budget_the_next_step_copies_from_the_store_before_work_
     await pull(kit.ctx, job)
     await prove(kit.ctx, job)
     rest = (await check(kit.ctx, job)).next_steps
-    assert Action.SUBMIT in [s.action for s in rest] and "verified" in str([s.parameters for s in rest])
+    assert [s.parameters["inputs"] for s in rest if s.action is Action.SUBMIT] == [("resume",)], "from the copy"

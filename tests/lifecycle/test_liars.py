@@ -100,6 +100,7 @@ SLOW = Settings(boot_s=0, stop_s=0, settle_s=10)
 STALE = Fault(kind="stale", call="find", count=9, seconds=5)
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "refuses a create that it carries out, while its list is older than the request")
 async def test_what_a_refused_create_made_is_taken_on_at_a_second_look(tmp_path: Path) -> None:
     house = House(tmp_path)
@@ -107,10 +108,9 @@ async def test_what_a_refused_create_made_is_taken_on_at_a_second_look(tmp_path:
     job = await launch(house.ctx, house.spec("refused"))
     seen = await check(house.ctx, job)
     assert seen.job.state is Job.PROVISIONING and seen.job.reason is Code.REFUSAL_UNSETTLED
-    assert "refused" in seen.job.why and seen.lease is not None and seen.lease.state in LIVE_LEASES
-    assert [s.action for s in seen.next_steps] == [Action.MANUAL, Action.CHECK] and "in 10 s" in seen.next_steps[
-        1
-    ].purpose
+    assert seen.lease is not None and seen.lease.state in LIVE_LEASES
+    assert [s.action for s in seen.next_steps] == [Action.MANUAL, Action.CHECK]
+    assert "10 s" in seen.next_steps[1].purpose
     assert len(records(house.cloud)) == 1, "and it bills"
     house.clock.time += 11
     await house.until(job, Job.SUCCEEDED)
@@ -123,13 +123,14 @@ async def test_a_true_refusal_is_the_jobs_end_after_a_second_look(tmp_path: Path
     spec = house.spec("refused")
     checked = await submit(house.ctx, spec)
     launched = await submit(house.ctx, spec, receipt=checked.receipt)
-    assert launched.job is not None and launched.job.state is Job.PROVISIONING and "has no machine" in launched.job.why
+    assert launched.job is not None and launched.job.state is Job.PROVISIONING
+    assert launched.job.reason is Code.REFUSAL_UNSETTLED
     assert launched.next_steps[-1].action is Action.CHECK
     elsewhere = await submit(house.ctx, spec.model_copy(update={"gpu": "A100", "name": "elsewhere"}))
-    assert "paid for twice" in elsewhere.ask, "a person may go elsewhere at once"
+    assert launched.job.id in elsewhere.ask, "a person may go elsewhere at once"
     house.clock.time += 11
     seen = await check(house.ctx, launched.job.id)
-    assert seen.job.state is Job.FAILED and seen.job.reason is Code.REFUSED_RENT and "has no machine" in seen.job.why
+    assert seen.job.state is Job.FAILED and seen.job.reason is Code.REFUSED_RENT
     assert read_lease(house.ctx.ledger, f"{seen.job.id}-i1").state is Lease.NONE and not records(house.cloud)
     assert not (await submit(house.ctx, spec.model_copy(update={"gpu": "A100", "name": "elsewhere"}))).ask
 
@@ -156,6 +157,7 @@ async def test_the_refusal_of_an_unknown_provider_is_not_certain(tmp_path: Path,
     await house.until(job, Job.FAILED)
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "bills nothing while the meter runs, to lift a cap")
 @pytest.mark.parametrize("cost", [0.0, -3.0])
 async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: float) -> None:
@@ -165,12 +167,14 @@ async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: f
     await house.until(job, Job.RUNNING)
     house.clock.time += 2 * HOUR
     await house.until(job, Job.CANCELED)
-    assert "stopped at its cost cap of $0.50" in read_job(house.ctx.ledger, job).why
+    capped = read_job(house.ctx.ledger, job)
+    assert capped.reason is Code.COST_CAP and "$0.50" in capped.why
     (machine,) = records(house.cloud)
     hours = (house.clock.now() - machine.created_at) / HOUR
     assert hours > 2 and spent(house.ctx, f"{job}-i1") == pytest.approx(hours), "a dollar an hour"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "stops reporting a price, to free the day's budget")
 @pytest.mark.parametrize("price", [None, 0.0, -5.0])
 async def test_a_price_that_is_told_no_more_frees_no_budget(tmp_path: Path, price: float | None) -> None:
@@ -190,6 +194,7 @@ async def test_what_a_dear_machine_may_come_to_counts_in_the_day(tmp_path: Path)
     assert spent_today(house.ctx, pretend=True) == 7.0
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "gives two jobs the same machine")
 async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
     """Or the end of the one, proven and approved, would end the other with what nobody pulled."""
@@ -218,5 +223,6 @@ async def test_short_jobs_leave_no_fleet_behind_that_nobody_allowed(tmp_path: Pa
     for name in ("one", "two"):
         job = await launch(house.ctx, house.spec(name, timeout_s=60))
         await house.until(job, Job.SUCCEEDED)
-    assert "above per_day_usd of $2.00" in (await submit(house.ctx, house.spec("three", timeout_s=60))).ask
+    ask = (await submit(house.ctx, house.spec("three", timeout_s=60))).ask
+    assert "per_day_usd" in ask and "$2.00" in ask
     assert len(records(house.cloud)) == 2

@@ -26,8 +26,10 @@ from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.remote.ssh.host_keys import fingerprint
 from lifecycle_kit import open_house, until
 from sshd import Sshd
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -64,16 +66,16 @@ def spec(**changes: object) -> JobSpec:
 async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())
     assert done.job is not None and done.quote is None and not done.ask, "nothing is metered, so nobody is asked"
-    assert any("first contact with box" in f.message for f in done.findings), "the key is shown"
+    assert any(fingerprint(box.host_key) in f.message for f in done.findings), "the key is shown"
     assert done.job.place is not None and done.job.place.host == "box" and done.job.place.host_key == box.host_key
     seen = await until(ctx, done.job.id)
     assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
     assert [s.action for s in seen.next_steps][1:] == [Action.PULL, Action.VERIFY]
     assert seen.job.handle is not None
     folder = Path(seen.job.handle.run_dir)
-    with pytest.raises(NotSupported, match=r"nothing of it bills.*is succeeded") as early:
+    with pytest.raises(NotSupported, match=done.job.id) as early:
         await request(ctx, done.job.id, "terminate")
-    assert "the only proven copy" in in_calls(early.value.next_steps)
+    assert str(folder) in in_calls(early.value.next_steps)
     assert [s.action for s in early.value.next_steps] == [Action.MANUAL, Action.PULL, Action.VERIFY]
     pulled = await pull(ctx, done.job.id)
     with pytest.raises(NotSupported) as unproven:
@@ -81,18 +83,19 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
     assert [s.action for s in unproven.value.next_steps] == [Action.MANUAL, Action.VERIFY]
     assert [f.path for f in pulled.manifest.files] == ["out/model.safetensors"]
     assert (await verify_job(ctx, done.job.id)).verdict is Verdict.PROVEN
-    with pytest.raises(NotSupported, match="nothing to tear down") as refused:
+    with pytest.raises(NotSupported, match=done.job.id) as refused:
         await request(ctx, done.job.id, "terminate")
-    assert str(pulled.dest) in in_calls(refused.value.next_steps)
-    *ssh, far = shlex.split(in_calls(refused.value.next_steps).split("by hand: ")[1])
-    assert ssh == ["ssh", "box"] and shlex.split(far) == ["rm", "-r", "--", str(folder)]
+    by_hand = in_calls(refused.value.next_steps)
+    assert str(pulled.dest) in by_hand and "ssh box " in by_hand
+    _, _, far = shlex.split(by_hand[by_hand.index("ssh box ") :])
+    assert shlex.split(far) == ["rm", "-r", "--", str(folder)]
     assert (folder / "work/out/model.safetensors").exists(), "nothing was touched"
     subprocess.run(
         ["ssh", "-F", box.config, "-o", "StrictHostKeyChecking=accept-new", "box", far], check=True, timeout=300
     )  # as the user does
     assert not folder.exists()
     assert (await check(ctx, done.job.id)).job.state is Job.SUCCEEDED
-    with pytest.raises(NotSupported, match="is succeeded"):
+    with pytest.raises(NotSupported, match=done.job.id):
         await request(ctx, done.job.id, "terminate")
     assert (await list_instances(ctx)).rows == ()
     again = await submit(ctx, spec(args=("again",)))
@@ -108,7 +111,7 @@ async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     assert (await cancel(ctx, one.job.id)).job.state is Job.CANCELED
     assert (await check(ctx, two.job.id)).job.state is Job.RUNNING
     assert [j.id for j in (await list_instances(ctx)).jobs] == [two.job.id]
-    with pytest.raises(NotSupported, match=f"Job {two.job.id} is running") as refused:
+    with pytest.raises(NotSupported, match=two.job.id) as refused:
         await request(ctx, two.job.id, "terminate")
     assert "cancel_job" in in_calls(refused.value.next_steps)
     assert (await cancel(ctx, two.job.id)).job.state is Job.CANCELED
@@ -128,7 +131,7 @@ async def test_another_key_is_refused_until_the_user_lists_it(ctx: Context, box:
     with pytest.raises(Refused, match="PF-PLACE-001") as refused:
         await submit(ctx, spec(args=("after",)))
     (found,) = [f for f in refused.value.findings if f.blocks]
-    assert "host key" in found.message and "ssh box" in in_calls(found.fix) and "known_hosts" in in_calls(found.fix)
+    assert "ssh box" in in_calls(found.fix) and "known_hosts" in in_calls(found.fix)
     assert len(list((Path(ctx.profile("ssh/box").run_root)).glob("gw-*"))) == 1, "nothing was sent to it"
     (box.folder / "known_hosts").write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
     await ctx.backend("ssh").aclose()  # type: ignore[attr-defined]
@@ -150,7 +153,8 @@ async def test_a_machine_is_named_by_a_plain_alias(ctx: Context, platform: str) 
         await submit(ctx, spec(platform=platform))
 
 
-def test_the_list_of_platforms_says_how_to_name_one(ctx: Context) -> None:
+def test_the_list_of_platforms_says_how_to_name_one(ctx: Context, wording: Wording) -> None:
     assert "ssh/ALIAS" in ctx.platforms() and "ssh" not in ctx.platforms()
-    with pytest.raises(NotFound, match="none was named"):
+    with pytest.raises(NotFound) as refused:
         ctx.profile("ssh")
+    wording(refused)

@@ -32,6 +32,7 @@ from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import TRAIN, WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
 from parking_kit import HOUR, Parked
 from pretend_machines import Processes
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -157,14 +158,16 @@ async def test_a_parked_machine_is_read_as_stopped_and_the_job_is_not_launched_a
     house.holds()
 
 
-async def test_status_shows_it(house: Parked) -> None:
-    await house.asleep()
+async def test_status_shows_it(house: Parked, wording: Wording) -> None:
+    job = await house.asleep()
     await house.round()
     await house.round()
     seen = results.status_of(await overview(house.ctx))
-    assert any("stopped itself" in text for text in seen.alerts)
+    (alert,) = seen.alerts
+    wording(alert, job)
     row = next(r for r in (await list_instances(house.ctx)).rows)
-    assert row.billing is False and "stopped itself" in row.note
+    assert row.billing is False
+    wording(row.note)
 
 
 async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: Parked) -> None:
@@ -194,6 +197,7 @@ async def test_a_standing_order_is_carried_out_in_the_morning(ordered: Parked) -
     ordered.holds()
 
 
+@pytest.mark.slow
 async def test_an_order_that_is_edited_meanwhile_changes_nothing(ordered: Parked) -> None:
     job = await ordered.asleep()
     ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": Ending()})
@@ -217,6 +221,7 @@ async def test_two_watches_start_it_once(ordered: Parked) -> None:
     assert ordered.starts() == 1 and len(ordered.ctx.ledger.events(kind=ResumeIntent)) == 1
 
 
+@pytest.mark.slow
 async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Parked) -> None:
     ordered.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=2),)))
     job = await ordered.asleep()
@@ -228,6 +233,7 @@ async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Park
     ordered.holds()
 
 
+@pytest.mark.slow
 async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordered: Parked) -> None:
     ending = ordered.ctx.policy.ending.model_copy(update={"background_gb": 1e-9})
     ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": ending})
@@ -239,11 +245,12 @@ async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordere
     assert ordered.starts() == 2 and ordered.state() == "stopped"
 
 
-async def test_a_refused_start_is_an_error_with_what_to_do(house: Parked) -> None:
+async def test_a_refused_start_is_an_error_with_what_to_do(house: Parked, wording: Wording) -> None:
     job = await house.asleep()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=99),)))
-    with pytest.raises(Unreachable, match="stopped yet"):
+    with pytest.raises(Unreachable) as refused:
         await pull(house.ctx, job)
+    wording(refused, job)
     assert house.state() == "stopped"
 
 

@@ -30,6 +30,7 @@ from pausing_kit import RUNPOD, Paused
 from pretend_machines import Processes
 from real_parts import amount
 from teardown_kit import House
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -65,13 +66,14 @@ async def test_it_goes_on_in_the_same_folder_and_uses_up_no_restart(house: Pause
     house.holds()
 
 
-async def test_asking_twice_is_as_good_as_once(house: Paused) -> None:
+async def test_asking_twice_is_as_good_as_once(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     await pause(house.ctx, job)
     assert len(house.ctx.ledger.events(f"job/{job}", kind=PauseRequested)) == 1
     await resume(house.ctx, job)
-    with pytest.raises(Conflict, match="is not paused"):
+    with pytest.raises(Conflict) as refused:
         await resume(house.ctx, job)
+    wording(refused, job)
     assert len(house.backend.launched) == 2
 
 
@@ -108,14 +110,15 @@ async def test_a_pause_after_a_resume_that_waits_takes_it_back(house: Paused) ->
     assert house.backend.launched == [(job, 1)]
 
 
-async def test_an_end_of_its_own_comes_before_a_pause(house: Paused) -> None:
+async def test_an_end_of_its_own_comes_before_a_pause(house: Paused, wording: Wording) -> None:
     house.opens(platform=RUNPOD)
     for state in ("succeeded", "failed"):
         job = await house.started(name=state)
         house.backend.end(house.handle(job), state)
         assert (await pause(house.ctx, job)).job.state == state
-        with pytest.raises(Conflict, match="nothing to pause"):
+        with pytest.raises(Conflict) as refused:
             await pause(house.ctx, job)
+        wording(refused, job)
 
 
 async def test_a_cancel_comes_before_a_resume(house: Paused) -> None:
@@ -135,12 +138,13 @@ async def test_what_has_no_process_can_not_be_paused(house: Paused) -> None:
     assert refused.value.next_steps[0].action is Action.CANCEL
 
 
-async def test_a_platform_whose_files_end_with_the_process_is_refused(house: Paused) -> None:
+async def test_a_platform_whose_files_end_with_the_process_is_refused(house: Paused, wording: Wording) -> None:
     job = await house.started()
     profile = house.ctx.profile(house.platform).model_copy(update={"kind": "serverless"})
     house.ctx.profile = lambda _platform: profile  # type: ignore[method-assign]
-    with pytest.raises(NotSupported, match="end with its process"):
+    with pytest.raises(NotSupported) as refused:
         await pause(house.ctx, job)
+    wording(refused)
     assert house.backend.graces == []
 
 
@@ -220,16 +224,13 @@ async def test_a_machine_that_is_lost_meanwhile_ends_the_job(house: Paused) -> N
 # ------------------------------------------------------------------------------------------------ machine and money
 
 
-async def test_the_machine_bills_on_and_every_reply_says_so(house: Paused) -> None:
+async def test_the_machine_bills_on_and_every_reply_says_so(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     reply = results.signaled(await pause(house.ctx, job))
     assert reply.state == "paused"
     assert reply.meter is not None and reply.meter.billing is True
-    for words in (in_calls(reply.next), in_commands(reply.next)):
-        assert "bills on, until a person approves its stop" in words
-    assert f"Call pull_artifacts with job_id={job}" in in_calls(reply.next)
-    assert f"call cancel_job with job_id={job}, action=resume" in in_calls(reply.next)
-    assert f"gpuwarden resume {job}" in in_commands(reply.next)
+    wording(in_calls(reply.next), job, "pull_artifacts", "cancel_job", "action=resume")
+    wording(in_commands(reply.next), f"gpuwarden resume {job}", job)
 
 
 async def test_a_forgotten_pause_raises_an_alert(house: Paused) -> None:
@@ -292,23 +293,25 @@ async def test_a_copy_from_before_the_resume_is_not_enough_after_it(house: Pause
     assert copy_state(house.ctx, job) is Copy.STALE
 
 
-async def test_a_yes_to_a_stop_does_not_hold_for_a_job_that_went_on(house: Paused) -> None:
+async def test_a_yes_to_a_stop_does_not_hold_for_a_job_that_went_on(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     view = await house.asks(job, "stop")
     await resume(house.ctx, job)
-    with pytest.raises(Conflict, match="the facts of ticket"):
+    with pytest.raises(Conflict) as refused:
         await house.yes(view)
+    wording(refused, view.record.id)
     assert house.state(job) is Job.RUNNING
     house.holds()
 
 
-async def test_nothing_is_launched_on_a_machine_that_is_being_stopped(house: Paused) -> None:
+async def test_nothing_is_launched_on_a_machine_that_is_being_stopped(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     house.opens(Fault(kind="lost_request", call="stop", count=2), platform=RUNPOD)
     view = await house.yes(await house.asks(job, "stop"))
     assert view.record.state is Teardown.EXECUTING
-    with pytest.raises(Conflict, match="under way"):
+    with pytest.raises(Conflict) as refused:
         await resume(house.ctx, job)
+    wording(refused, job)
     await house.until_off(view)
     assert len(house.backend.launched) == 1
 
@@ -338,7 +341,7 @@ async def test_what_the_pause_cost_shortens_the_run_where_the_caps_leave_no_more
     assert 1_100 < (house.backend.timeouts[1] or 0) < 1_210
 
 
-async def test_nothing_is_started_above_what_was_approved_and_the_caps(house: Paused) -> None:
+async def test_nothing_is_started_above_what_was_approved_and_the_caps(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     await house.stopped(job)
     await house.after(1, job)
@@ -348,8 +351,9 @@ async def test_nothing_is_started_above_what_was_approved_and_the_caps(house: Pa
     assert lease is not None
     seen = house.ctx.seen[lease]
     house.ctx.seen[lease] = seen.model_copy(update={"cost_usd": 34.0})
-    with pytest.raises(Refused, match="is not resumed"):
+    with pytest.raises(Refused) as refused:
         await resume(house.ctx, job)
+    wording(refused, job)
     assert house.ctx.ledger.last(f"job/{job}", ResumeRequested) is None
     assert house.ctx.ledger.last(f"lease/{lease}", ResumeIntent) is None
 
@@ -361,6 +365,7 @@ async def lines(file: Path, count: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_job_on_the_users_own_machine_pauses_for_free(tmp_path: Path) -> None:
     """With a real process: a signal, a save, an end, and the same folder again."""
     house = House(tmp_path / "home", Processes())

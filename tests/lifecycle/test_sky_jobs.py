@@ -80,7 +80,7 @@ async def test_the_gate_refuses_outputs_without_a_store(ctx: Context) -> None:
     assert {f.rule for f in refused.value.findings if f.blocks} == {"PF-OUT-002", "PF-PUSH-003"}
     found = await submit(ctx, training("save(10)", interruptible=True), dry_run=True)
     assert found.receipt and found.quote is not None and found.quote.platform == "sky-jobs/aws"
-    assert "controller bills" in found.quote.note
+    assert found.quote.note
 
 
 async def test_a_managed_job_ends_in_its_store_and_its_machine_is_proven_gone(
@@ -102,10 +102,11 @@ async def test_a_managed_job_ends_in_its_store_and_its_machine_is_proven_gone(
 async def test_a_running_machine_is_read_by_nobody_and_a_cancel_ends_it(ctx: Context, sky_server: SkyServer) -> None:
     job = await launch(ctx, training("print('on', flush=True); time.sleep(1800)"))
     await until(ctx, job, lambda seen: seen.job.state is Job.RUNNING)
-    with pytest.raises(Unreachable, match="can't be reached"):
+    with pytest.raises(Unreachable):
         await pull(ctx, job)
-    with pytest.raises(NotSupported, match="can't be paused"):
+    with pytest.raises(NotSupported):
         await pause(ctx, job)
+    assert (await check(ctx, job)).job.state is Job.RUNNING
     await cancel(ctx, job)
     assert await ended(ctx, job) is Job.CANCELED
     await gone(ctx, job)

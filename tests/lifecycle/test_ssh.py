@@ -21,6 +21,7 @@ from sshd import Sshd
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 async def test_a_machine_is_found_by_what_its_owner_noted(sshd: Sshd, tmp_path: Path) -> None:
     profiles, notes = tmp_path / "profiles", tmp_path / "notes.toml"
     profiles.mkdir()

@@ -39,6 +39,7 @@ from lifecycle_kit import WEALTHY, prove, records
 from orders_kit import MINUTE, Ordered
 from pretend_machines import PretendBackend, Processes
 from terminal import Typed
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -60,13 +61,13 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(ending_house: 
     ending_house.holds()
 
 
-async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: Ordered) -> None:
+async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: Ordered, wording: Wording) -> None:
     ending_house.ctx.policy = ending_house.ctx.policy.model_copy(
         update={"ending": Ending(when_proven="terminate", grace_minutes=7, self_park_minutes=20)}
     )
     checked = results.submitted(await submit(ending_house.ctx, ending_house.spec()))
-    assert checked.standing_order == "terminate" and "until you approve" not in checked.message
-    assert "your standing order terminates it" in checked.message
+    assert checked.standing_order == "terminate"
+    wording(checked.message)
     job = await ending_house.proven()
     accepted = ending_house.ctx.ledger.last(f"job/{job}", EndingOrdered)
     assert accepted is not None
@@ -81,25 +82,29 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: 
     assert ending is not None and ending == listed
     assert (ending.standing_order, ending.through, ending.grace_minutes) == ("terminate", "policy", 7)
     assert (ending.set_at, ending.ends_at, ending.parks_after_minutes) == (accepted.at, None, 20)
-    said = " ".join(ending_of(ending))
-    assert "once everything is proven" in said and "in the policy" in said and "stops itself 20m" in said
+    set_at = f"{local(accepted.at, '%m-%d %H:%M')} {zone()}"
+    wording(" ".join(ending_of(ending)), set_at, "20m")
     await ending_house.watched(2)
     ending, _ = await shown()
     announced = ending_house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
     assert ending is not None and announced is not None and ending.ends_at == announced.data.ends_at
-    assert f"at {local(ending.ends_at)} {zone()}" in " ".join(ending_of(ending))
+    ends_at = f"{local(ending.ends_at)} {zone()}"
+    assert ends_at in " ".join(ending_of(ending))
     (waiting,) = what_waits(ending_house.ctx)
     assert (waiting.kind, waiting.expires_at) == ("ordered", ending.ends_at)
-    assert ["will end by your standing order" in text for text in pending([waiting])] == [True]
+    (text,) = pending([waiting])
+    wording(text, job)
     object_to(ending_house.ctx, job, "command line", "test")
     ending, _ = await shown()
     assert ending is not None and ending.objected_at == ending_house.clock.now() and ending.parks_after_minutes is None
-    assert "is void since" in " ".join(ending_of(ending))
+    wording(" ".join(ending_of(ending)), f"{local(ending.objected_at)} {zone()}")
 
 
-async def test_a_job_without_an_order_shows_none(tmp_path: Path, processes: Processes) -> None:
+async def test_a_job_without_an_order_shows_none(tmp_path: Path, processes: Processes, wording: Wording) -> None:
     house = Ordered(tmp_path / "home", processes, "ask")
-    assert "until you approve its end" in results.submitted(await submit(house.ctx, house.spec())).message
+    checked = results.submitted(await submit(house.ctx, house.spec()))
+    assert not checked.standing_order
+    wording(checked.message)
     reply = results.checked(await check(house.ctx, await house.started()))
     assert reply.ending is None and "ending" not in reply.short()
 
@@ -127,6 +132,7 @@ async def test_a_timer_s_look_copies_what_has_just_ended(ending_house: Ordered) 
     )
 
 
+@pytest.mark.slow
 async def test_without_an_order_a_person_is_asked(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "ask")
     job = await house.proven()
@@ -204,6 +210,7 @@ async def test_only_success_ends(ending_house: Ordered, state: str) -> None:
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_a_file_that_nobody_declared_is_a_question(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     ending_house.backend.write(ending_house.handle(job), "notes.txt", b"mine", "other")
@@ -211,6 +218,7 @@ async def test_a_file_that_nobody_declared_is_a_question(ending_house: Ordered) 
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_an_output_that_was_renamed_at_the_end_is_a_question(ending_house: Ordered) -> None:
     job = await ending_house.ended(saved=False)
     ending_house.backend.write(ending_house.handle(job), "model.safetensors", b"weights", "out-final")
@@ -219,6 +227,7 @@ async def test_an_output_that_was_renamed_at_the_end_is_a_question(ending_house:
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_a_write_in_the_grace_starts_it_again(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(8)
@@ -227,6 +236,7 @@ async def test_a_write_in_the_grace_starts_it_again(ending_house: Ordered) -> No
     assert ending_house.bills(), "the copy is not what is on the machine any more"
 
 
+@pytest.mark.slow
 async def test_a_copy_that_changed_here_is_not_proven(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
@@ -236,6 +246,7 @@ async def test_a_copy_that_changed_here_is_not_proven(ending_house: Ordered) -> 
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_a_request_of_a_person_is_not_taken_over(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     view = await ending_house.asks(job, "stop")
@@ -244,6 +255,7 @@ async def test_a_request_of_a_person_is_not_taken_over(ending_house: Ordered) ->
     assert ending_house.bills() and (await ending_house.asks(job, "stop")).record.id == view.record.id
 
 
+@pytest.mark.slow
 async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
@@ -259,6 +271,7 @@ async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(ending_house
     ).state is (Lease.STOPPED)
 
 
+@pytest.mark.slow
 async def test_a_laptop_that_slept_gives_the_grace_again(ending_house: Ordered) -> None:
     await ending_house.proven()
     await ending_house.watched(2)
@@ -279,6 +292,7 @@ async def test_a_clock_that_goes_back_ends_nothing_early(ending_house: Ordered) 
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 async def test_two_watches_end_a_machine_once(ending_house: Ordered) -> None:
     await ending_house.proven()
     other = Watcher(ending_house.ctx)
@@ -319,7 +333,7 @@ async def test_an_order_for_one_job_comes_with_the_approval_of_its_spending(
 
 
 async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
-    tmp_path: Path, processes: Processes
+    tmp_path: Path, processes: Processes, wording: Wording
 ) -> None:
     house = Ordered(tmp_path / "home", processes, "ask", grace_minutes=7)
     checked = await submit(house.ctx, house.spec())
@@ -328,24 +342,29 @@ async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
     assert (
         await approval.ask(house.ctx, checked.receipt, person, decided=approval.Decided("terminate"))
     ).code == "approved"
-    assert "7 minutes after an alert" in person.shown and "gpuwarden keep" in person.shown
+    before, told = person.shown.splitlines()[-3:-1]
+    wording(f"{before}\n{told}", "terminate", "7", "gpuwarden keep")
     done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
     assert done.job is not None
     ordered = house.ctx.ledger.last(f"job/{done.job.id}", EndingOrdered)
     assert ordered is not None and (ordered.data.through, ordered.data.grace_s) == ("approval", 420.0)
-    with pytest.raises(Conflict, match="under way"):
+    with pytest.raises(Conflict) as refused:
         await approval.ask(house.ctx, checked.receipt, Typed("yes"), decided=approval.Decided("stop"))
+    wording(refused)
 
 
-async def test_who_says_no_at_the_terminal_orders_nothing(tmp_path: Path, processes: Processes) -> None:
+async def test_who_says_no_at_the_terminal_orders_nothing(
+    tmp_path: Path, processes: Processes, wording: Wording
+) -> None:
     house = Ordered(tmp_path / "home", processes, "ask")
     checked = await submit(house.ctx, house.spec())
     with pytest.raises(Refused):
         await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=approval.Decided("terminate"))
     assert orders.order_for(house.ctx, str(checked.receipt)) is None
     view = await house.asks(await house.proven())
-    with pytest.raises(BadRequest, match="belongs to a spending"):
+    with pytest.raises(BadRequest) as refused:
         await approval.ask(house.ctx, view.record.id, Typed("yes"), decided=approval.Decided("terminate"))
+    wording(refused)
 
 
 @pytest.mark.attack("agent", "gives a standing order through a channel that is not a terminal")
@@ -405,14 +424,15 @@ async def test_an_objection_to_what_does_not_exist_is_an_error(ending_house: Ord
         object_to(ending_house.ctx, "j-nothing", "command line", "test")
 
 
-async def test_an_order_approves_no_other_facts(ending_house: Ordered) -> None:
+async def test_an_order_approves_no_other_facts(ending_house: Ordered, wording: Wording) -> None:
     from gpuwarden.lifecycle.ending.teardown import approve_by_order
 
     job = await ending_house.proven()
     view = await ending_house.asks(job)
     order = EndingOrdered(verb="terminate", grace_s=0, through="policy")
-    with pytest.raises(Conflict, match="changed"):
+    with pytest.raises(Conflict) as refused:
         await approve_by_order(ending_house.ctx, view.record.id, "sha256:other", order)
+    wording(refused, view.record.id)
     assert ending_house.bills()
 
 
@@ -461,7 +481,7 @@ async def test_a_copy_that_fails_is_tried_again_less_and_less_often(ending_house
 @pytest.mark.parametrize("verb", ["terminate", "stop"])
 @pytest.mark.prove
 async def test_a_pending_approval_is_an_alert_at_once_and_again(
-    tmp_path: Path, processes: Processes, verb: Verb
+    tmp_path: Path, processes: Processes, verb: Verb, wording: Wording
 ) -> None:
     house = Ordered(tmp_path / "home", processes, "ask")
     job = await house.proven()
@@ -469,19 +489,20 @@ async def test_a_pending_approval_is_an_alert_at_once_and_again(
     assert view.record.state is Teardown.AWAITING_HUMAN
     done = await house.watcher.round()
     (alert,) = [a for a in done.news if a.kind == "approval"]
-    assert f"{verb} the machine of " in alert.text and "$" in alert.text
+    wording(alert.text, verb, "$")
     assert [s.parameters["ticket"] for s in alert.next_steps] == [view.record.id]
     raised_kinds = await house.watched(60 * 24, step_s=300)
     assert 4 <= raised_kinds.count("approval") <= 6, "10, 30, 90, 270 and 810 minutes"
 
 
-async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: Processes) -> None:
+async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: Processes, wording: Wording) -> None:
     house = Ordered(tmp_path / "home", processes, "ask")
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps()})
     checked = await submit(house.ctx, house.spec())
     assert checked.ask
     (found,) = waiting_for_approval(house.ctx)
-    assert "waits for your approval" in found.text and found.next_steps[0].parameters["ticket"] == checked.receipt
+    assert found.next_steps[0].parameters["ticket"] == checked.receipt
+    wording(found.text)
 
 
 async def test_a_copy_in_a_second_folder_makes_the_first_one_no_worse(ending_house: Ordered, tmp_path: Path) -> None:

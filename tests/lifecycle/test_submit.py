@@ -20,6 +20,7 @@ from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.providers.base import account_keys
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import FAST, WEALTHY, launch, launches, open_house, records, rent_cloud, training, until
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 LONG_BOOT = FAST.model_copy(update={"boot_s": 60.0})
@@ -57,27 +58,30 @@ async def test_the_same_job_under_a_second_receipt_is_adopted_while_it_lives(ctx
 
 
 async def test_a_receipt_is_for_its_arguments_and_its_time_and_its_ledger(
-    ctx: Context, clock: FakeClock, tmp_path: Path
+    ctx: Context, clock: FakeClock, tmp_path: Path, wording: Wording
 ) -> None:
     cloud = rent_cloud(ctx)
     receipt = (await submit(ctx, training(tmp_path / "said"))).receipt
-    with pytest.raises(Conflict, match="other arguments"):
+    with pytest.raises(Conflict) as refused:
         await submit(ctx, training(tmp_path / "said", timeout_s=601), receipt=receipt)
+    wording(refused)
     with pytest.raises(NotFound):
         await submit(ctx, training(tmp_path / "said"), receipt="r0123456789abcdef")
     clock.advance(ctx.policy.receipt_ttl_s + 1)
-    with pytest.raises(Conflict, match="expired"):
+    with pytest.raises(Conflict) as refused:
         await submit(ctx, training(tmp_path / "said"), receipt=receipt)
+    wording(refused)
     assert not records(cloud)
 
 
-async def test_a_price_that_changed_voids_the_receipt(ctx: Context, tmp_path: Path) -> None:
+async def test_a_price_that_changed_voids_the_receipt(ctx: Context, tmp_path: Path, wording: Wording) -> None:
     cloud = rent_cloud(ctx)
     spec = training(tmp_path / "said")
     receipt = (await submit(ctx, spec)).receipt
     cloud.configure(settings=FAST.model_copy(update={"default_usd_per_hour": 9.0}))
-    with pytest.raises(Conflict, match=r"the price was \$1\.00/h and is \$9\.00/h"):
+    with pytest.raises(Conflict) as refused:
         await submit(ctx, spec, receipt=receipt)
+    wording(refused, "$1.00/h", "$9.00/h")
     assert not records(cloud)
 
 

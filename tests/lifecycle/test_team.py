@@ -37,6 +37,7 @@ from lifecycle_kit import PLATFORM, launch, open_house, rent_cloud, work
 from page_kit import busy_world
 from talk_kit import ERAS, Talk
 from terminal import Typed
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 PASSKEY = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localhost")
@@ -56,6 +57,7 @@ def house(tmp_path: Path) -> Context:
 # ------------------------------------------------------------------------------------------------- who submitted
 
 
+@pytest.mark.slow
 async def test_a_job_and_its_cost_have_the_person_who_submitted_it(house: Context) -> None:
     jobs = {}
     for person in ("alice", "bob"):
@@ -72,6 +74,7 @@ async def test_a_job_and_its_cost_have_the_person_who_submitted_it(house: Contex
     assert {line.person for line in jobs_of(job_page(house)).jobs} == {"alice", "bob", ""}
 
 
+@pytest.mark.slow
 async def test_a_machine_that_ended_is_still_on_its_persons_bill(house: Context) -> None:
     with acting_as("alice"):
         job = await launch(house, work("one"))
@@ -138,6 +141,7 @@ async def test_a_person_at_a_terminal_says_whose_a_token_is(house: Context) -> N
 # -------------------------------------------------------------------------------------------------------- caps
 
 
+@pytest.mark.slow
 async def test_one_persons_cap_is_not_spent_by_another(house: Context) -> None:
     worst = (await submit(house, work("look"))).worst_cost_usd
     assert worst
@@ -145,7 +149,7 @@ async def test_one_persons_cap_is_not_spent_by_another(house: Context) -> None:
     with acting_as("alice"):
         await launch(house, work("a1"))
         first = await submit(house, work("a2"))
-        assert "above team.people.alice.per_day_usd" in first.ask
+        assert "team.people.alice.per_day_usd" in first.ask
         with pytest.raises(NeedsApproval):
             await submit(house, work("a2"), receipt=first.receipt)
     with acting_as("bob"):
@@ -154,31 +158,31 @@ async def test_one_persons_cap_is_not_spent_by_another(house: Context) -> None:
 
 
 @pytest.mark.attack("spending", "leaves the project out, or names another, to get round its cap")
-async def test_a_project_is_capped_for_all_and_an_unlisted_one_is_a_question(house: Context) -> None:
+async def test_a_project_is_capped_for_all_and_an_unlisted_one_is_a_question(house: Context, wording: Wording) -> None:
     worst = (await submit(house, work("look"))).worst_cost_usd
     assert worst
     team(house, projects={"llm": Allowance(per_job_usd=2 * worst, per_day_usd=1.5 * worst)})
     with acting_as("alice"):
         await launch(house, work("a1", "llm"))
     with acting_as("bob"):
-        assert "above team.projects.llm.per_day_usd" in (await submit(house, work("b1", "llm"))).ask
+        assert "team.projects.llm.per_day_usd" in (await submit(house, work("b1", "llm"))).ask
         for project in ("", "LLM", "other"):
-            assert "the policy has no cap for the project" in (await submit(house, work("b1", project))).ask
+            wording((await submit(house, work("b1", project))).ask, *filter(None, [project]))
 
 
 @pytest.mark.attack("spending", "submits as somebody whom the policy does not name")
-async def test_a_person_without_a_cap_is_a_question_where_others_have_one(house: Context) -> None:
+async def test_a_person_without_a_cap_is_a_question_where_others_have_one(house: Context, wording: Wording) -> None:
     team(house, people={"alice": Allowance()})
     for person in ("mallory", ""):
         with acting_as(person):
-            assert "the policy has no cap for the person" in (await submit(house, work("x"))).ask
+            wording((await submit(house, work("x"))).ask, *filter(None, [person]))
 
 
-async def test_a_persons_cap_loosens_nothing(house: Context) -> None:
+async def test_a_persons_cap_loosens_nothing(house: Context, wording: Wording) -> None:
     house.policy = Policy(rehearsal_caps=Caps(), local=house.policy.local)
     team(house, people={"alice": Allowance(per_job_usd=1_000, per_day_usd=1_000)})
     with acting_as("alice"):
-        assert "per_job_usd of $0.00" in (await submit(house, work("x"))).ask
+        wording((await submit(house, work("x"))).ask, "per_job_usd", "$0.00")
 
 
 @pytest.mark.attack("policy", "names an approver, a person or a cap in a variable")
@@ -197,7 +201,7 @@ def test_no_variable_sets_anything_of_a_team(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("person", "approves without being one of those who may")
-async def test_only_who_is_listed_approves(house: Context) -> None:
+async def test_only_who_is_listed_approves(house: Context, wording: Wording) -> None:
     with acting_as("alice"):
         job = await launch(house, work("one"))
     team(house, approvers=["bob"])
@@ -208,10 +212,12 @@ async def test_only_who_is_listed_approves(house: Context) -> None:
     assert view.record.digest
     for person in ("alice", ""):
         with acting_as(person):
-            with pytest.raises(Refused, match="may not approve"):
+            with pytest.raises(Refused) as refused:
                 grant_spending(house, open_spending(house, receipt), "terminal", "user x")
-            with pytest.raises(Refused, match="may not approve"):
+            wording(refused)
+            with pytest.raises(Refused) as refused:
                 await approve(house, view.record.id, view.record.digest, channel="terminal", by="x", loss="one")
+            wording(refused)
     with acting_as("bob"):
         grant_spending(house, open_spending(house, receipt), "terminal", "user bob")
         await approve(house, view.record.id, view.record.digest, channel="terminal", by="user bob", loss="one")
@@ -220,17 +226,19 @@ async def test_only_who_is_listed_approves(house: Context) -> None:
 
 
 @pytest.mark.attack("person", "makes a passkey or a token in the name of one who may approve")
-async def test_in_another_persons_name_only_an_approver_makes_what_acts(house: Context) -> None:
+async def test_in_another_persons_name_only_an_approver_makes_what_acts(house: Context, wording: Wording) -> None:
     team(house, approvers=["bob"])
     with acting_as("mallory"):
         for maker in (
             lambda: allow(house, "phone", "user mallory", "bob"),
             lambda: allow(house, "phone", "user mallory", "alice"),
         ):
-            with pytest.raises(Refused, match="may not make"):
+            with pytest.raises(Refused) as refused:
                 maker()
-        with pytest.raises(Refused, match="may not make"):
+            wording(refused)
+        with pytest.raises(Refused) as refused:
             await create_token(house, "ci", ["read", "submit"], 30, Typed("yes"), person="bob")
+        wording(refused)
         allow(house, "own", "user mallory", "mallory")  # which approves nothing: mallory is not listed
     with acting_as("bob"):
         allow(house, "phone", "user bob", "alice")
@@ -238,14 +246,15 @@ async def test_in_another_persons_name_only_an_approver_makes_what_acts(house: C
 
 
 @pytest.mark.attack("spending", "launches as oneself what a person approved for somebody else")
-async def test_an_approved_spending_is_of_the_person_whose_receipt_it_is(house: Context) -> None:
+async def test_an_approved_spending_is_of_the_person_whose_receipt_it_is(house: Context, wording: Wording) -> None:
     team(house, people={"alice": Allowance(per_day_usd=0)})
     with acting_as("alice"):
         receipt = (await submit(house, work("a"))).receipt
         assert receipt
         grant_spending(house, open_spending(house, receipt), "terminal", "user x")
-    with acting_as("mallory"), pytest.raises(Conflict, match="receipt is of alice"):
+    with acting_as("mallory"), pytest.raises(Conflict) as refused:
         await submit(house, work("a"), receipt=receipt)
+    wording(refused, "alice")
     with acting_as("alice"):
         assert (await submit(house, work("a"), receipt=receipt)).job is not None
 
@@ -271,7 +280,7 @@ async def test_on_the_page_the_passkeys_owner_approves(tmp_path: Path, monkeypat
 async def test_the_page_shows_what_each_person_spent(tmp_path: Path) -> None:
     ctx = busy_world(tmp_path / "home").ctx
     async with entered(ctx) as (_, http):
-        assert "By person" in (await http.get("/money")).text
+        assert 'data-list="person">' in (await http.get("/money")).text
 
 
 async def test_a_browser_acts_for_who_opened_the_dashboard(tmp_path: Path) -> None:

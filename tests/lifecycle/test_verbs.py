@@ -19,6 +19,7 @@ from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import launch, open_house, rent_cloud
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 SLOW = Settings(boot_s=5, stop_s=5, resume_s=5, settle_s=3)
@@ -128,7 +129,7 @@ class TestVerbs:
         assert view.record.state is Teardown.NEEDS_HUMAN
 
     @pytest.mark.slow
-    async def test_what_is_gone_already_needs_no_approval(self, tmp_path: Path) -> None:
+    async def test_what_is_gone_already_needs_no_approval(self, tmp_path: Path, wording: Wording) -> None:
         house = House(tmp_path, "rehearsal/lambda", Fault(kind="vanish", seconds=10))
         spec = JobSpec(
             platform=house.platform, command=("sleep", "600"), outputs=("out",), timeout_s=900, max_cost_usd=5
@@ -137,5 +138,6 @@ class TestVerbs:
         for _ in range(12):
             house.clock.advance(3)
             await check(house.ctx, job)
-        with pytest.raises(Conflict, match="gone"):
+        with pytest.raises(Conflict) as refused:
             await request(house.ctx, job, "terminate")
+        wording(refused, job)

@@ -99,6 +99,7 @@ async def test_a_machine_that_can_not_reach_this_one_is_read_over_ssh(
     assert job_token(ctx.home, job, "metrics").encode() not in (tmp_path / "home" / "ledger.db").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.attack("metrics", "writes lines for another job, and rubbish, into its spool")
 async def test_a_spool_counts_for_its_own_job_only(tmp_path: Path) -> None:
     backend = Spooled(
@@ -121,6 +122,7 @@ async def test_one_point_that_can_not_be_read_costs_no_other(tmp_path: Path) -> 
     assert len(ctx.metrics.points(job, "loss").points) == 1_499
 
 
+@pytest.mark.slow
 async def test_a_long_spool_is_read_in_pieces_and_goes_on_after_a_break(tmp_path: Path) -> None:
     backend = Spooled(*(point("j", step) for step in range(500)), piece=1_000)
     ctx, job = await a_job(tmp_path, backend)
@@ -129,7 +131,7 @@ async def test_a_long_spool_is_read_in_pieces_and_goes_on_after_a_break(tmp_path
     assert 0 < len(ctx.metrics.points(job, "loss").points) < 500
     backend.fails = 1
     await puller.round()
-    assert "metrics are not fetched" in puller.trouble[job]
+    assert puller.trouble.keys() == {job}
     for _ in range(5):
         await puller.round()
     assert (len(ctx.metrics.points(job, "loss").points), puller.trouble) == (500, {})
@@ -138,6 +140,7 @@ async def test_a_long_spool_is_read_in_pieces_and_goes_on_after_a_break(tmp_path
     assert backend.asked == asked
 
 
+@pytest.mark.slow
 async def test_a_machine_that_hangs_delays_no_round_of_the_watch(tmp_path: Path) -> None:
     backend = Spooled()
     ctx, _ = await a_job(tmp_path, backend)
@@ -161,6 +164,7 @@ async def test_a_machine_that_hangs_delays_no_round_of_the_watch(tmp_path: Path)
     assert rounds >= 3
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_noted_is_told_to_the_runner_and_keys_go_nowhere_else(tmp_path: Path) -> None:
     ctx, job_id = await a_job(tmp_path, Spooled())
     job = read_job(ctx.ledger, job_id)

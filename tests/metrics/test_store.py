@@ -25,6 +25,7 @@ from gpuwarden.metrics.points import (
     read_points,
 )
 from gpuwarden.metrics.store import Batch, MetricStore
+from wording import Wording
 
 POINT = {
     "step": 100,
@@ -183,12 +184,15 @@ def test_one_job_can_not_fill_the_store(store: MetricStore, monkeypatch: pytest.
 
 
 @pytest.mark.attack("http", "fills the disk with points, so that the ledger can't be written")
-def test_metrics_leave_room_for_the_ledger(store: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_leave_room_for_the_ledger(
+    store: MetricStore, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     full = shutil.disk_usage(store.path)._replace(free=200 << 20)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: full)
-        with pytest.raises(DiskError, match="the ledger needs"):
+        with pytest.raises(DiskError) as refused:
             store.write(Batch(posts=[posted()]))
+    wording(refused)
     assert store.write(Batch(posts=[posted()]))[0].stored
 
 

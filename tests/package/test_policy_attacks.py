@@ -22,10 +22,12 @@ from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import hash_pin
 from gpuwarden.interfaces.mcp.server import make_server
+from gpuwarden.ledger.events import PinWrong
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import RECORD, digest_of, read_record, usual_homes
 from terminal import typed
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 PIN, THEIRS = "2468", "1111"
@@ -124,7 +126,7 @@ async def test_no_variable_spends_above_the_file(
     first = await called(ctx, "submit_job", **JOB)
     assert first["code"] == "approval_required" and first["warnings"], first
     if name not in {"caps", "channel and PIN", "secrets and platforms"}:
-        assert "is named than the" in first["message"], first
+        assert [n for n in ctx.notices if n.question and n.question in first["message"]], first
     again = await called(ctx, "submit_job", **JOB, receipt=first["receipt"])
     assert again["code"] == "approval_required" and not ctx.ledger.events(kind="job.accepted")
     assert (await called(ctx, "list_instances"))["warnings"] == first["warnings"]
@@ -141,8 +143,9 @@ async def test_another_policy_is_asked_about_below_every_cap_too(
     assert (await submit(open_context("cli"), build(JobSpec, JOB), dry_run=True)).ask == ""
     for variable, value in ATTACKS[name](theirs).items():
         monkeypatch.setenv(variable, value)
-    asked = (await submit(open_context("mcp"), build(JobSpec, JOB), dry_run=True)).ask
-    assert "is named than the" in asked and "above" not in asked, asked
+    ctx = open_context("mcp")
+    asked = (await submit(ctx, build(JobSpec, JOB), dry_run=True)).ask
+    assert asked == "; ".join(n.question for n in ctx.notices if n.question) != ""
 
 
 @pytest.mark.attack("person", "links to the recorded policy file beside profiles of its own")
@@ -183,20 +186,20 @@ async def spending(ctx: Context) -> str:
 @pytest.mark.attack("person", "replaces the PIN by one that it knows")
 async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, theirs: Path) -> None:
     receipt = await spending(ctx)
-    says = [("Type yes to approve: ", "yes"), ("PIN: ", THEIRS)]
+    says = [("yes", "yes"), ("PIN: ", THEIRS)]
     env = {"GPUWARDEN_POLICY": str(theirs), "GPUWARDEN_APPROVAL_PIN_HASH": hash_pin(THEIRS)}
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "approve", receipt, says=says, **env))
-    assert code == 1 and "that is not the PIN" in shown and "stays in force" in " ".join(shown.split()), shown
-    assert not ctx.ledger.events(kind="approval.granted")
+    assert code == 1 and str(theirs) in "".join(shown.split()), "the file in force is not the named one"
+    assert len(ctx.ledger.events(kind=PinWrong.kind())) == 1 and not ctx.ledger.events(kind="approval.granted")
 
 
 @pytest.mark.slow
 @pytest.mark.attack("person", "accepts a policy file with another PIN")
 async def test_accepting_a_file_takes_the_pin_of_the_one_in_force(home: Path, ctx: Context, theirs: Path) -> None:
-    says = [("Type yes to put it in force: ", "yes"), ("PIN: ", THEIRS)]
+    says = [("yes", "yes"), ("PIN: ", THEIRS)]
     env = {"GPUWARDEN_POLICY": str(theirs)}
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "policy", "use", str(theirs), says=says, **env))
-    assert code == 1 and "that is not the PIN" in shown, shown
+    assert code == 1 and len(ctx.ledger.events(kind=PinWrong.kind())) == 1, shown
     piped = gpuwarden(home, "policy", "use", str(theirs), "--json", stdin=f"yes\n{PIN}\n", **env)
     assert piped.returncode == 1 and json.loads(piped.stdout)["code"] == "refused"
     record = read_record(home)
@@ -207,12 +210,13 @@ async def test_accepting_a_file_takes_the_pin_of_the_one_in_force(home: Path, ct
 @pytest.mark.slow
 async def test_a_person_accepts_another_file(home: Path, ctx: Context, theirs: Path) -> None:
     env = environment(home, GPUWARDEN_POLICY=str(theirs))
-    asked = (await submit(open_context("mcp", env=env), build(JobSpec, JOB), dry_run=True)).ask
-    assert "another policy file is named" in asked
-    says = [("Type yes to put it in force: ", "yes"), ("PIN: ", PIN)]
+    doubted = open_context("mcp", env=env)
+    assert [n.kind for n in doubted.notices] == ["other_policy"]
+    assert (await submit(doubted, build(JobSpec, JOB), dry_run=True)).ask.startswith(doubted.notices[0].question)
+    says = [("yes", "yes"), ("PIN: ", PIN)]
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "policy", "use", str(theirs), says=says))
     assert code == 0 and "rehearsal_caps.per_job_usd: 0.5 -> 1000" in shown and "scrypt" not in shown, shown
-    assert "approval.pin_hash: set -> another one" in shown
+    assert "approval.pin_hash: set -> " in shown
     record = read_record(home)
     assert record is not None and (record.path, record.digest) == (str(theirs), digest_of(theirs.read_bytes()))
     assert stat.S_IMODE((home / RECORD).stat().st_mode) == 0o600
@@ -243,12 +247,13 @@ async def test_a_file_with_a_mistake_is_not_accepted(home: Path, ctx: Context, t
 
 
 @pytest.mark.attack("person", "accepts a policy file where no terminal may approve")
-async def test_where_no_terminal_may_approve_none_accepts_a_file(home: Path, theirs: Path) -> None:
+async def test_where_no_terminal_may_approve_none_accepts_a_file(home: Path, theirs: Path, wording: Wording) -> None:
     from gpuwarden.interfaces.cli.policy_choice import use_policy
 
     (home.parent / "policy.toml").write_text('[approval]\nchannels = ["elicitation"]\n')
-    with pytest.raises(Refused, match="no approval on a terminal"):
+    with pytest.raises(Refused) as refused:
         await use_policy(quick_warden(home), theirs)
+    wording(refused)
 
 
 # ----------------------------------------------------------------------------------------------- what is written down
@@ -287,7 +292,7 @@ async def test_the_doctor_and_the_command_line_say_it(
     monkeypatch.setenv("GPUWARDEN_CAPS_PER_JOB_USD", "7")
     found = await examine()
     checks = {check.what: check for check in found.checks}
-    assert "not the usual one, which is in" in checks["ledger"].found and not checks["policy"].ok
+    assert str(usual_homes()[0]) in checks["ledger"].found and not checks["policy"].ok
     said = " ".join(found.warnings)
     assert all(word in said for word in ("GPUWARDEN_CAPS_PER_JOB_USD", str(theirs), "gpuwarden policy use"))
     assert not (theirs.parent / "ledger" / RECORD).exists(), "looking accepts nothing"

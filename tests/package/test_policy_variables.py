@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gpuwarden.config import Config, load_config, value_at
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.policy import Channel, Policy, covered, hash_pin, policy_fields
+from wording import Wording
 
 NAMES = (
     "",
@@ -175,26 +176,32 @@ def test_what_makes_it_stricter_is_obeyed(
 
 @pytest.mark.attack("person", "sets each variable that would loosen the policy")
 @pytest.mark.parametrize(
-    ("variable", "value", "says"),
+    ("variable", "value", "kind", "about"),
     [
-        ("CAPS_PER_JOB_USD", "50", "may only lower caps.per_job_usd. The policy file has 5."),
-        ("PLATFORMS", "local,vastai", "may only take entries out of platforms. The policy file has local."),
-        ("APPROVAL_CHANNELS", "rehearsal", "may only take entries out of approval.channels"),
-        ("APPROVAL_PIN_HASH", PINS[1], "only the policy file sets approval.pin_hash."),
-        ("REHEARSAL_CAPS_PER_JOB_USD", "1", "only the policy file sets rehearsal_caps.per_job_usd."),
-        ("WATCH_DANGER_HOURS", "1", "may only raise watch.danger_hours"),
-        ("WATCH_WEBHOOK_URL", "https://example.org/x", "only the policy file sets watch.webhook_url."),
-        ("WATCH_DESKTOP", "sh,-c,true", "only the policy file sets watch.desktop."),
-        ("RECEIPT_TTL_S", "80000", "may only lower receipt_ttl_s"),
+        pytest.param(variable, *rest, id=variable)
+        for variable, *rest in (
+            ("CAPS_PER_JOB_USD", "50", "looser", "caps.per_job_usd"),
+            ("PLATFORMS", "local,vastai", "looser", "platforms"),
+            ("APPROVAL_CHANNELS", "rehearsal", "looser", "approval.channels"),
+            ("APPROVAL_PIN_HASH", PINS[1], "file_only", "approval.pin_hash"),
+            ("REHEARSAL_CAPS_PER_JOB_USD", "1", "file_only", "rehearsal_caps.per_job_usd"),
+            ("WATCH_DANGER_HOURS", "1", "looser", "watch.danger_hours"),
+            ("WATCH_WEBHOOK_URL", "https://example.org/x", "file_only", "watch.webhook_url"),
+            ("WATCH_DESKTOP", "sh,-c,true", "file_only", "watch.desktop"),
+            ("RECEIPT_TTL_S", "80000", "looser", "receipt_ttl_s"),
+        )
     ],
 )
-def test_what_makes_it_looser_is_ignored_and_said(tmp_path: Path, variable: str, value: str, says: str) -> None:
+def test_what_makes_it_looser_is_ignored_and_said(
+    tmp_path: Path, variable: str, value: str, kind: str, about: str, wording: Wording
+) -> None:
     filed, config = read(
         tmp_path, {"caps": {"per_job_usd": 5}, "platforms": ["local"]}, {f"GPUWARDEN_{variable}": value}
     )
     assert config.policy == filed
     [notice] = config.notices
-    assert says in notice.text and notice.text.startswith(f"GPUWARDEN_{variable} is ignored") and not notice.question
+    assert (notice.kind, notice.name, notice.about) == (kind, f"GPUWARDEN_{variable}", about) and not notice.question
+    wording(notice.text, notice.name, about)
     assert PINS[1] not in notice.text and "example.org" not in notice.text
 
 

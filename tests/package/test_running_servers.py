@@ -21,6 +21,7 @@ from gpuwarden.config import load_config
 from gpuwarden.interfaces.cli import doctor
 from gpuwarden.policy_record import Record, absolute, usual_homes, write_record
 from gpuwarden.running_servers import elsewhere, entered, known_homes, running
+from wording import Wording
 
 HERE = Path("/home/me/gw"), Path("/home/me/policy.toml")
 
@@ -120,16 +121,24 @@ def test_a_server_starts_where_it_cant_be_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_doctor_and_approve_name_the_server_with_another_ledger(run: Cli, home: Path, tmp_path: Path) -> None:
-    assert {"what": "servers", "ok": True, "found": "no server on this ledger."} in run("doctor")[1]["checks"]
+def test_doctor_and_approve_name_the_server_with_another_ledger(
+    run: Cli, home: Path, tmp_path: Path, wording: Wording
+) -> None:
+    def servers() -> dict[str, Any]:
+        (row,) = [check for check in run("doctor")[1]["checks"] if check["what"] == "servers"]
+        return dict(row)
+
+    assert servers()["ok"]
     other = tmp_path / "other" / "gw"
     with serving(environment(other)) as codex:
         codex.machines()  # it is listed once it has opened its ledger
         with serving(environment(home), "") as own:
-            assert own.machines()["warnings"][-1].startswith(f"Codex's server uses another ledger: {other}")
-            (row,) = [c for c in run("doctor")[1]["checks"] if c["what"] == "servers"]
-        said = f"Codex's server uses another ledger: {other}, with the policy {other.parent / 'policy.toml'}."
-        assert row == {"what": "servers", "ok": False, "found": f"1 server on this ledger. {said}"}
+            assert str(other) in own.machines()["warnings"][-1]
+            row = servers()
+        (said,) = doctor.other_servers(load_config(environment(home)))
+        assert str(other) in said and str(other.parent / "policy.toml") in said
+        assert not row["ok"] and row["found"].endswith(said)
+        wording(row["found"].removesuffix(said), 1)
         assert said in run("approve")[1]["message"]
     assert said not in run("approve")[1]["message"]
 
@@ -145,7 +154,7 @@ def test_a_ticket_of_another_ledger_is_explained(run: Cli, tmp_path: Path, monke
     other = tmp_path / "other" / "gw"
     with entered("codex", other, tmp_path / "policy.toml"):
         code, body = run("approve", "t123")
-    assert (code, body["code"]) == (1, "not_found") and f"Codex's server uses another ledger: {other}" in body["hint"]
+    assert (code, body["code"]) == (1, "not_found") and str(other) in body["hint"]
 
 
 # ------------------------------------------------------------------------------------- variables that did not arrive
@@ -188,7 +197,7 @@ def test_a_server_without_its_variables_says_so(strict: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
     with serving(env) as server:
         (warning,) = server.machines()["warnings"]
-        assert "GPUWARDEN_HOME did not arrive" in warning and "gpuwarden setup" in warning
+        assert all(word in warning for word in ("GPUWARDEN_HOME", str(strict), "gpuwarden setup"))
         refused = server.ask("tools/call", {"name": "submit_job", "arguments": {
             "platform": "rehearsal/vastai", "script": "print(1)\n", "name": "x", "timeout_s": 60,
         }})["structuredContent"]  # fmt: skip
@@ -247,7 +256,7 @@ def test_an_odd_entry_hides_no_other(odd: str, tmp_path: Path, monkeypatch: pyte
 def test_hostile_strings_reach_no_terminal(tmp_path: Path) -> None:
     with entered("\x1b[31mevil\n", Path("/x\x1b]0;t\x07\n/y"), Path("/p\u202e")):
         text = " ".join(doctor.other_servers(load_config(environment(tmp_path / "gw"))))
-    assert "another ledger" in text and all(c.isprintable() for c in text)
+    assert "Evil" in text and all(c.isprintable() for c in text)
 
 
 def test_a_home_whose_name_is_not_text_stops_no_server(tmp_path: Path) -> None:
@@ -255,9 +264,10 @@ def test_a_home_whose_name_is_not_text_stops_no_server(tmp_path: Path) -> None:
         assert running() == []
 
 
-def test_ten_thousand_entries_are_looked_at_fast_and_removed_in_time(tmp_path: Path) -> None:
-    folder = running_servers.private_folder(running_servers.folder())
-    for n in range(10_000):
+def test_of_many_entries_a_few_are_looked_at_and_removed_at_a_time(tmp_path: Path) -> None:
+    folder, most = running_servers.private_folder(running_servers.folder()), running_servers.MOST
+    for n in range(10 * most):
         (folder / f"{n}.json").touch()
     with entered("codex", *HERE):
         assert [s.client for s in running()] == ["codex"]
+        assert 8 * most <= len(list(folder.glob("[0-9]*.json"))) < 10 * most

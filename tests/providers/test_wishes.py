@@ -19,6 +19,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.provisioning import wanted
 from gpuwarden.lifecycle.submission.submit import settled
 from lifecycle_kit import clock_of_today, open_house
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 BY_NAME = {platform.name: platform for platform in PLATFORMS}
@@ -102,9 +103,10 @@ async def test_what_is_no_wish_is_refused(desk: Desk, options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("desk", ["lambda"], indirect=True)
-async def test_a_platform_without_images_says_what_it_takes(desk: Desk) -> None:
-    with pytest.raises(BadRequest, match="lambda takes region, and image"):
+async def test_a_platform_without_images_says_what_it_takes(desk: Desk, wording: Wording) -> None:
+    with pytest.raises(BadRequest) as refused:
         settled(desk.ctx, JobSpec(platform="lambda", command=("true",), options={"image": "x"}))
+    wording(refused, "lambda", "region", "image")
 
 
 @pytest.mark.parametrize("desk", ["runpod"], indirect=True)

@@ -113,7 +113,7 @@ def test_missing_private_gated_and_renamed(hub: HubServer, api: Any) -> None:
         HfApi(endpoint=hub.url, token=STRANGER).model_info(f"{USER}/secret")
     with pytest.raises(HfHubHTTPError, match="401"):
         HfApi(endpoint=hub.url, token=False).model_info(f"{USER}/secret")
-    with pytest.raises(HfHubHTTPError, match="Invalid credentials"):
+    with pytest.raises(HfHubHTTPError, match="401"):
         HfApi(endpoint=hub.url, token="hf_wrong").model_info("gpt2")
     with pytest.raises(HfHubHTTPError, match="403"):
         HfApi(endpoint=hub.url, token=READER).create_repo("reader/m")
@@ -137,6 +137,7 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
         assert second.store.moved_to("model", "gpt2") == "openai-community/gpt2"
 
 
+@pytest.mark.slow
 def test_parquet_rows_and_columns(hub: HubServer) -> None:
     import io
 
@@ -186,6 +187,7 @@ def test_jobs_run_stream_time_out_and_cancel(hub: HubServer, api: Any) -> None:
     assert {h.name for h in api.list_jobs_hardware()} >= {"cpu-basic", "t4-small", "h200"}
 
 
+@pytest.mark.slow
 def test_a_job_loses_its_files_and_keeps_what_it_pushed(hub: HubServer, api: Any) -> None:
     script = (
         "from huggingface_hub import HfApi; import os, pathlib;"

@@ -22,6 +22,7 @@ from gpuwarden.rehearsal.model import MARKER, Fault, Settings
 from paths import KITS
 from rehearsal_kit import World, on, process
 from waiting import eventually
+from wording import Wording
 
 S = InstanceState
 VAST = load_profile("vastai")
@@ -143,7 +144,7 @@ def test_whoever_asks_is_never_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's file limit of another process is Linux's")
-def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path, wording: Wording) -> None:
     world = World(tmp_path, VAST, Fault(kind="full_disk", size=100_000))
     box = world.rent()
     target = on(box.place, "/workspace/gpuwarden/big")
@@ -177,7 +178,7 @@ for line in sys.stdin:
         assert write() == "wrote\n"
         world.wait(1)
         assert write().startswith("refused")
-        assert world.get(box.id).why == "the disk is full"
+        wording(world.get(box.id).why)
         target.unlink()
         world.wait(1)
         assert write() == "wrote\n"

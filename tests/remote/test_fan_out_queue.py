@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuwarden.core.fan_out import Roster, cells_of, grid, queue_spec
 from gpuwarden.core.models import JobSpec, Place
 from gpuwarden.remote import cell_queue, launch
@@ -87,6 +89,7 @@ def test_a_terminated_queue_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [seed for seed, *_ in _told(tmp_path)].count("0") == 1 and set(_reports(work)) == {0, 2}
 
 
+@pytest.mark.slow
 def test_a_cell_past_its_time_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
     argv, work = _prepared(tmp_path, ["3", "4"], timeout_s=1)
     assert subprocess.run(argv, cwd=work, check=False).returncode == 1
@@ -118,6 +121,7 @@ def test_what_a_cell_leaves_running_ends_with_it(tmp_path: Path) -> None:
     assert not _running_below(work)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_ends_no_cell(tmp_path: Path) -> None:
     script = "import time\ntime.sleep(0.5)\nopen('out', 'w').close()\n"
     argv, work = _prepared(tmp_path, ["0"], script=script, timeout_s=60)

@@ -15,6 +15,7 @@ import pytest
 from gpuwarden.core.rules import Severity
 from gpuwarden.remote.host import probe
 from gpuwarden.remote.host.probe_findings import Asked, judge
+from wording import Wording
 
 SOURCE = Path(probe.__file__).read_bytes()
 
@@ -83,9 +84,9 @@ def test_it_runs_where_the_runner_runs() -> None:
     ast.parse(SOURCE, feature_version=(3, 8))
 
 
-def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
+def test_a_machine_without_a_gpu(tmp_path: Path, wording: Wording) -> None:
     facts = run_probe({"paths": [str(tmp_path / "not" / "yet")], "urls": []}, path="/nonexistent")
-    assert facts["gpus"]["why"] == "nvidia-smi is not there"
+    wording(facts["gpus"]["why"], "nvidia-smi")
     (disk,) = facts["disks"]["list"]
     assert not disk["exists"] and disk["writable"] and disk["free"] > 0 and disk["mount"].startswith("/")
     assert facts["limits"]["cpus"] == os.cpu_count()

@@ -27,6 +27,7 @@ from gpuwarden.core.errors import BadReply, BadRequest, NotSupported, Refused, U
 from gpuwarden.core.models import JobSpec, Place
 from gpuwarden.core.policy import Hosts
 from gpuwarden.core.readiness import Needs, Readiness, Uv
+from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.data import data_dir
 from gpuwarden.lifecycle.context import Context
@@ -39,6 +40,7 @@ from lifecycle_kit import WEALTHY, open_house
 from real_parts import need
 from sshd import Sshd
 from waiting import soon
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 HERE = ".".join(map(str, sys.version_info[:3]))
@@ -67,14 +69,15 @@ def test_the_agent_is_one_program_for_any_machine() -> None:
     assert (found["program"], found["files"]) == (True, ["/no/such"])
 
 
-def test_the_agent_asks_a_commands_own_python(tmp_path: Path) -> None:
+def test_the_agent_asks_a_commands_own_python(tmp_path: Path, wording: Wording) -> None:
     assert look(program=sys.executable, modules=["json", "pydantic", "nosuch"])["modules"] == ["nosuch"]
     (tmp_path / "mine.py").write_text("")
     env = {"PYTHONPATH": str(tmp_path)}
     assert look(program=sys.executable, modules=["mine"], env=env)["modules"] == []
     (tmp_path / "python").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "python").chmod(0o755)
-    assert "exit code 3" in look(program=str(tmp_path / "python"), modules=["json"])["modules_why"]
+    why = look(program=str(tmp_path / "python"), modules=["json"])["modules_why"]
+    wording(why.rpartition(":")[2], 3)
     assert look(program="no-such-program", modules=["json"])["program"] is False
 
 
@@ -85,12 +88,12 @@ def smi(folder: Path, text: str) -> str:
     return f"{folder}:/usr/bin:/bin"
 
 
-def test_gpus_are_there_or_not_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_there_or_not_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     assert look(gpu=True, path=smi(tmp_path, "echo 'NVIDIA L4'; echo 'NVIDIA L4'"))["gpus"] == {
         "list": ["NVIDIA L4"] * 2
     }
     assert look(gpu=True, path=smi(tmp_path, "echo 'No devices were found'; exit 6"))["gpus"] == {"list": []}
-    assert "exit code 9" in look(gpu=True, path=smi(tmp_path, "exit 9"))["gpus"]["why"]
+    wording(look(gpu=True, path=smi(tmp_path, "exit 9"))["gpus"]["why"], 9)
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/kfd")
     assert "/dev/kfd" in look(gpu=True, path="/nowhere")["gpus"]["why"]
     monkeypatch.setattr(os.path, "exists", lambda path: False)
@@ -247,7 +250,7 @@ async def test_a_python_that_can_t_parse_the_script_is_refused_by_the_gate(here:
     newer = "lazy import json\n"  # without a header that says so
     assert "Python >=3.15" in (await refused(here, spec(script=newer)))["PF-PLACE-003"]
     pinned = await refused(here, spec(script=header(python=">=3.11,<3.14", body=newer)))
-    assert "line 5 has a lazy import, which needs Python 3.15" in pinned["PF-SRC-001"]
+    assert "3.15" in pinned["PF-SRC-001"]
 
 
 async def test_packages_that_are_not_here_are_refused_by_the_gate(here: Context) -> None:
@@ -263,7 +266,7 @@ async def test_imports_of_a_commands_python_are_refused_by_the_gate(here: Contex
     (tmp_path / "train.py").write_text("import json, no_such_module\n")
     job = spec(command=(sys.executable, "train.py"), inputs=("train.py",))
     found = await refused(here, job)
-    assert found == {"PF-PLACE-003": f"{sys.executable} there can't import no_such_module"}
+    assert set(found) == {"PF-PLACE-003"} and "no_such_module" in found["PF-PLACE-003"]
 
 
 @pytest.mark.parametrize("name", ["nvidia-smi", "python3", "uv"])
@@ -293,7 +296,8 @@ async def test_a_commands_python_is_asked_with_the_variables_of_a_job_alone(here
 async def test_a_gpu_that_is_not_here_is_refused_by_the_gate(here: Context, tmp_path: Path) -> None:
     smi(tmp_path / "bin", "echo 'NVIDIA L4'")
     job = spec(script=header(), gpu="H100")
-    assert (await refused(here, job))["PF-PLACE-004"] == "the place has no H100: NVIDIA L4"
+    lacks = (await refused(here, job))["PF-PLACE-004"]
+    assert "H100" in lacks and "NVIDIA L4" in lacks
     await check_spec(here, job.model_copy(update={"gpu": "L4"}))
 
 
@@ -322,9 +326,8 @@ async def test_a_job_that_is_refused_for_a_secret_is_shown_to_no_place(
 
 
 async def test_programs_and_files_that_are_not_here_are_refused_by_the_gate(here: Context, tmp_path: Path) -> None:
-    assert await refused(here, spec(command=("no-such-program",))) == {
-        "PF-PLACE-005": "no-such-program is not at the place"
-    }
+    found = await refused(here, spec(command=("no-such-program",)))
+    assert set(found) == {"PF-PLACE-005"} and "no-such-program" in found["PF-PLACE-005"]
     assert set(await refused(here, spec(command=("python3", "/no/such/train.py")))) == {"PF-PLACE-005"}
     (tmp_path / "train.py").write_text("print(1)\n")
     job = spec(command=("python3", "train.py"))
@@ -373,7 +376,7 @@ async def without_uv(ctx: Context) -> SshBackend:
 async def test_a_header_is_never_ignored_over_ssh(ctx: Context) -> None:
     backend = await without_uv(ctx)
     lacking = far_spec(script=header("no-such-thing>=1", body="import no_such_thing"))
-    assert "uv is not there" in (await refused(ctx, lacking))["PF-PLACE-003"]
+    assert "no-such-thing>=1" in (await refused(ctx, lacking))["PF-PLACE-003"]
     with pytest.raises(
         BadRequest, match="no-such-thing>=1"
     ):  # past the gate, too: a rented machine is not asked before
@@ -426,7 +429,8 @@ async def test_uv_is_brought_where_the_policy_allows_it(ctx: Context, wheel: Pat
     assert "PF-PLACE-003" in await refused(ctx, job)
     backend.supply(Hosts(bring_uv=True), tmp_path / "tools")
     done = await submit(ctx, job)
-    assert any("uv is brought to the place for no-such-thing>=1" in f.message for f in done.findings)
+    (brought,) = [f for f in done.findings if f.rule == "PF-PLACE-003"]
+    assert brought.severity is Severity.INFO and "no-such-thing>=1" in brought.message
     assert done.job is not None
     seen = await ended(ctx, done.job.id)
     assert seen.job.state is Job.SUCCEEDED and seen.log is not None
@@ -435,13 +439,14 @@ async def test_uv_is_brought_where_the_policy_allows_it(ctx: Context, wheel: Pat
     assert program.read_text() == FAKE_UV and program.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_wheel_of_other_bytes_is_never_used(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_of_other_bytes_is_never_used(wheel: Path, tmp_path: Path, wording: Wording) -> None:
     kept = uv_wheel.uv_program("x86_64", tmp_path / "tools")
     assert kept.read_text() == FAKE_UV and kept.stat().st_mode & 0o077 == 0
     wheel.write_bytes(wheel.read_bytes() + b"x")
     assert uv_wheel.uv_program("x86_64", tmp_path / "tools") == kept, "it is fetched once"
-    with pytest.raises(NotSupported, match="not the pinned one"):
+    with pytest.raises(NotSupported) as refused:
         uv_wheel.uv_program("aarch64", tmp_path / "tools")
+    wording(refused)
 
 
 def test_pip_that_can_t_fetch_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -455,7 +460,9 @@ def test_pip_that_can_t_fetch_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not (tmp_path / "tools").exists()
 
 
-def test_where_an_environment_has_no_pip_uv_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_an_environment_has_no_pip_uv_brings_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wording: Wording
+) -> None:
     def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
         assert argv[:7] == ["/bin/uv", "run", "--no-project", "--no-config", "--quiet", "--with", "pip"]
         (Path(argv[argv.index("--dest") + 1]) / "uv-1.whl").write_bytes(b"other bytes")
@@ -464,8 +471,9 @@ def test_where_an_environment_has_no_pip_uv_brings_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("shutil.which", lambda _: "/bin/uv")
-    with pytest.raises(NotSupported, match="not the pinned one"):  # its digest is compared all the same
+    with pytest.raises(NotSupported) as refused:  # its digest is compared all the same
         uv_wheel.uv_program("x86_64", tmp_path / "tools")
+    wording(refused)
 
 
 @pytest.mark.prove

@@ -41,6 +41,7 @@ def test_following_a_log_reads_every_kept_byte_once(
     assert read_log(folder, 0, limit)["truncated"] is (first > 0)
 
 
+@pytest.mark.slow
 def test_a_rotated_log_keeps_its_cursors(folder: Path) -> None:
     call(
         "start",

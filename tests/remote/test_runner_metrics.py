@@ -10,6 +10,7 @@ import pytest
 from runner_kit import call, ended, sh, until
 
 
+@pytest.mark.slow
 def test_metrics_alerts_and_rubbish(folder: Path) -> None:
     lines = [
         '{"step": 1, "loss": 2.0}', "no json", "[1]", '{"step": 2, "loss": NaN}', '{"step": 3, "loss": Infinity}',

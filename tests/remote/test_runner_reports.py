@@ -22,6 +22,7 @@ from gpuwarden.remote.runner.reports import ALERTS_PATH, METRICS_PATH
 from gpuwarden.remote.runner.spool import Spool, parse_lines, read_lines, spool_path
 from runner_kit import call, ended, linux, log, order, until
 from waiting import eventually
+from wording import Wording
 
 KEYS = {"GPUWARDEN_REPORT_TOKEN": "gwj_metrics-token", "GPUWARDEN_REPORT_KEY": "gwk_alerts-key"}
 POSTS = """
@@ -160,7 +161,7 @@ def test_without_a_network_there_is_no_address(folder: Path) -> None:
     assert log(folder).split() == ["False", "False"]
 
 
-def test_the_runner_reports_what_it_sees(folder: Path) -> None:
+def test_the_runner_reports_what_it_sees(folder: Path, wording: Wording) -> None:
     text = """
 with open(env["GPUWARDEN_METRICS"], "a") as file:
     file.write('{"step": 1, "loss": 2.0}\\n{"step": 2, "loss": NaN, "timestamp": "2026-01-01T00:00:00Z"}\\n')
@@ -176,7 +177,7 @@ sys.exit(3)
     alerts = {one["body"]["type"]: one["body"] for one in found if one["kind"] == "alerts"}
     assert set(alerts) == {"job_started", "gpu_oom", "job_failed"}
     assert {body["source"] for body in alerts.values()} == {"runner"}
-    assert alerts["job_failed"]["error_message"] == "exit code 3"
+    wording(alerts["job_failed"]["error_message"], 3)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,7 @@ def test_a_gpu_out_of_memory_is_known_by_its_line(text: bytes, oom: bool) -> Non
     assert bool(GPU_OOM.search(text)) is oom
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_reported_before_it_comes(folder: Path) -> None:
     call("start", folder, script("import time; time.sleep(60)", timeout_s=1.0, warn_before_s=0.9, grace_s=0.1))
     ended(folder)
@@ -242,6 +244,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_reports_reach_a_server_in_order_with_the_jobs_keys(folder: Path) -> None:
     with server(lambda *_: 200) as (url, received):
         text = """
@@ -275,6 +278,7 @@ def spooled(folder: Path, count: int) -> None:
             assert spool.put("alerts", {"job_id": "t", "type": "timeout_warning", "timestamp": step + 1})
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_out_of_order_while_the_server_is_away(tmp_path: Path, closed_port: int) -> None:
     failures = iter([503, 503, 429])
     with server(lambda *_: next(failures, 200)) as (url, received):

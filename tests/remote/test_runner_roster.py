@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from runner_kit import linux, runner_file
 
 
@@ -71,6 +73,7 @@ def test_strange_names_are_said_not_crashed_on(folder: Path) -> None:
     assert {s["path"] for s in last["skipped"]} == {"./bad\\xff", "./dir\\xfe/in", "./pipe"}
 
 
+@pytest.mark.slow
 def test_a_file_that_keeps_growing_gets_no_digest(folder: Path) -> None:
     (folder / "work").mkdir()
     grown = folder / "work" / "grown"

@@ -206,6 +206,7 @@ def test_a_printed_nan_is_an_alarm_and_one_of_an_evaluation_a_warning(folder: Pa
     ]
 
 
+@pytest.mark.slow
 def test_metrics_of_the_job_itself_win(folder: Path) -> None:
     exact = '{"step": 5, "loss": 0.5, "total_steps": 50}'
     (folder / "lines").write_text("step 900/9000 loss: 7.5 lr: 0.25\n")

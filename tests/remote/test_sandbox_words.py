@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -83,7 +84,7 @@ def test_a_path_ends_no_string_of_a_profile(paths: Any) -> None:
 @pytest.mark.parametrize("path", ["relative", "", "/a/../b", "/a\0b", "--bind"])
 def test_a_path_that_is_not_absolute_is_refused(path: str) -> None:
     for box in (lambda: Box(path, "/h"), lambda: Box("/r", "/h", write=(path,))):
-        with pytest.raises(ValueError, match="not an absolute path"):
+        with pytest.raises(ValueError, match=re.escape(repr(path))):
             box()
 
 

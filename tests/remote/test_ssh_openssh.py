@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from real_parts import need
 from ssh_kit import cut, machine
 from sshd import Sshd, keygen
 from waiting import eventually
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -81,18 +83,21 @@ async def works(config: Path) -> None:
 
 @pytest.mark.usefixtures("client")
 async def test_a_key_that_only_an_agent_holds(
-    sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path
+    sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, wording: Wording
 ) -> None:
     """As 1Password and hardware agents have it: a public key on disk, the private one behind IdentityAgent."""
     (tmp_path / "held.pub").write_text((sshd.folder / "clientkey.pub").read_text())
     config = rewrite(f"IdentityFile {tmp_path}/held.pub", f"IdentityAgent {agent}")
-    with pytest.raises(AuthFailed, match="is a public key, and no agent holds"):
+    with pytest.raises(AuthFailed) as refused:
         await at(config).open()
+    wording(refused, f"{tmp_path}/held.pub", f"{getpass.getuser()}@127.0.0.1")
     run("ssh-add", "-q", str(sshd.folder / "clientkey"), env={**os.environ, "SSH_AUTH_SOCK": str(agent)})
     await works(config)
 
 
-async def test_a_certificate_of_the_user(client: str, rewrite: Callable[..., Path], tmp_path: Path) -> None:
+async def test_a_certificate_of_the_user(
+    client: str, rewrite: Callable[..., Path], tmp_path: Path, wording: Wording
+) -> None:
     """The server knows an authority and no key."""
     for name in ("authority", "mine"):
         keygen(tmp_path / name)
@@ -105,13 +110,14 @@ async def test_a_certificate_of_the_user(client: str, rewrite: Callable[..., Pat
         (tmp_path / "mine-cert.pub").unlink()
         text = server.config.read_text().replace(f"{server.folder}/clientkey", f"{tmp_path}/mine")
         server.config.write_text(text)
-        with pytest.raises(AuthFailed, match="none of our keys"):
+        with pytest.raises(AuthFailed) as refused:
             await machine(server).open()
+        wording(str(refused.value).partition(" (")[0], f"{getpass.getuser()}@127.0.0.1")
         server.config.write_text(f"{text}  CertificateFile {tmp_path}/elsewhere-cert.pub\n")
         if client == "openssh":
             await works(server.config)
         else:
-            with pytest.raises(AuthFailed, match="paramiko does not read CertificateFile") as refused:
+            with pytest.raises(AuthFailed, match="CertificateFile") as refused:
                 await machine(server).open()
             assert "KEY-cert.pub" in in_calls(refused.value.next_steps)
             (tmp_path / "elsewhere-cert.pub").rename(tmp_path / "mine-cert.pub")
@@ -121,6 +127,7 @@ async def test_a_certificate_of_the_user(client: str, rewrite: Callable[..., Pat
         server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("client")
 async def test_identity_agent_none_asks_no_agent(
     sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,24 +147,25 @@ async def test_identity_agent_none_asks_no_agent(
 
 @pytest.mark.usefixtures("client")
 async def test_no_key_and_no_agent_is_said_with_a_cure(
-    rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     config = rewrite(f"IdentityFile {tmp_path}/none", "IdentityAgent none")
-    with pytest.raises(AuthFailed, match="no identity file exists, and there is no agent") as refused:
+    with pytest.raises(AuthFailed) as refused:
         await at(config).open()
+    wording(refused, f"{getpass.getuser()}@127.0.0.1")
     assert "ssh-keygen" in in_calls(refused.value.next_steps)
-    assert "booting" not in str(refused.value)
 
 
 @pytest.mark.usefixtures("client")
 async def test_a_key_with_a_passphrase(
-    rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(tmp_path / "locked"))
-    with pytest.raises(AuthFailed, match="encrypted"):
+    with pytest.raises(AuthFailed) as refused:
         await at(rewrite(f"IdentityFile {tmp_path}/locked")).open()
+    wording(refused, f"{getpass.getuser()}@127.0.0.1")
 
 
 # -------------------------------------------------------------------------------------------------------- host keys
@@ -176,7 +184,10 @@ def certified(tmp_path: Path) -> Iterator[tuple[Sshd, str]]:
     server.stop()
 
 
-async def test_a_host_that_an_authority_certifies(certified: tuple[Sshd, str], tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_a_host_that_an_authority_certifies(
+    certified: tuple[Sshd, str], tmp_path: Path, wording: Wording
+) -> None:
     server, authority = certified
     known = server.folder / "known_hosts"
     known.write_text(f"@cert-authority [127.0.0.1]:{server.port} {authority}\n")
@@ -191,8 +202,9 @@ async def test_a_host_that_an_authority_certifies(certified: tuple[Sshd, str], t
     keygen(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     known.write_text(f"@cert-authority [127.0.0.1]:{server.port} {other}\n")
-    with pytest.raises(HostKeyUnproven, match="no certificate of that authority"):
+    with pytest.raises(HostKeyUnproven) as refused:
         await machine(server).open()
+    wording(refused, refused.value.seen)
     known.write_text(f"@cert-authority [127.0.0.1]:{server.port} {authority}\n@revoked * {server.host_key}\n")
     with pytest.raises(HostKeyRevoked):
         await machine(server).open()
@@ -200,7 +212,7 @@ async def test_a_host_that_an_authority_certifies(certified: tuple[Sshd, str], t
 
 async def test_a_host_of_which_the_user_demands_that_it_is_known(sshd: Sshd, rewrite: Callable[..., Path]) -> None:
     config = rewrite(f"IdentityFile {sshd.folder}/clientkey", "StrictHostKeyChecking yes")
-    with pytest.raises(HostKeyUnproven, match="StrictHostKeyChecking is yes") as refused:
+    with pytest.raises(HostKeyUnproven, match="StrictHostKeyChecking") as refused:
         await at(config).open()
     assert refused.value.seen == fingerprint(sshd.host_key)
     ssh = at(config, pin=sshd.host_key)
@@ -256,6 +268,7 @@ async def test_a_jump_host_that_shows_another_key_is_named(sshd: Sshd, tmp_path:
         known.unlink()
 
 
+@pytest.mark.slow
 async def test_two_jump_hosts_and_one_that_takes_no_key(sshd: Sshd, tmp_path: Path) -> None:
     keygen(tmp_path / "stranger")
     config = tmp_path / "config"
@@ -277,25 +290,27 @@ async def test_two_jump_hosts_and_one_that_takes_no_key(sshd: Sshd, tmp_path: Pa
 
 @pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(
-    ("forced", "why"),
-    [("internal-sftp", "allows sftp connections only"), ("/usr/lib/openssh/sftp-server", "file transfer only"),
-     ("/usr/sbin/nologin", "not available"), ("/bin/false", "its shell said: nothing"),
+    ("forced", "said"),
+    [("internal-sftp", "allows sftp connections only"), ("/usr/lib/openssh/sftp-server", "SFTP"),
+     ("/usr/sbin/nologin", "not available"), ("/bin/false", None),
      ('rbash -c "$SSH_ORIGINAL_COMMAND"', "restricted")],
 )  # fmt: skip
-async def test_an_account_that_runs_no_command_is_an_error_that_says_so(tmp_path: Path, forced: str, why: str) -> None:
+async def test_an_account_that_runs_no_command_is_an_error_that_says_so(
+    tmp_path: Path, forced: str, said: str | None
+) -> None:
     need("the shells of this test", forced[0] != "/" or Path(forced).exists())
     server = Sshd(tmp_path / "s", more=f"ForceCommand {forced}").start()
     backend = SshBackend(SystemClock(), config=server.config)
     ssh = machine(server)
     try:
-        with pytest.raises(NoShell, match=why):
+        with pytest.raises(NoShell, match=said):
             await ssh.run(["touch", str(tmp_path / "canary")])
         (finding,) = [
             f
             for f in await backend.check(Place(platform="ssh", host="box", run_root="/tmp"))
             if f.rule == "PF-HOST-001"
         ]
-        assert finding.severity is Severity.ERROR and why in finding.message
+        assert finding.severity is Severity.ERROR and (said or "") in finding.message
         assert not (tmp_path / "canary").exists()
     finally:
         await ssh.aclose()
@@ -362,7 +377,7 @@ async def test_a_master_that_was_killed_is_a_lost_connection(sshd: Sshd) -> None
     stream = ssh.stream(["sh", "-c", "echo begun; exec sleep 100"])
     assert await anext(stream) == b"begun\n"
     cut(ssh)
-    with pytest.raises(Unreachable, match="was lost"):
+    with pytest.raises(Unreachable):
         await anext(stream)
     assert (await ssh.run(["echo", "again"])).out == b"again\n"
     await ssh.aclose()

@@ -28,6 +28,7 @@ PIECES = st.one_of(
 HOSTILE = st.lists(PIECES, max_size=12).map("".join)
 
 
+@pytest.mark.slow
 async def test_a_thousand_hostile_values_never_execute(box: Ssh, tmp_path: Path) -> None:
     """Each value comes back as it went, as an argument, and no shell on the way ran any of it."""
     canary = tmp_path / "canary"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
 import socket
 import threading
@@ -15,16 +16,18 @@ from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
 from ssh_kit import machine
 from sshd import Sshd, keygen
+from wording import Wording
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
 
 
-async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path) -> None:
+async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path, wording: Wording) -> None:
     keygen(tmp_path / "stranger")
     config = tmp_path / "config"
     config.write_text(sshd.config.read_text().replace(f"{sshd.folder}/clientkey", str(tmp_path / "stranger")))
-    with pytest.raises(AuthFailed, match="none of our keys"):
+    with pytest.raises(AuthFailed) as refused:
         await Ssh(resolve("box", config=config), config=config).open()
+    wording(str(refused.value).partition(" (")[0], f"{getpass.getuser()}@127.0.0.1")
 
 
 async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
@@ -40,7 +43,7 @@ async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
     )
     try:
         server.start()
-        with pytest.raises(AuthFailed, match="accepts no public key, only password"):
+        with pytest.raises(AuthFailed, match="password"):
             await machine(server).open()
     finally:
         helpers.CONFIG = original
@@ -48,7 +51,7 @@ async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
 
 
 async def test_a_closed_port(sshd: Sshd, closed_port: int) -> None:
-    with pytest.raises(Unreachable, match="can't be reached"):
+    with pytest.raises(Unreachable):
         await Ssh(resolve("127.0.0.1", port=closed_port, config=sshd.config), config=sshd.config).open()
 
 
@@ -94,7 +97,7 @@ async def test_a_banner_that_never_comes(
 ) -> None:
     monkeypatch.setattr("gpuwarden.remote.ssh.paramiko_client.CONNECT_S", 0.5)
     monkeypatch.setattr("gpuwarden.remote.ssh.openssh.CONNECT_S", 1)
-    with pytest.raises(Unreachable, match="handshake"):
+    with pytest.raises(Unreachable):
         await Ssh(resolve("127.0.0.1", port=listener(None), config=sshd.config), config=sshd.config).open()
 
 

@@ -61,7 +61,7 @@ async def test_a_process_that_is_no_number_is_a_bad_reply(tmp_path: Path, pid: s
 async def test_a_roster_without_end_is_no_answer_and_holds_nothing_up() -> None:
     """The watch goes on while a long one is read."""
     row = b'{"path": "out/a", "size": 1}\n'
-    with pytest.raises(BadReply, match="more than 210,000 lines"):
+    with pytest.raises(BadReply, match="210,000"):
         await parsed(row * 210_001)
     looks = 0
 

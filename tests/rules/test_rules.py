@@ -45,6 +45,7 @@ from rule_kit import (
     submit,
     teardown,
 )
+from wording import Wording
 
 STORED = Known((file(stored=True),))
 # A new rule's example is a file of its own: tests/rule_examples/<the rule's module>.py, found by its name.
@@ -216,6 +217,7 @@ RULES = {r.id: r for r in catalog.all_rules()}
 FILES = example_files()
 
 
+@pytest.mark.slow
 def test_every_rule_has_an_example_that_fires_and_one_that_is_silent() -> None:
     # CASES are those of scripts and the Hub, which `test_preflight.py` tries one by one.
     assert EXAMPLES.keys() | FILES.keys() | CASES.keys() == RULES.keys()
@@ -367,7 +369,7 @@ def test_every_documented_example_is_python() -> None:
         ast.parse(documented_rule.instead)
 
 
-def test_a_rule_without_a_reason_or_with_a_wrong_id_is_refused() -> None:
+def test_a_rule_without_a_reason_or_with_a_wrong_id_is_refused(wording: Wording) -> None:
     def bare(facts: object) -> list[Found]:
         return []
 
@@ -391,10 +393,12 @@ def test_a_rule_without_a_reason_or_with_a_wrong_id_is_refused() -> None:
         return []
 
     for check in (bare, unexplained):
-        with pytest.raises(ValueError, match="docstring"):
+        with pytest.raises(ValueError, match="PF-XX-001") as refused:
             rule("PF-XX-001", gate="submit", severity=Severity.ERROR, fix="f")(check)
+        wording(refused, "PF-XX-001")
     for wrong in ("PF-X-1", "pf-abc-001", "TD-ABC-001"):
-        with pytest.raises(ValueError, match="not a rule id"):
+        with pytest.raises(ValueError, match=wrong) as refused:
             rule(wrong, gate="submit", severity=Severity.ERROR, fix="f")(full)
+        wording(refused, wrong)
     made = rule("PF-ABC-001", gate="submit", severity=Severity.ERROR, fix="f")(full)
     assert (made.title, made.why, made.example, made.instead) == ("Title.", "because.", "a = 1", "if a:\n    b = 2")

@@ -44,6 +44,7 @@ def test_a_case_is_decided_before_it_is_run(case: Case) -> None:
     assert changed or case.fault.get("plain"), "the fault is put into the plain script at least"
 
 
+@pytest.mark.slow
 def test_what_a_header_does_not_ask_for_is_missing_on_the_machine() -> None:
     text = (CORPUS / "plain" / "sft.py").read_text(encoding="utf-8")
     need("peft", importlib.util.find_spec("peft") is not None)
@@ -51,6 +52,7 @@ def test_what_a_header_does_not_ask_for_is_missing_on_the_machine() -> None:
     assert "peft" in missing(replaced(text, [['#   "peft>=0.21",\n', ""]]))
 
 
+@pytest.mark.slow
 def test_what_comes_with_a_package_that_is_not_installed_here_is_on_the_machine_too() -> None:
     need("pillow", importlib.util.find_spec("PIL") is not None)
     text = (SCRIPTS / "image_classification.py").read_text(encoding="utf-8")

@@ -142,7 +142,7 @@ HOSTILE = {
 def test_hostile_scripts_end_soon_with_one_clear_sentence(text: str) -> None:
     facts = read_script(text)
     assert lines_run(lambda: read_script(text)) < 40_000_000  # the dearest runs 2,000 for each of its 10,000 lines
-    assert facts.error is None or facts.error.startswith("the script")
+    assert facts.error is None or ("\n" not in facts.error and len(facts.error) < 300)
 
 
 @given(st.text(max_size=200))
@@ -156,7 +156,7 @@ def test_scripts_in_other_encodings() -> None:
     assert decode("x = 'é'".encode()) == "x = 'é'"
     assert decode("# -*- coding: latin-1 -*-\nx = 'é'".encode("latin-1")).endswith("'é'")
     for raw in (b"x = '\xe9'", b"# -*- coding: klingon -*-\n", b"\x80\x81"):
-        with pytest.raises(BadRequest, match="not text"):
+        with pytest.raises(BadRequest):
             decode(raw)
 
 

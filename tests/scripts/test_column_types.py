@@ -23,6 +23,7 @@ from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.scripts.row_layouts import reads
 from trainer_kit import SCRIPTS
+from wording import Wording
 
 TEXT, WHOLE, YES = ({"_type": "Value", "dtype": kind} for kind in ("string", "int64", "bool"))
 PICTURE = {"_type": "Image"}
@@ -144,8 +145,8 @@ def test_a_public_dataset_of_the_right_types_is_let_through(data: Data) -> None:
 def test_a_column_of_the_right_name_and_the_wrong_type_is_an_error(data: Data) -> None:
     (finding,) = shipped(data)
     assert finding.severity is Severity.ERROR
-    assert f"the column {data.wrong} is of the type" in finding.message
     assert finding.fix
+    assert data.wrong in finding.message
 
 
 @pytest.mark.slow
@@ -153,7 +154,7 @@ def test_a_column_of_the_right_name_and_the_wrong_type_is_an_error(data: Data) -
 def test_a_type_that_is_not_told_is_neither_right_nor_wrong(data: Data) -> None:
     (finding,) = shipped(data)
     assert finding.severity is Severity.WARNING
-    assert f"the column {data.wrong} is of the type" in finding.message and "could not be checked" in finding.message
+    assert data.wrong in finding.message
 
 
 @pytest.mark.parametrize(
@@ -171,15 +172,31 @@ def test_a_type_that_is_not_told_is_neither_right_nor_wrong(data: Data) -> None:
         ({"text": PICTURE}, "", '.cast_column("text", Image())', ""),
         ({"text": WHOLE}, "", '.map(lambda row: {"text": str(row["text"])})', ""),
     ],
+    ids=[
+        "talk",
+        "numbers as talk",
+        "text beside it",
+        "another name",
+        "a picture",
+        "tokens",
+        "text as tokens",
+        "renamed away",
+        "renamed to text",
+        "cast",
+        "mapped",
+    ],
 )
 def test_the_types_that_a_script_of_ones_own_reads_are_checked(
-    features: dict[str, Any], args: str, more: str, wrong: str | None
+    features: dict[str, Any], args: str, more: str, wrong: str | None, wording: Wording
 ) -> None:
     findings = found(SCRIPT.format(args=args, more=more), "a/b", features)
     if wrong is None:
-        assert [f for f in findings if "sft needs" in f.message]
+        assert findings
+        wording("\n".join(f"{f.rule} {f.severity}: {f.message}" for f in findings), "sft")
     elif wrong:
-        assert [f.severity for f in findings if f"the column {wrong} is of the type" in f.message] == [Severity.ERROR]
+        (finding,) = findings
+        assert finding.severity is Severity.ERROR
+        wording(finding.message, wrong)
     else:
         assert findings == []
 

@@ -124,7 +124,7 @@ def test_what_older_grammar_can_t_say_is_the_call_of_an_unknown_name(source: str
 @pytest.mark.parametrize("source", NOT_READ)
 def test_an_ordinary_syntax_error_is_still_one(source: str) -> None:
     found = read_script(source)
-    assert found.error is not None and found.error.startswith("the script is not valid Python: ")
+    assert found.error is not None and not found.newer
     pinned = read_script(HEADER.format(">=3.12") + source)
     assert pinned.error is not None and not pinned.newer
 
@@ -237,7 +237,7 @@ PIECES = st.sampled_from(
 @settings(deadline=None)
 def test_no_text_breaks_the_reader(source: str) -> None:
     found = read_script(source)
-    assert found.error is None or found.error.startswith("the script")
+    assert found.error is None or "\n" not in found.error
     newer_constructs(source)
 
 
@@ -274,28 +274,26 @@ def test_reading_takes_time_in_proportion_to_the_text(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "body", "says"),
+    ("python", "body", "values"),
     [
-        (">=3.10,<3.12", "type X = int", "line 5 has a `type` statement, which needs Python 3.12, and the header's"),
-        (
-            "==3.13.*",
-            "try: a\nexcept B, C: d",
-            "line 6 has `except` without brackets around its exceptions, which needs",
-        ),
-        ("<=3.11", 'x = f"{d["a"]}"', "which needs Python 3.12"),
-        ("<3.10", "match x:\n  case 1: y", "not valid Python 3.9, the latest that its requires-python '<3.10' allows"),
-        (">=3.12", "def f(:", "the script is not valid Python: "),
-        (">=3.12", "type X =", "the script is not valid Python: "),
+        (">=3.10,<3.12", "type X = int", ["line 5", "`type`", "3.12"]),
+        ("==3.13.*", "try: a\nexcept B, C: d", ["line 6", "`except`"]),
+        ("<=3.11", 'x = f"{d["a"]}"', ["3.12"]),
+        ("<3.10", "match x:\n  case 1: y", ["'<3.10'", "3.9"]),
+        (">=3.12", "def f(:", []),
+        (">=3.12", "type X =", []),
     ],
+    ids=["type", "except", "quotes", "match", "def", "type without a value"],
 )
-def test_grammar_that_no_python_of_the_header_reads_is_refused(python: str, body: str, says: str) -> None:
+def test_grammar_that_no_python_of_the_header_reads_is_refused(python: str, body: str, values: list[str]) -> None:
     [found] = script_parses.run(script(HEADER.format(python) + body))
-    assert says in found.message and found.severity is Severity.ERROR
+    assert found.severity is Severity.ERROR
+    assert not [value for value in values if value not in found.message]
 
 
 def test_grammar_that_is_not_known_here_is_a_warning() -> None:
     [found] = script_parses.run(script(HEADER.format(">=3.16") + "x = @"))
-    assert found.severity is Severity.WARNING and "whose grammar may allow it" in found.message
+    assert found.severity is Severity.WARNING
     [found] = script_parses.run(script(HEADER.format(">=3.15") + "x = @"))
     assert found.severity is Severity.ERROR
 

@@ -60,6 +60,7 @@ def found(text: str, *args: str) -> list[Finding]:
     return run_rules(rules_of("submit"), replace(submit(), script=read_script(HEADER + text, args=args)))
 
 
+@pytest.mark.slow
 @given(st.lists(MAYBE, min_size=1, max_size=4), st.booleans())
 def test_an_unknown_operand_is_never_decided_against_what_it_may_be(values: list[Any], stops: bool) -> None:
     """Whatever the unknown operands are in truth, the known outcome is the one that Python has."""
@@ -138,8 +139,9 @@ def test_a_branch_that_the_arguments_decide() -> None:
 
 def test_a_dictionary_for_deepspeed_is_no_internal_error() -> None:
     text = "from transformers import Trainer, TrainingArguments\nTrainer(args=TrainingArguments({}))\n"
+    known_rules = {rule.id for rule in rules_of("submit")}
     for value in ("{'zero_optimization': {}}", "[1]", "1.5", "unknown()"):
-        assert not [f for f in found(text.format(f"deepspeed={value}")) if "internal error" in f.message.lower()]
+        assert {f.rule for f in found(text.format(f"deepspeed={value}"))} <= known_rules  # and nothing is raised
     assert any(f.rule == "PF-DEP-003" and f.blocks for f in found(text.format("deepspeed={'a': 1}")))
     assert not any(f.rule == "PF-DEP-003" and f.blocks for f in found(text.format("deepspeed=unknown()")))
 
@@ -260,7 +262,7 @@ def test_no_type_of_a_setting_is_an_internal_error(given_settings: list[tuple[st
     text = "from trl import GRPOTrainer, GRPOConfig\nfrom transformers import AutoModel\n"
     text += f"AutoModel.from_pretrained('a/b'{', ' if words else ''}{words})\n"
     text += f"GRPOTrainer({words})\nGRPOConfig({words})\nfrom datasets import load_dataset\nload_dataset('a/b')\n"
-    assert not [f for f in found(text) if "internal error" in f.message.lower()]
+    assert {f.rule for f in found(text)} <= {rule.id for rule in rules_of("submit")}  # and nothing is raised
 
 
 def _source(value: Any) -> str:
@@ -289,6 +291,7 @@ def test_what_a_function_saves_that_nothing_names_is_a_question(text: str, maybe
     assert [write.maybe for write in uses.writes] == [maybe]
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_functions_is_read_in_one_pass() -> None:
     chain = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(5_000))
     tree = ast.parse(chain + "def f5000():\n    f0\n" + "def g():\n    h\n")

@@ -64,6 +64,7 @@ def test_arguments_that_the_trainer_refuses_are_found(argv: list[str], unknown: 
     assert (found.unknown, wrong(found)) == (unknown, outside)
 
 
+@pytest.mark.slow
 def test_a_smoke_run_needs_nothing_and_its_opposite_needs_all() -> None:
     assert sft("--smoke").missing == []
     assert sft("--no-smoke").missing == ["dataset", "model"]
@@ -107,6 +108,7 @@ def test_odd_limits_raise_nothing(limits: str) -> None:
     assert found is not None and wrong(found) == []
 
 
+@pytest.mark.slow
 def test_an_upload_that_was_added_to_a_copied_trainer_is_seen() -> None:
     text = (SCRIPTS / "sft.py").read_text("utf-8")
     assert analyse(Program(ast.parse(text))).pushes == ()

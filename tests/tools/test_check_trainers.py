@@ -97,26 +97,27 @@ def test_a_release_that_has_everything_is_silent_and_one_beyond_the_bounds_is_to
     newer = TRL | {"trl/demo.py": TRL["trl/demo.py"].replace("beta", "strength")}
     wheel(tmp_path / "wheels", "trl", "2.0.0", newer)
     assert checked(tool, tmp_path) == 3
-    within, beyond = capsys.readouterr().out.split("the newest")
-    assert "trl 1.5.0" in within and "0 to look at" in within
-    assert "trl 2.0.0 lacks trl.DemoConfig(beta=), used by demo.py" in beyond
+    said = capsys.readouterr().out.splitlines()
+    within, beyond = (n for n, line in enumerate(said) if line[:1].strip())
+    assert "trl 1.5.0" in said[within] and "trl 2.0.0" in said[beyond] and beyond == within + 1
+    assert all(word in "".join(said[beyond + 1 :]) for word in ("trl 2.0.0", "trl.DemoConfig(beta=)", "demo.py"))
     wheel(tmp_path / "wheels", "trl", "1.6.0", newer)
     assert checked(tool, tmp_path) == 1
 
 
 CHANGES = [
-    ("transformers", "max_steps: int", "steps: int", "lacks trl.DemoConfig(max_steps=)"),
-    ("transformers", "    seed: int", "    random: int", "lacks trl.DemoConfig(seed=)"),
-    ("transformers", "def add_callback", "def attach", "lacks transformers.Trainer.add_callback"),
-    ("transformers", "def on_step_end", "def after_step", "lacks transformers.TrainerCallback.on_step_end"),
-    ("transformers", ", processing_class=None", "", "lacks trl.DemoTrainer(processing_class=)"),
-    ("trl", "class DemoTrainer", "class Demonstration", "lacks trl.DemoTrainer"),
+    ("transformers", "max_steps: int", "steps: int", "trl.DemoConfig(max_steps=)"),
+    ("transformers", "    seed: int", "    random: int", "trl.DemoConfig(seed=)"),
+    ("transformers", "def add_callback", "def attach", "transformers.Trainer.add_callback"),
+    ("transformers", "def on_step_end", "def after_step", "transformers.TrainerCallback.on_step_end"),
+    ("transformers", ", processing_class=None", "", "trl.DemoTrainer(processing_class=)"),
+    ("trl", "class DemoTrainer", "class Demonstration", "trl.DemoTrainer"),
 ]
 
 
-@pytest.mark.parametrize(("package", "old", "new", "message"), CHANGES, ids=[c[3].rpartition(".")[2] for c in CHANGES])
+@pytest.mark.parametrize(("package", "old", "new", "thing"), CHANGES, ids=[c[3].rpartition(".")[2] for c in CHANGES])
 def test_each_thing_that_a_release_lacks_is_named(
-    tool: ModuleType, tmp_path: Path, package: str, old: str, new: str, message: str
+    tool: ModuleType, tmp_path: Path, package: str, old: str, new: str, thing: str
 ) -> None:
     files = {"transformers": TRANSFORMERS, "trl": TRL}
     releases = []
@@ -127,7 +128,7 @@ def test_each_thing_that_a_release_lacks_is_named(
         releases.append(tool.Release(name, "1.0", tmp_path / f"{name}-1.0-py3-none-any.whl"))
     uses = {use: {"demo.py"} for use in tool.uses_of(ast.parse(SCRIPT))}
     found = list(tool.lacking(uses, tool.Library(releases)))
-    assert [line for line in found if message in line], found
+    assert [line for line in found if f" {thing}" in line], found
 
 
 CONFIGURED = {
@@ -156,6 +157,7 @@ def test_the_fields_of_classes_below_a_marked_one_are_arguments(
     assert library.has(tool.Use("transformers.circle", "NoSuchConfig")) is False
 
 
+@pytest.mark.slow
 def test_an_argument_that_came_back_is_reported_to_the_gate(tool: ModuleType, tmp_path: Path) -> None:
     more = {
         p: t.replace("    seed: int = 0", "    seed: int = 0\n    no_cuda: bool = False")
@@ -163,7 +165,7 @@ def test_an_argument_that_came_back_is_reported_to_the_gate(tool: ModuleType, tm
     }
     wheel(tmp_path, "transformers", "6.0", more)
     library = tool.Library([tool.Release("transformers", "6.0", tmp_path / "transformers-6.0-py3-none-any.whl")])
-    assert [line for line in tool.back(library) if "TrainingArguments has no_cuda" in line]
+    assert [line for line in tool.back(library) if "TrainingArguments" in line and "no_cuda" in line]
 
 
 @pytest.mark.prove

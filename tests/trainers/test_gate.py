@@ -95,6 +95,7 @@ async def test_no_trainer_is_left_out() -> None:
     assert {p.stem for p in SCRIPTS.glob("*.py")} - {"check_staleness"} == set(FLAGS)
 
 
+@pytest.mark.slow
 async def test_a_changed_trainer_is_a_new_script(ctx: Context) -> None:
     text = (SCRIPTS / "sft.py").read_text("utf-8") + "\n# one more line\n"
     found = await remarks(ctx, "rehearsal/runpod", text, FLAGS["sft"])

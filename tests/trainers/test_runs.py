@@ -30,6 +30,7 @@ from trainer_kit import (
     SCRIPTS,
     TEMPLATE,
     TEXTS,
+    Ended,
     Trainers,
     curve,
     language_model,
@@ -39,6 +40,7 @@ from trainer_kit import (
     turn,
     weights,
 )
+from wording import Wording
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,6 +56,11 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainers]:
     made = Trainers(tmp_path_factory.mktemp("trainers"))
     yield made
     made.close()
+
+
+def told(ended: Ended) -> str:
+    """Return the line on what is wrong, and the one on the fix."""
+    return "\n".join(line for line in ended.log.splitlines() if line.startswith(("ERROR", "FIX")))
 
 
 def result(trainers: Trainers, out: str) -> dict[str, Any]:
@@ -110,7 +117,7 @@ def test_a_killed_run_resumes_bit_for_bit(trainers: Trainers, method: str, full:
     assert trainers.run(method, broken, *words, fault="KilledInSave", step=last_whole + EVERY).code == -9
     last = trainers.run(method, broken, *words)
     assert last.code == 0, last.log
-    assert f"resuming from checkpoint-{last_whole}" in last.log
+    assert result(trainers, broken)["resumed_from"] == f"checkpoint-{last_whole}"
     assert curve(trainers.folder / broken) == curve(trainers.folder / whole)
     final = weights(trainers.folder / whole / "final")
     assert final and weights(trainers.folder / broken / "final") == final
@@ -124,7 +131,6 @@ def test_a_kill_in_a_save_leaves_only_whole_checkpoints_and_the_run_goes_on(trai
     assert [p.name for p in (trainers.folder / "cut").glob("checkpoint-*")] == ["checkpoint-2"]
     ended = trainers.run("sft", "cut", *words)
     assert ended.code == 0, ended.log
-    assert "resuming from checkpoint-2" in ended.log
     assert result(trainers, "cut")["resumed_from"] == "checkpoint-2"
 
 
@@ -135,18 +141,22 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(trainers: Trai
     file.write_bytes(file.read_bytes()[:-100])
     ended = trainers.run("sft", "damaged", *words)
     assert ended.code == 0, ended.log
-    assert "resuming from checkpoint-2" in ended.log
+    assert result(trainers, "damaged")["resumed_from"] == "checkpoint-2"
     assert list((trainers.folder / "damaged").glob("incomplete-checkpoint-4-*/adapter_model.safetensors"))
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_a_signal_saves_at_that_step_and_ends_with_its_own_code(trainers: Trainers, name: str) -> None:
+def test_a_signal_saves_at_that_step_and_ends_with_its_own_code(
+    trainers: Trainers, name: str, wording: Wording
+) -> None:
     words = trainers.small("sft", trainers.data("sft"), every=100)
     ended = trainers.run("sft", name, *words, fault="Terminated", step=5, FAULT_SIGNAL=name)
-    refused(ended, 75, "saved at step 5", "the same command goes on")
+    refused(ended, 75)
+    wording(told(ended), " 5")
     assert not (trainers.folder / name / "final").exists()
     assert result(trainers, name)["status"] == "interrupted"
-    assert "resuming from checkpoint-5" in trainers.run("sft", name, *words).log
+    assert trainers.run("sft", name, *words).code == 0
+    assert result(trainers, name)["resumed_from"] == "checkpoint-5"
 
 
 # ------------------------------------------------------------------------------------------- memory, divergence
@@ -154,7 +164,7 @@ def test_a_signal_saves_at_that_step_and_ends_with_its_own_code(trainers: Traine
 
 def test_a_gradient_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(trainers: Trainers) -> None:
     words = trainers.small("sft", trainers.data("sft"))
-    refused(trainers.run("sft", "nan", *words, fault="NotFinite", step=6), 5, "step 6", "learning-rate")
+    refused(trainers.run("sft", "nan", *words, fault="NotFinite", step=6), 5, " 6", "learning-rate")
     out = trainers.folder / "nan"
     assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
     assert verify(out, Level.RESUME).verdict is Verdict.PROVEN
@@ -166,21 +176,21 @@ def test_memory_that_runs_out_starts_the_run_again_once_with_the_same_effective_
     words = trainers.small("sft", trainers.data("sft"))
     ended = trainers.run("sft", "oom", *words, fault="OutOfMemory", step=6)
     assert ended.code == 0, ended.log
-    assert "starting again from the last checkpoint with 1 rows and accumulation 4" in ended.log
-    assert "resuming from checkpoint-4" in ended.log
-    assert (result(trainers, "oom")["plan"]["micro"], result(trainers, "oom")["step"]) == (1, STEPS)
+    found = result(trainers, "oom")
+    assert (found["plan"]["micro"], found["plan"]["accumulate"]) == (1, 4)
+    assert (found["resumed_from"], found["step"]) == ("checkpoint-4", STEPS)
     again = trainers.run("sft", "oom2", *words, fault="OutOfMemory", step=3, FAULT_ALWAYS="1")
-    refused(again, 4, "out of memory with 1 rows", "larger GPU")
+    refused(again, 4, " 1 ", "GPU")
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
 
 TALK = [turn("user", "one"), turn("assistant", "two")]
-BAD_ROWS: list[tuple[str, str, list[dict[str, Any]], tuple[str, ...]]] = [
-    ("sft", "column", [{"question": "a", "reply": "b"}] * 4, ("question, reply", "messages", "--columns")),
-    ("sft", "turn", [{"messages": TALK}, {"messages": TALK[:1]}], ("row 2", "not the assistant's")),
-    ("sft", "roles", [{"messages": [{"role": "user", "content": None}]}], ("column messages", "without content")),
-    ("sft", "speaker", [{"messages": [turn("human", "a"), turn("assistant", "b")]}] * 4, ("'human'", "convert")),
+BAD_ROWS: list[tuple[str, str, list[dict[str, Any]]]] = [
+    ("sft", "column", [{"question": "a", "reply": "b"}] * 4),
+    ("sft", "turn", [{"messages": TALK}, {"messages": TALK[:1]}]),
+    ("sft", "roles", [{"messages": [{"role": "user", "content": None}]}]),
+    ("sft", "speaker", [{"messages": [turn("human", "a"), turn("assistant", "b")]}] * 4),
     (
         "sft",
         "call",
@@ -194,48 +204,48 @@ BAD_ROWS: list[tuple[str, str, list[dict[str, Any]], tuple[str, ...]]] = [
             }
         ]
         * 4,
-        ("row 1", "'function_call'"),
     ),
-    ("sft", "tools", [{"messages": TALK, "tools": "no"}] * 4, ("column tools", "nor JSON")),
-    ("dpo", "ties", [{"prompt": "a", "chosen": "b", "rejected": "b"}] * 4, ("the same answer twice",)),
-    ("sft", "blank", [{"text": "a"}, {"text": ""}], ("row 2, column text: empty", "remove")),
-    ("dpo", "pair", [{"prompt": "a", "chosen": "b"}] * 4, ("chosen + rejected",)),
-    ("kto", "label", [{"prompt": "a", "completion": "b", "label": "good"}] * 4, ("'good' is not a label",)),
-    ("kto", "labels", [{"prompt": "a", "completion": "b", "label": True}] * 8, ("every row has the label True",)),
-    ("grpo", "answer", [{"prompt": "a"}] * 8, ("reads the column answer", "old=answer")),
-    ("sft", "long", [{"text": "two plus two " * 200}] * 8, ("longer than max_length 128", "--max-length")),
+    ("sft", "tools", [{"messages": TALK, "tools": "no"}] * 4),
+    ("dpo", "ties", [{"prompt": "a", "chosen": "b", "rejected": "b"}] * 4),
+    ("sft", "blank", [{"text": "a"}, {"text": ""}]),
+    ("dpo", "pair", [{"prompt": "a", "chosen": "b"}] * 4),
+    ("kto", "label", [{"prompt": "a", "completion": "b", "label": "good"}] * 4),
+    ("kto", "labels", [{"prompt": "a", "completion": "b", "label": True}] * 8),
+    ("grpo", "answer", [{"prompt": "a"}] * 8),
+    ("sft", "long", [{"text": "two plus two " * 200}] * 8),
 ]
 
 
-@pytest.mark.parametrize(("method", "name", "rows", "words"), BAD_ROWS, ids=[b[1] for b in BAD_ROWS])
+@pytest.mark.parametrize(("method", "name", "rows"), BAD_ROWS, ids=[b[1] for b in BAD_ROWS])
 def test_rows_that_do_not_fit_end_the_run_before_a_weight_is_loaded(
-    trainers: Trainers, method: str, name: str, rows: list[dict[str, Any]], words: tuple[str, ...]
+    trainers: Trainers, method: str, name: str, rows: list[dict[str, Any]], wording: Wording
 ) -> None:
     ended = trainers.run(method, f"bad-{name}", *trainers.small(method, trainers.data(method, rows)))
-    refused(ended, 3, *words)
+    refused(ended, 3)
+    wording(told(ended))
     assert "model:" not in ended.log
 
 
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["--dataset", "missing.jsonl"], 3, ("does not exist",)),
-        (["--dataset", "empty.jsonl"], 3, ("is empty",)),
-        (["--dataset", "broken.jsonl"], 3, ("can't be read",)),
-        (["--dataset", "a.txt"], 3, ("is not .jsonl",)),
-        (["--dataset", "nobody/nothing"], 6, ("can't be reached", "HF_HUB_OFFLINE")),
-        (["--eval-split", "test"], 3, ("has no split test", "--eval-dataset")),
-        (["--columns", "text=messages"], 3, ("no column text",)),
-        (["--columns", "more=messages"], 3, ("two columns messages", "--columns")),
-        (["--dataset", "nothing-here"], 3, ("nothing-here has no rows", "one subfolder")),
-        (["--model", "nobody/nothing"], 6, ("can't be loaded",)),
-        (["--no-cpu"], 6, ("no GPU is visible", "--cpu")),
-        (["--expect-gpu", "H100"], 6, ("the GPU is cpu, not H100",)),
-        (["--callback", "missing.py:C"], 2, ("can't be loaded", "file.py:Class")),
-        (["--objective", "loss"], 2, ("objective is 'loss'", "eval_loss", "--objective")),
-        (["--report", "wandb"], 2, ("report is 'wandb'", "tensorboard")),
-        (["--precision", "fp16"], 2, ("needs a GPU",)),
-        (["--out", "/proc/nowhere"], 6, ("can't be written", "--out")),
+        (["--dataset", "missing.jsonl"], 3, ("missing.jsonl",)),
+        (["--dataset", "empty.jsonl"], 3, ("empty.jsonl",)),
+        (["--dataset", "broken.jsonl"], 3, ("broken.jsonl",)),
+        (["--dataset", "a.txt"], 3, ("a.txt", ".jsonl")),
+        (["--dataset", "nobody/nothing"], 6, ("nobody/nothing", "HF_HUB_OFFLINE")),
+        (["--eval-split", "test"], 3, ("test", "--eval-dataset")),
+        (["--columns", "text=messages"], 3, ("text", "--columns")),
+        (["--columns", "more=messages"], 3, ("messages", "--columns")),
+        (["--dataset", "nothing-here"], 3, ("nothing-here",)),
+        (["--model", "nobody/nothing"], 6, ("nobody/nothing",)),
+        (["--no-cpu"], 6, ("GPU", "--cpu")),
+        (["--expect-gpu", "H100"], 6, ("H100", "--expect-gpu")),
+        (["--callback", "missing.py:C"], 2, ("missing.py:C",)),
+        (["--objective", "loss"], 2, ("'loss'", "eval_loss", "--objective")),
+        (["--report", "wandb"], 2, ("'wandb'", "tensorboard")),
+        (["--precision", "fp16"], 2, ("fp16", "GPU")),
+        (["--out", "/proc/nowhere"], 6, ("/proc/nowhere", "--out")),
     ],
     ids=lambda v: v[-1] if isinstance(v, list) else None,
 )
@@ -257,30 +267,28 @@ def test_each_kind_of_bad_input_has_its_line_and_its_code(
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("more", "flag"),
     [
-        ({"template": None}, ("no chat template", "--chat-template-from")),
-        ({"pad": None}, ("no padding token", "--pad-token")),
+        ({"template": None}, "--chat-template-from"),
+        ({"pad": None}, "--pad-token"),
     ],
     ids=["template", "pad"],
 )
 def test_a_tokenizer_that_lacks_something_is_refused(
-    trainers: Trainers, tmp_path: Path, more: dict[str, None], expected: tuple[str, ...]
+    trainers: Trainers, tmp_path: Path, more: dict[str, None], flag: str
 ) -> None:
     language_model(tmp_path / "m", **more)
     words = [*trainers.small("sft", trainers.data("sft")), "--model", str(tmp_path / "m")]
-    refused(trainers.run("sft", "lacks", *words), 3, *expected)
+    refused(trainers.run("sft", "lacks", *words), 3, flag)
 
 
-def test_a_folder_of_another_run_is_refused_and_left_as_it_is(trainers: Trainers) -> None:
+def test_a_folder_of_another_run_is_refused_and_left_as_it_is(trainers: Trainers, wording: Wording) -> None:
     data = trainers.data("sft")
     words = trainers.small("sft", data, steps=2)
     assert trainers.run("sft", "mine", *words).code == 0
     out = trainers.folder / "mine"
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-    refused(
-        trainers.run("sft", "mine", *words, "--learning-rate", "0.01"), 2, "learning_rate", "nothing in it was changed"
-    )
+    refused(trainers.run("sft", "mine", *words, "--learning-rate", "0.01"), 2, "learning_rate", "0.01")
     refused(
         trainers.run("sft", "mine", *trainers.small("sft", trainers.data("sft", rows_of("sft", 20)), steps=2)),
         2,
@@ -289,20 +297,24 @@ def test_a_folder_of_another_run_is_refused_and_left_as_it_is(trainers: Trainers
     (out / "run.json").unlink()
     before.pop(out / "run.json")
     before.pop(out, None)
-    refused(trainers.run("sft", "mine", *words), 2, "unknown run")
+    ended = trainers.run("sft", "mine", *words)
+    refused(ended, 2)
+    wording(told(ended))
     assert all(p.stat().st_mtime_ns == at for p, at in before.items() if p.is_file())
 
 
-def test_a_final_model_without_checkpoints_is_not_replaced_by_another_run(trainers: Trainers) -> None:
+def test_a_final_model_without_checkpoints_is_not_replaced_by_another_run(trainers: Trainers, wording: Wording) -> None:
     words = trainers.small("sft", trainers.data("sft"), steps=2)
     dear = trainers.folder / "theirs" / "final" / "thesis.txt"
     dear.parent.mkdir(parents=True)
     dear.write_text("dear")
-    refused(trainers.run("sft", "theirs", *words), 2, "final of an unknown run", "nothing in it was changed")
+    ended = trainers.run("sft", "theirs", *words)
+    refused(ended, 2)
+    wording(told(ended), "final")
     assert trainers.run("sft", "alone", *words).code == 0
     shutil.rmtree(trainers.folder / "alone" / "checkpoint-2")
     before = result(trainers, "alone")
-    refused(trainers.run("sft", "alone", *words, "--seed", "7"), 2, "seed: 42 there, 7 here")
+    refused(trainers.run("sft", "alone", *words, "--seed", "7"), 2, "seed", "42", "7")
     assert dear.read_text() == "dear" and result(trainers, "alone") == before
 
 
@@ -321,7 +333,7 @@ def test_forms_that_people_have_are_converted_and_shown(trainers: Trainers) -> N
     for name, rows in (("ShareGPT", talk), ("Alpaca", alpaca)):
         ended = trainers.run("sft", f"from-{name}", *trainers.small("sft", trainers.data("sft", rows), steps=2))
         assert ended.code == 0, ended.log
-        shown = ended.log.partition(f"rows converted from {name}")[2].splitlines()
+        shown = ended.log.partition(f" {name}")[2].splitlines()
         assert len([line for line in shown[:8] if line.startswith("  {")]) == 6
         assert '"role": "assistant"' in shown[5]
 
@@ -334,7 +346,7 @@ def test_tools_are_part_of_what_is_learnt(trainers: Trainers, tmp_path: Path, as
     tools = json.dumps(tools) if as_text else tools
     rows = [{"messages": [turn("user", f"a {n}"), turn("assistant", "b")], "tools": tools} for n in range(8)]
     words = [*trainers.small("sft", trainers.data("sft", rows), steps=2), "--model", str(model)]
-    refused(trainers.run("sft", "tools", *words), 3, "longer than max_length 128")
+    refused(trainers.run("sft", "tools", *words), 3, "max_length 128")
     assert trainers.run("sft", f"tools-{as_text}", *words, "--max-length", "256").code == 0
     tokens = json.loads((trainers.folder / f"tools-{as_text}" / "metrics.jsonl").read_text().splitlines()[1])
     assert tokens["num_tokens"] > 4 * 128
@@ -344,7 +356,7 @@ def test_a_pair_with_one_answer_twice_is_mentioned(trainers: Trainers) -> None:
     rows = [{"prompt": f"a {n}", "chosen": "b", "rejected": "b" if n == 2 else "c"} for n in range(8)]
     ended = trainers.run("dpo", "tie", *trainers.small("dpo", trainers.data("dpo", rows), steps=2))
     assert ended.code == 0, ended.log
-    assert "1 of 8 pairs have the same answer twice" in ended.log
+    assert [line for line in ended.log.splitlines() if re.match(r"1 of 8\b", line)], ended.log
 
 
 # ------------------------------------------------------------------------------------------------------ pictures
@@ -355,21 +367,30 @@ def box(*sides: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("method", "change", "words"),
+    ("method", "change"),
     [
-        ("image_classification", {"label": ["blue"]}, ("label",)),
-        ("image_classification", {"image": "broken.png"}, ("row 1", "can't be read", "replace or remove")),
-        ("image_classification", {"image": "missing.png"}, ("missing.png",)),
-        ("object_detection", {"objects": box(20, 4, 20, 4)}, ("row", "leaves the picture of 32 x 32", "--boxes clip")),
-        ("object_detection", {"objects": box(20, 4, 0, 4)}, ("is empty",)),
-        ("object_detection", {"objects": box()}, ("[] is not four numbers", "x, y, width, height")),
-        ("object_detection", {"objects": {"bbox": [[1, 1, 2, 2]]}}, ("bbox and category",)),
+        pytest.param("image_classification", {"label": ["blue"]}, id="label"),
+        pytest.param("object_detection", {"objects": box(20, 4, 20, 4)}, id="box-outside"),
+        pytest.param("object_detection", {"objects": box(20, 4, 0, 4)}, id="empty-box"),
+        pytest.param("object_detection", {"objects": box()}, id="box-without-sides"),
+        pytest.param("object_detection", {"objects": {"bbox": [[1, 1, 2, 2]]}}, id="no-category"),
     ],
-    ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
 )
 def test_pictures_that_can_not_be_trained_on_are_named(
-    trainers: Trainers, method: str, change: dict[str, Any], words: tuple[str, ...]
+    trainers: Trainers, method: str, change: dict[str, Any], wording: Wording
 ) -> None:
+    ended = with_picture(trainers, method, change)
+    refused(ended, 3)
+    wording(told(ended))
+
+
+@pytest.mark.parametrize("name", ["broken.png", "missing.png"])
+def test_pictures_that_can_not_be_read_are_named(trainers: Trainers, name: str) -> None:
+    refused(with_picture(trainers, "image_classification", {"image": name}), 3, name)
+
+
+def with_picture(trainers: Trainers, method: str, change: dict[str, Any]) -> Ended:
+    """Run a trainer on pictures of which the first, or each, is changed."""
     need_libraries(method)
     rows = picture_rows(method, trainers.folder / "changed")
     everywhere = "objects" in change and "category" not in change["objects"]
@@ -379,7 +400,7 @@ def test_pictures_that_can_not_be_trained_on_are_named(
     more = ["--labels", "red,green", "--eval-fraction", "0"]
     if "label" in change:
         data.write_text(data.read_text().replace('["blue"]', '"blue"'))
-    refused(trainers.run(method, "bad-picture", *trainers.small(method, data), *more), 3, *words)
+    return trainers.run(method, "bad-picture", *trainers.small(method, data), *more)
 
 
 def test_a_coco_folder_and_a_folder_of_classes_are_read(trainers: Trainers) -> None:
@@ -412,24 +433,24 @@ def test_a_coco_folder_and_a_folder_of_classes_are_read(trainers: Trainers) -> N
         assert set(config["id2label"].values()) == {"red", "green"}
 
 
-COCO_FAULTS: list[tuple[str, str, Any, tuple[str, ...]]] = [
-    ("annotations", "bbox", None, ("annotation 2: 'bbox' is missing", "bbox")),
-    ("annotations", "bbox", [], ("annotation 2", "expected 4")),
-    ("annotations", "image_id", 99, ("annotation 2: 99 is missing or not known",)),
-    ("annotations", "category_id", 98, ("annotation 2: 98 is missing or not known",)),
-    ("images", "file_name", None, ("images: 'file_name' is missing",)),
-    ("images", "file_name", "gone.png", ("gone.png", "can't be read", "replace or remove")),
+COCO_FAULTS: list[tuple[str, str, Any, str]] = [
+    ("annotations", "bbox", None, "annotation 2: 'bbox'"),
+    ("annotations", "bbox", [], "annotation 2: "),
+    ("annotations", "image_id", 99, "annotation 2: 99"),
+    ("annotations", "category_id", 98, "annotation 2: 98"),
+    ("images", "file_name", None, "images: 'file_name'"),
+    ("images", "file_name", "gone.png", "gone.png"),
 ]
 
 
-@pytest.mark.parametrize(("part", "name", "value", "words"), COCO_FAULTS, ids=[f"{f[1]}-{f[2]}" for f in COCO_FAULTS])
+@pytest.mark.parametrize(("part", "name", "value", "named"), COCO_FAULTS, ids=[f"{f[1]}-{f[2]}" for f in COCO_FAULTS])
 def test_annotations_that_are_not_coco_are_named(
-    trainers: Trainers, tmp_path: Path, part: str, name: str, value: Any, words: tuple[str, ...]
+    trainers: Trainers, tmp_path: Path, part: str, name: str, value: Any, named: str
 ) -> None:
     coco = coco_folder(trainers, tmp_path)
     coco[part][1] = {n: v for n, v in {**coco[part][1], name: value}.items() if v is not None}
     (tmp_path / "_annotations.coco.json").write_text(json.dumps(coco))
-    refused(trainers.run("object_detection", "coco-bad", *trainers.small("object_detection", tmp_path)), 3, *words)
+    refused(trainers.run("object_detection", "coco-bad", *trainers.small("object_detection", tmp_path)), 3, named)
 
 
 def test_crowds_are_left_out_and_pictures_are_found_in_a_subfolder(trainers: Trainers, tmp_path: Path) -> None:
@@ -441,7 +462,7 @@ def test_crowds_are_left_out_and_pictures_are_found_in_a_subfolder(trainers: Tra
     words = trainers.small("object_detection", tmp_path, steps=2)
     ended = trainers.run("object_detection", "crowds", *words)
     assert ended.code == 0, ended.log
-    assert "2 crowds are left out" in ended.log
+    assert [line for line in ended.log.splitlines() if re.match(r"2 crowds\b", line)], ended.log
 
 
 def coco_folder(trainers: Trainers, folder: Path) -> dict[str, Any]:
@@ -463,7 +484,7 @@ def test_classes_at_different_depths_are_refused_with_the_fix(trainers: Trainers
         target.parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / row["image"]).rename(target)
     words = trainers.small("image_classification", tmp_path / "classes")
-    refused(trainers.run("image_classification", "deep", *words), 3, "the columns image;", "at the same depth")
+    refused(trainers.run("image_classification", "deep", *words), 3, "image")
 
 
 # ---------------------------------------------------------------------------------------------------------- GGUF
@@ -488,7 +509,7 @@ def test_an_adapter_becomes_gguf_files_that_are_proven(trainers: Trainers) -> No
 
 def test_k_types_of_a_model_whose_sizes_rule_them_out_are_refused(trainers: Trainers) -> None:
     ended = trainers.run("merge_and_gguf", "narrow", "--model", str(trainers.model), "--types", "Q4_K_M")
-    refused(ended, 3, "hidden_size is 64", "--fallback")
+    refused(ended, 3, "hidden_size", "64", "--fallback")
 
 
 # ------------------------------------------------------------------------------- services, and several processes
@@ -541,7 +562,7 @@ def test_metrics_that_can_not_be_written_do_not_end_a_run(trainers: Trainers) ->
     assert len(new.read_text().splitlines()) > 2
     ended = trainers.run("sft", "to-full", *words, GPUWARDEN_METRICS="/dev/full")
     assert ended.code == 0, ended.log
-    assert ended.log.count("metrics are not written any more") == 1
+    assert len([line for line in ended.log.splitlines() if "/dev/full" in line]) == 1
 
 
 @pytest.mark.prove
@@ -552,7 +573,7 @@ def test_the_final_model_and_its_card_are_pushed(trainers: Trainers, tmp_path: P
         flags = [sys.executable, str(SCRIPTS / "sft.py"), *words, "--out", str(tmp_path / "pushed")]
         env = os.environ | where | {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf")}
         wrong = subprocess.run(flags, env=env | {"HF_TOKEN": "hf_wrong"}, capture_output=True, text=True)
-        assert wrong.returncode == 6 and "can't write rehearsal/tuned" in wrong.stderr, wrong.stderr
+        assert wrong.returncode == 6 and "rehearsal/tuned" in wrong.stderr, wrong.stderr
         done = subprocess.run(flags, env=env | {"HF_TOKEN": HF_TOKEN}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         repo = hub.store.get("model", "rehearsal/tuned")
@@ -578,13 +599,12 @@ def test_two_processes_train_one_model_are_told_of_signals_and_survive_lack_of_m
 
     stopped = run("LauncherTold", 5)
     assert stopped.returncode == 75, stopped.stderr
-    assert "starting 2 processes" in stopped.stdout
     assert json.loads((tmp_path / "two" / "result.json").read_text())["status"] == "interrupted"
-    [saved] = re.findall(r"ERROR \(interrupted\): signal 10: saved at step (\d+)", stopped.stderr.split("FIX")[0])
+    saved = max(int(p.name.removeprefix("checkpoint-")) for p in (tmp_path / "two").glob("checkpoint-*"))
     done = run("OutOfMemory", 36)
     assert done.returncode == 0, done.stderr
-    assert f"resuming from checkpoint-{saved}" in done.stdout
-    assert "starting again from the last checkpoint with 1 rows and accumulation 2" in done.stdout
+    assert f"checkpoint-{saved}" in done.stdout
     result = json.loads((tmp_path / "two" / "result.json").read_text())
-    assert (result["plan"]["world"], result["plan"]["micro"], result["step"]) == (2, 1, 40)
+    assert (result["plan"]["world"], result["plan"]["micro"], result["plan"]["accumulate"]) == (2, 1, 2)
+    assert result["step"] == 40
     assert result["resumed_from"] == "checkpoint-34"

@@ -22,6 +22,7 @@ import anyio
 from anyio.abc import Process
 
 from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, MachineBackend, parse, parsed
+from gpuwarden.core import processes
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, NoSandbox, Unreachable
 from gpuwarden.core.guidance import Action, Hint, do, steps
@@ -338,7 +339,7 @@ def base_env(place: Place) -> dict[str, str]:
 async def _open(place: Place, verb: str, run_dir: str | None, runner: str | None = None) -> Process:
     argv = [sys.executable, "-I", "-S", runner or str(MODULES), verb, *([run_dir] if run_dir else [])]
     try:
-        return await anyio.open_process(argv, env=base_env(place), cwd="/")
+        return await processes.start(argv, env=base_env(place), cwd="/")
     except OSError as error:
         raise Unreachable(
             f"the runner can't be started: {error}", "Is the machine out of processes or memory?"

@@ -34,6 +34,7 @@ from gpuwarden.backends._slurm_rows import ENDED, Row, accounting_rows, newest, 
 from gpuwarden.backends.base import ArrayTask, check_tasks
 from gpuwarden.backends.local import LocalBackend
 from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core import processes
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.engine import EngineLimits
 from gpuwarden.core.errors import BadReply, BadRequest, NoSandbox, Unreachable
@@ -321,10 +322,10 @@ class SlurmBackend(EngineBackend):
             return await self._far.command(place, argv, stdin, timeout_s=ASK_S)
         try:
             with anyio.fail_after(ASK_S):
-                done = await anyio.run_process(argv, input=stdin, check=False)
+                _, said = await processes.run(argv, stdin)
         except (OSError, TimeoutError) as error:
             raise Unreachable(f"Slurm can't be asked: {error}", "It may have been carried out; try again.") from error
-        return done.stdout
+        return said
 
 
 TOO_OLD: Final = "Is slurmctld up? `squeue --json` needs Slurm 21.08 or newer, with its JSON plugin."

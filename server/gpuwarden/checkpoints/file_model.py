@@ -34,7 +34,7 @@ class Unread(Doubtful):
 class Limits:
     """Caps that keep a hostile file from costing time or memory. Sizes in bytes.
 
-    With the defaults, judging one file takes at most 20 s of processor time and 1 GiB beyond reading its bytes.
+    They count what is read, so that a verdict does not depend on the machine.
     """
 
     header: int = 100 << 20  # safetensors' own cap

@@ -27,6 +27,7 @@ from gpuwarden.core.models import (
     StopResult,
     Unknown,
 )
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.hub.client import HubClient, HubConfig, HubResponse
 from gpuwarden.hub.jobs import flavor_of, moment, prices
@@ -37,6 +38,7 @@ from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hf_jobs_kit import PLACE, HubEngine, ended
 from hubserver import READER, config
 from waiting import soon
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -99,8 +101,7 @@ async def test_a_failure_and_a_time_out_say_so(backend: HfJobsBackend) -> None:
     seen = await ended(backend, failed)
     assert (seen.state, seen.exit_code) == (Job.FAILED, 7)
     seen = await ended(backend, late)
-    assert seen.state is Job.FAILED
-    assert "time limit" in seen.why
+    assert (seen.state, seen.reason) == (Job.FAILED, Code.TIME_LIMIT)
 
 
 async def test_the_same_token_starts_once(backend: HfJobsBackend, server: HubServer) -> None:
@@ -122,19 +123,23 @@ async def test_a_lost_reply_is_adopted(backend: HfJobsBackend, server: HubServer
     assert (await ended(backend, handle)).state is Job.SUCCEEDED
 
 
-async def test_refusals_and_nonsense(backend: HfJobsBackend, server: HubServer) -> None:
-    with pytest.raises(BadRequest, match="no flavor"):
+@pytest.mark.slow
+async def test_refusals_and_nonsense(backend: HfJobsBackend, server: HubServer, wording: Wording) -> None:
+    with pytest.raises(BadRequest) as refused:
         await backend.submit(job("print(1)", gpu="tpu-v9"), PLACE, "j8", secrets={})
+    wording(refused, "tpu-v9")
     with pytest.raises(AuthFailed):
         reader = HfJobsBackend(SystemClock(), config(server, READER))
         await reader.submit(job("print(1)"), PLACE, "j8", secrets={})
-    with pytest.raises(AuthFailed, match="no Hugging Face token"):
+    with pytest.raises(AuthFailed) as refused:
         await HfJobsBackend(SystemClock(), config(server, None)).submit(job("print(1)"), PLACE, "j8", secrets={})
-    with pytest.raises(BadRequest, match="too long"):
+    wording(refused)
+    with pytest.raises(BadRequest) as refused:
         import random
 
         noise = "".join(random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=200_000))
         await backend.submit(job("", command=(), script=f"x = '{noise}'"), PLACE, "j8", secrets={})
+    wording(refused)
     server.conditions.faults.append(Fault("GET /api/jobs/rehearsal$", status=200, body=b'{"jobs": []}'))
     assert isinstance(await backend.find(PLACE, "j8"), Unknown)
     with pytest.raises(BadReply):
@@ -173,7 +178,7 @@ def test_stages_are_mapped() -> None:
     assert (seen("SCHEDULING").state, seen("SCHEDULING").meter) == (Job.QUEUED, None)
     assert (seen("RUNNING").state, seen("RUNNING").meter) == (Job.RUNNING, True)
     assert (seen("DELETED").state, seen("CANCELED").state) == (Job.UNKNOWN, Job.CANCELED)
-    assert "time limit" in seen("ERROR", "Job timeout").why
+    assert seen("ERROR", "Job timeout").reason is Code.TIME_LIMIT
 
 
 def test_flavors() -> None:
@@ -234,6 +239,7 @@ async def test_a_reservation_lives_and_ends_with_its_job(provider: HfJobsProvide
     assert await provider.list() == Known(())
 
 
+@pytest.mark.slow
 async def test_a_reservation_without_a_job_can_be_given_back(provider: HfJobsProvider, server: HubServer) -> None:
     await provider.create(Resources(gpu="t4-small"), "lease-8")
     found = await provider.find("lease-8")
@@ -352,6 +358,6 @@ async def test_a_repo_that_moves_between_check_and_launch_sends_the_job_back(
                outputs=["/hub/models/rehearsal/walked"], timeout_s=1200, max_cost_usd=1.0)  # fmt: skip
     issued = await submit(ctx, spec)
     server.store.put("dataset", "trl-lib/Capybara", {"README.md": "changed"})
-    with pytest.raises(Conflict, match="dataset trl-lib/Capybara was"):
+    with pytest.raises(Conflict, match="trl-lib/Capybara"):
         await submit(ctx, spec, receipt=issued.receipt)
     assert server.jobs.jobs == {}

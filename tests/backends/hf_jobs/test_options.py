@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gpuwarden.app import open_context
 from gpuwarden.backends._hf_options import Volume, read_options, settle, volumes_of
@@ -32,6 +33,7 @@ from hf_jobs_kit import PLACE, ended
 from lifecycle_kit import until
 from real_parts import need
 from waiting import soon
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 ORG = "rehearsal-org"
@@ -92,14 +94,13 @@ def test_volumes_are_written_as_the_hf_command_line_does() -> None:
     ],
 )
 def test_an_option_that_is_wrong_is_refused_with_the_ones_that_there_are(options: dict[str, Any]) -> None:
-    with pytest.raises(
-        BadRequest, match=rf"options\.{next(iter(options)) if len(options) == 1 else ''}|not both"
-    ) as no:
+    with pytest.raises(BadRequest) as no:
         read_options(job(options=options))
+    assert no.value.message.startswith("options") and all(name in no.value.message for name in options)
     assert "image, space, namespace, attempts, volumes" in str(no.value.next_steps)
 
 
-def test_outputs_on_a_mounted_bucket_are_addressed_in_the_bucket() -> None:
+def test_outputs_on_a_mounted_bucket_are_addressed_in_the_bucket(wording: Wording) -> None:
     spec = job(options={"volumes": "hf://buckets/me/ck/all:/ckpt"}, outputs=["/ckpt/run1", "/hub/models/me/m"])
     settled = settle(spec)
     assert settled.outputs == ("/hub/buckets/me/ck/all/run1", "/hub/models/me/m")
@@ -111,8 +112,9 @@ def test_outputs_on_a_mounted_bucket_are_addressed_in_the_bucket() -> None:
     both = settle(job(options={"volumes": ["hf://buckets/me/ck/all:/ckpt"]}, outputs=["/hub/buckets/me/ck/alles"]))
     assert [v.mount for v in volumes_of(both)] == ["/ckpt", "/hub/buckets/me/ck"]
     assert settle(job(options={"volumes": ["hf://buckets/me/ck:/c:ro"]}, outputs=["/c/x"])).outputs == ("/c/x",)
-    with pytest.raises(BadRequest, match="names no bucket"):
+    with pytest.raises(BadRequest) as refused:
         settle(job(outputs=["/hub/buckets/me"]))
+    wording(refused, "/hub/buckets/me")
 
 
 def test_options_that_are_not_given_leave_no_trace() -> None:
@@ -122,23 +124,26 @@ def test_options_that_are_not_given_leave_no_trace() -> None:
     with_some = job(options={"ssh": True})
     assert with_some.digest != spec.digest
     assert JobSpec.model_validate_json(with_some.model_dump_json()) == with_some
-    with pytest.raises(ValueError, match="longer than"):
+    with pytest.raises(ValidationError) as refused:
         job(options={"image": "x" * 9_000})
+    assert [error["loc"] for error in refused.value.errors()] == [("options",)]
 
 
-def test_options_on_a_command_line() -> None:
+def test_options_on_a_command_line(wording: Wording) -> None:
     pairs = ("image=org/image:1", "attempts=2", "ssh=true", "volumes=hf://me/a:/a", "volumes=hf://me/b:/b")
     assert read_pairs((*pairs, 'labels={"team": "x"}')) == {
         "image": "org/image:1", "attempts": 2, "ssh": True, "volumes": ["hf://me/a:/a", "hf://me/b:/b"],
         "labels": {"team": "x"},
     }  # fmt: skip
-    with pytest.raises(BadRequest, match="NAME=VALUE"):
+    with pytest.raises(BadRequest) as refused:
         read_pairs(("ssh",))
+    wording(refused)
 
 
-async def test_other_platforms_have_none(ctx: Context) -> None:
-    with pytest.raises(BadRequest, match="has no options"):
+async def test_other_platforms_have_none(ctx: Context, wording: Wording) -> None:
+    with pytest.raises(BadRequest) as refused:
         await submit(ctx, job(platform="local", options={"image": "x"}), dry_run=True)
+    wording(refused, "local")
 
 
 # ------------------------------------------------------------------------------------------------------- the body
@@ -241,7 +246,7 @@ async def test_a_running_job_s_use_and_address_are_shown(ctx: Context, server: H
 
 @pytest.mark.slow
 async def test_other_jobs_and_schedules_are_listed_as_what_spends(
-    provider: HfJobsProvider, server: HubServer, ctx: Context
+    provider: HfJobsProvider, server: HubServer, ctx: Context, wording: Wording
 ) -> None:
     from huggingface_hub import HfApi
 
@@ -264,9 +269,10 @@ async def test_other_jobs_and_schedules_are_listed_as_what_spends(
     spec = job("print(1)", max_cost_usd=1.0, secrets=["HF_TOKEN"], outputs=["/hub/models/rehearsal/x"])
     await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)
     shown = {row.instance_id: row for row in (await list_instances(ctx)).rows}
-    assert "scheduled job @hourly: starts a job by itself" in shown[f"scheduled-{hourly.id}"].note
+    assert "@hourly" in shown[f"scheduled-{hourly.id}"].note
     assert shown[f"scheduled-{hourly.id}"].billing is None  # which counts as billing
-    assert (shown[other.id].billing, shown[other.id].note) == (True, "not rented by gpuwarden")
+    assert shown[other.id].billing is True
+    wording(shown[other.id].note)
 
 
 # ---------------------------------------------------------------------------------------------- buckets, end to end

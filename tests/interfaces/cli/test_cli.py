@@ -17,17 +17,21 @@ from doors import PLATFORM, environment
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import console, main
 from gpuwarden.lifecycle.context import Context
+from wording import Wording
 
 
 @pytest.mark.prove
-def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: Path, ctx: Context) -> None:
+def test_a_job_goes_its_whole_way_with_json_alone(
+    run: Cli, train: Path, home: Path, ctx: Context, wording: Wording
+) -> None:
     job_id = launched(run, train)
     assert ended(run, job_id)["meter"]["billing"] is True
     assert run("teardown", job_id)[0] == 1, "nothing was pulled"
     code, body = run("verify", job_id)
     assert (code, body["code"]) == (0, "claimed"), "the machine's own word, and no more"
     code, body = run("verify", job_id, "--where", "instance", "--level", "load", "--against", "out/model.safetensors")
-    assert (code, body["verdict"]) == (1, "refuted") and "tensors are the same as before" in str(body["problems"])
+    assert (code, body["verdict"]) == (1, "refuted")
+    wording("\n".join(body["problems"]))
     assert run("teardown", job_id)[0] == 1, "it counts as no copy"
     code, body = run("verify", job_id, "--where", "here")
     assert (code, body["code"]) == (2, "conflict")
@@ -67,15 +71,15 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
         (["submit", "--platform", PLATFORM, "none.py"], 2, "bad_request", "none.py"),
         (["submit", "--platform", PLATFORM, "/"], 1, "refused", "PF-TIME-001"),
         (["submit", "--platform", PLATFORM, "--env", "A", "true"], 2, "bad_request", "NAME=VALUE"),
-        (["submit", "--platform", "x y", "true"], 2, "bad_request", "names look like runpod"),
-        (["submit", "--platform", "runpd", "true"], 1, "refused", "did you mean runpod?"),
-        (["submit", "--platform", PLATFORM, "--name", "a b", "true"], 2, "bad_request", "letters, digits"),
+        (["submit", "--platform", "x y", "true"], 2, "bad_request", "--platform"),
+        (["submit", "--platform", "runpd", "true"], 1, "refused", "runpod"),
+        (["submit", "--platform", PLATFORM, "--name", "a b", "true"], 2, "bad_request", "name"),
         (["history", "j1"], 1, "not_found", "j1"),
         (["check", "j1", "j2"], 2, "bad_request", "j2"),
-        (["hooks"], 2, "bad_request", "install, uninstall, status"),
+        (["hooks"], 2, "bad_request", "uninstall"),
         (["submit", "--platform", "moonbase", "true"], 1, "refused", "PF-PLT-001"),
         (["submit", "--platform", PLATFORM, "--max-cost", "nan", "true"], 2, "bad_request", "--max-cost"),
-        (["submit", "--platform", PLATFORM, "--output", "../x", "true"], 2, "bad_request", "leaves its folder"),
+        (["submit", "--platform", PLATFORM, "--output", "../x", "true"], 2, "bad_request", "../x"),
         (["rules", "PF-NONE-001"], 1, "not_found", "PF-NONE-001"),
         (["profiles", "moonbase"], 1, "not_found", "moonbase"),
         (["profiles", "../../etc/passwd"], 1, "not_found", "passwd"),
@@ -88,6 +92,19 @@ def test_every_error_is_one_object_with_its_exit_code(
     found, body = run(*words)
     assert (found, body["code"]) == (exit_code, code), body
     assert told in json.dumps(body)
+
+
+def test_what_is_wrong_with_an_argument_is_told(run: Cli, wording: Wording) -> None:
+    for words, value in (
+        (["--platform", "x y"], "--platform"),
+        (["--platform", "runpd"], "runpod"),
+        (["--platform", PLATFORM, "--name", "a b"], "name"),
+        (["--platform", PLATFORM, "--output", "../x"], "../x"),
+    ):
+        code, body = run("submit", *words, "true")
+        assert code
+        unknown = [f["message"].partition(";")[0] for f in body.get("findings", ()) if f["rule"] == "PF-PLT-001"]
+        wording("\n".join(unknown) or f"{body['message']}\n{body['hint']}", value)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +141,8 @@ def test_a_bare_word_shows_its_help(run: Cli) -> None:
 
 def test_scripts_that_are_none(run: Cli, tmp_path: Path) -> None:
     for name, content, told in (
-        ("empty.py", b"", "empty"),
-        ("big.py", b"#" * 50_000_000, "larger than"),
+        ("empty.py", b"", "script"),
+        ("big.py", b"#" * 50_000_000, "big.py"),
         ("latin.py", b"x = '\xff'", "UTF-8"),
         ("broken.py", b"def f(:", "PF-SRC-001"),
     ):
@@ -175,7 +192,7 @@ def test_a_mistake_of_ours_is_one_error(
 
 
 def test_an_interruption_is_said_plainly(
-    run: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wording: Wording
 ) -> None:
     for error in (KeyboardInterrupt(), click.exceptions.Abort()):
 
@@ -184,9 +201,10 @@ def test_an_interruption_is_said_plainly(
 
         monkeypatch.setattr("gpuwarden.app.open_context", stop)
         assert main.run(["instances", "--json"]) == 2
-        assert json.loads(capsys.readouterr().out)["message"] == "\u27e6interrupted\u27e7"
+        wording(json.loads(capsys.readouterr().out)["message"])
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_crash(home: Path, ctx: Context) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "gpuwarden", "rules"],
@@ -223,6 +241,7 @@ def test_tables_fit_80_columns_and_break_no_id(
     assert "receipt/r0123456789abcdef" in shown and "lease.created -> metering" in shown and "\x1b" not in shown
 
 
+@pytest.mark.slow
 def test_a_person_is_told_commands_and_sees_the_log_bare(run: Cli, train: Path) -> None:
     job_id = launched(run, train)
     ended(run, job_id)

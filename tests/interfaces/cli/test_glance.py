@@ -18,7 +18,7 @@ from cli_kit import Cli, Life, ended, launched
 from doors import PLATFORM, at_terminal
 from gpuwarden.core.models import Observation
 from gpuwarden.core.states import Job
-from gpuwarden.interfaces.cli.drawing import BLOCKS, span, sparkline
+from gpuwarden.interfaces.cli.drawing import BLOCKS, local, span, sparkline
 from gpuwarden.ledger import events as ev
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -30,6 +30,7 @@ from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_st
 from gpuwarden.lifecycle.monitoring.wait import MOST_S, wait
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from grown_ledger import grown, steps
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0
@@ -95,6 +96,7 @@ def test_an_unknown_cost_is_counted_and_never_zero(house: House, run: Cli) -> No
     assert rows["tag"].unknown == 1 and rows["(none)"].usd >= 3.0
 
 
+@pytest.mark.slow
 def test_costs_as_a_table_and_as_csv(run: Cli, train: Path) -> None:
     job_id = launched(run, train)
     ended(run, job_id)
@@ -195,7 +197,7 @@ def test_status_shows_what_runs_and_what_bills(run: Cli, train: Path, ctx: Conte
     assert [(line["job_id"], line["state"], line["billing"]) for line in body["ended"]] == [(job_id, "succeeded", True)]
     assert body["spending"]["usd_per_hour"] == 0.0 < body["spending"]["rehearsed_today_usd"] + 1
     code, text = run.shown()
-    assert job_id in text and "bills" in text and datetime.now().astimezone().strftime("%Z") in text
+    assert job_id in text and "/h" in text and datetime.now().astimezone().strftime("%Z") in text
     assert run("status", "--offline")[1]["ended"][0]["job_id"] == job_id
 
 
@@ -206,7 +208,7 @@ def test_check_shows_progress_that_the_script_only_printed(run: Cli, train: Path
     assert (body["step"], body["metrics"]["loss"], body["progress_from"]) == (1, 0.5, "output")
     assert body["started_at"] and body["elapsed_s"] >= 0
     code, text = run.shown("check", job_id)
-    assert code == 0 and "started " in text and "step 1" in text
+    assert code == 0 and local(body["started_at"]) in text and "step 1" in text
 
 
 def test_a_platform_without_a_runner_has_the_progress_that_its_log_names() -> None:
@@ -270,10 +272,10 @@ def test_the_watch_is_a_live_screen_on_a_terminal(life: Life, home: Path) -> Non
             "--every",
             "1",
             says={},
-            enough=lambda text: text.count("Waiting for you") > 1 and "Spent" in text,
+            enough=lambda text: text.count(f"gpuwarden approve {ticket}") > 1 and "$" in text,
         )
     text = str(shown.value)
-    assert text.count("Waiting for you") > 1 and f"gpuwarden approve {ticket}" in text and "Spent" in text
+    assert text.count(f"gpuwarden approve {ticket}") > 1 and "$" in text
 
 
 # ------------------------------------------------------------------------------------------------------------ growth
@@ -305,7 +307,7 @@ def test_durations_and_curves() -> None:
     assert sparkline([float(n) for n in range(100)]) == "".join(BLOCKS[round(n / 23 * 7)] for n in range(24))
 
 
-def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House) -> None:
+def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House, wording: Wording) -> None:
     from gpuwarden.interfaces.cli.drawing import billing_now
     from gpuwarden.interfaces.results import status_of
 
@@ -314,8 +316,9 @@ def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House) -> N
         lines = [line.model_copy(update={"price_usd_per_hour": price, "platform": platform}) for line in reply.running]
         return billing_now(reply.model_copy(update={"running": lines}))
 
-    assert bill(2.0) == "now $4.00/h" and bill(None).endswith("2 machines at an unknown price")
-    assert bill(1.0, "rehearsal/vastai") == "only rehearsals bill"
+    assert "$4.00/h" in bill(2.0) and "$" not in bill(1.0, "rehearsal/vastai")
+    for said in (bill(2.0), bill(None), bill(1.0, "rehearsal/vastai")):
+        wording(said)
 
 
 def test_a_long_status_fits_one_screen_of_80_columns(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,12 +334,11 @@ def test_a_long_status_fits_one_screen_of_80_columns(house: House, monkeypatch: 
     text.print(screen.drawn(reply, 24))
     lines = text.export_text().splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80, "\n".join(lines)
-    assert any("more: gpuwarden jobs" in line for line in lines) and any("no answer" in line for line in lines)
+    assert any("gpuwarden jobs" in line for line in lines) and any("no answer" in line for line in lines)
 
 
 def test_times_are_of_this_computers_zone(zone: str) -> None:
     from gpuwarden.interfaces.cli import console
-    from gpuwarden.interfaces.cli.drawing import local
 
     at = 1_800_000_000.0
     moment = datetime.fromtimestamp(at).astimezone()

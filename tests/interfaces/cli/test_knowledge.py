@@ -15,6 +15,7 @@ from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import parse_yaml
 from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.cli.knowledge_maintenance import look_over
+from wording import Wording
 
 LESSON = (
     "--page", "training/oom-memory.md", "--title", "The frobnicator runs out of beans",
@@ -37,7 +38,7 @@ def references() -> str:
 
 
 @pytest.mark.slow
-def test_search_on_the_command_line(home: Path) -> None:
+def test_search_on_the_command_line(home: Path, wording: Wording) -> None:
     done = in_process(home, "search", "CUDA out of memory.", "Tried to allocate 2.00 GiB", "--limit", "2", "--json")
     body = answer(done)
     assert done.returncode == 0 and body["hits"][0]["id"] == "OOM-001" and len(body["hits"]) <= 2
@@ -50,7 +51,9 @@ def test_search_on_the_command_line(home: Path) -> None:
     assert whole["id"] == "CKPT-002" and whole["cause"] and all(whole["see"].values())
     assert "gpuwarden search ID" in body["hint"] and "cause" not in body
     nothing = in_process(home, "search", "plum cake recipe")
-    assert nothing.returncode == 0 and "Nothing in the references fits" in nothing.stdout
+    assert nothing.returncode == 0
+    wording(" ".join(nothing.stdout.split()))
+    assert not answer(in_process(home, "search", "plum cake recipe", "--json")).get("hits")
     assert answer(in_process(home, "search", " ", "--json"))["code"] == "bad_request"
 
 
@@ -61,7 +64,7 @@ def test_diagnose_on_the_command_line(home: Path, tmp_path: Path) -> None:
     body = answer(in_process(home, "diagnose", str(log), "--json"))
     assert body["failure"]["outcome"] == "failed" and body["diagnoses"][0]["id"] == "OOM-001"
     shown = in_process(home, "diagnose", str(log), "--exit-code", "1").stdout
-    assert "likely OOM-001" in shown and "last progress" in shown and "step 1/9 loss 1.0" in shown
+    assert "OOM-001" in shown and "step 1/9 loss 1.0" in shown
     log.write_text("ZorkError: the flux is gone\n")
     unknown = answer(in_process(home, "diagnose", str(log), "--json"))
     assert not any(row["certainty"] == "likely" for row in unknown.get("diagnoses", []))
@@ -87,8 +90,8 @@ def test_the_check_is_a_command_with_an_exit_code(home: Path) -> None:
     done = in_process(home, "knowledge", "check", "--months", "1200", "--json")
     assert done.returncode == 0 and answer(done)["issues"] == []
     assert in_process(home, "knowledge", "check", "--months", "-1", "--json").returncode == 2
-    now = in_process(home, "knowledge", "check", "--months", "0")
-    assert now.returncode == (1 if " to look at, " in now.stdout else 0)
+    now = in_process(home, "knowledge", "check", "--months", "0", "--json")
+    assert now.returncode == (1 if answer(now)["issues"] else 0)
 
 
 def test_a_proposal_is_shown_and_nothing_is_written(home: Path) -> None:
@@ -105,25 +108,31 @@ def test_a_proposal_is_shown_and_nothing_is_written(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    "words",
     [
-        ((*LESSON, "--reproduced", "--general"), "cause is not established"),
-        ((*LESSON, "--root-caused", "--general"), "neither reproduced"),
-        ((*LESSON, "--root-caused", "--mechanistic"), "nobody else"),
-        ((*LESSON, *BAR, "--line", "KeyError: 3"), "match too much"),
-        ((*LESSON, *BAR, "--source", "http://plain.example"), "source"),
-        (("--page", "../../etc/passwd", *LESSON[2:], *BAR), "no reference page"),
+        pytest.param((*LESSON, "--reproduced", "--general"), id="no cause"),
+        pytest.param((*LESSON, "--root-caused", "--general"), id="not reproduced"),
+        pytest.param((*LESSON, "--root-caused", "--mechanistic"), id="not general"),
+        pytest.param((*LESSON, *BAR, "--line", "KeyError: 3"), id="a common line"),
+        pytest.param(("--page", "../../etc/passwd", *LESSON[2:], *BAR), id="no page"),
     ],
 )
 def test_a_proposal_below_the_bar_is_refused(
-    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], wording: Wording
 ) -> None:
     before = references()
     assert main.run(["knowledge", "propose", *words, "--json"]) != 0
-    assert told in json.loads(capsys.readouterr().out)["message"] and references() == before
+    assert references() == before
+    wording(json.loads(capsys.readouterr().out)["message"])
+
+
+def test_a_proposal_has_no_plain_source(capsys: pytest.CaptureFixture[str]) -> None:
+    before = references()
+    assert main.run(["knowledge", "propose", *LESSON, *BAR, "--source", "http://plain.example", "--json"]) != 0
+    assert "source.1" in json.loads(capsys.readouterr().out)["message"] and references() == before
 
 
 def test_a_line_that_is_known_already_is_said_to_be(home: Path) -> None:
     known = ("--line", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
     body = answer(in_process(home, "knowledge", "propose", *LESSON, *BAR, *known, "--json"))
-    assert "OOM-001" in body["known"] and "explain these lines already" in body["message"]
+    assert "OOM-001" in body["known"] and "OOM-001" in body["message"]

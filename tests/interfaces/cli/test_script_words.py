@@ -15,6 +15,7 @@ from gpuwarden.core.guidance import manual_text
 from gpuwarden.interfaces.cli import main as _main  # adds the commands to the group
 from gpuwarden.interfaces.cli.base import cli
 from gpuwarden.scripts.flag_owner import flags_of
+from wording import Wording
 
 ARGPARSE = """
 import argparse
@@ -96,19 +97,25 @@ def test_a_command_takes_its_own_words_too() -> None:
 def test_an_option_of_gpuwarden_behind_a_script_that_does_not_know_it_is_refused(
     words: tuple[str, ...], cure: str
 ) -> None:
-    with pytest.raises(BadRequest, match="declares no such option") as refused:
+    with pytest.raises(BadRequest) as refused:
         parsed("submit", *words)
-    assert manual_text(refused.value.next_steps) == f"Run `{cure}`."
+    assert f"`{cure}`" in manual_text(refused.value.next_steps)
     assert parsed("submit", "--platform", "local", *cure.split()[2:])["what"][0].endswith(".py")
 
 
 @pytest.mark.parametrize(
-    "words", [("lenient.py", "--gpu", "4"), ("none.pyz", "--timeout", "60"), ("true", "--gpu", "4")]
+    "words",
+    [
+        pytest.param(("lenient.py", "--gpu", "4"), id="lenient"),
+        pytest.param(("none.pyz", "--timeout", "60"), id="archive"),
+        pytest.param(("true", "--gpu", "4"), id="program"),
+    ],
 )
-def test_an_option_that_may_be_either_s_is_refused_with_both_ways_out(words: tuple[str, ...]) -> None:
-    with pytest.raises(BadRequest, match="it is not known whether") as refused:
+def test_an_option_that_may_be_either_s_is_refused_with_both_ways_out(words: tuple[str, ...], wording: Wording) -> None:
+    with pytest.raises(BadRequest) as refused:
         parsed("submit", "--platform", "local", *words)
-    assert "put `--` before" in manual_text(refused.value.next_steps)
+    wording(refused, words[0], words[1])
+    assert "`--`" in manual_text(refused.value.next_steps)
     assert parsed("submit", "--platform", "local", "--", *words)["what"] == words
 
 
@@ -128,7 +135,7 @@ def test_what_is_not_a_script_takes_options_on_either_side() -> None:
 
 def test_a_missing_script_is_named_only_where_its_text_is_needed() -> None:
     assert parsed("submit", "--platform", "local", "none.py", "--lr", "1")["what"] == ("none.py", "--lr", "1")
-    with pytest.raises(BadRequest, match=r"none\.py can't be read"):
+    with pytest.raises(BadRequest, match=r"none\.py"):
         parsed("submit", "--platform", "local", "none.py", "--gpu", "1")
 
 

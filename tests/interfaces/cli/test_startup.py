@@ -60,6 +60,7 @@ def test_help_imports_the_command_line_and_nothing_else(tmp_path: Path, words: l
     assert found.isdisjoint(f"gpuwarden.{package}" for package in PACKAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["status", "jobs", "costs"])
 def test_an_overview_imports_nothing_that_reads_scripts_files_or_references(tmp_path: Path, word: str) -> None:
     found = imported_for(RUN, tmp_path, word, "--json")
@@ -68,6 +69,7 @@ def test_an_overview_imports_nothing_that_reads_scripts_files_or_references(tmp_
     assert found.isdisjoint(f"gpuwarden.{package}" for package in packages)
 
 
+@pytest.mark.slow
 def test_a_look_at_the_machines_imports_what_it_needs(tmp_path: Path) -> None:
     found = imported_for(RUN, tmp_path, "instances", "--json")
     assert found.isdisjoint(LIBRARIES)

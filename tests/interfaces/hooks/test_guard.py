@@ -21,6 +21,7 @@ from gpuwarden.interfaces.hooks.guard.protected import live_runs
 from guard_kit import MOST_STEPS, RULES, shell, spellings, steps
 from guard_kit import verdict as verdict_of_spelling
 from lifecycle_kit import open_house, training
+from wording import Wording
 
 STOPPED = r"""
 $(which vastai) destroy instance 1
@@ -267,6 +268,24 @@ def test_what_goes_around_gpuwarden_is_stopped(command: str) -> None:
 @pytest.mark.parametrize("command", PASSED)
 def test_everything_else_passes(command: str) -> None:
     assert verdict(command) is None
+
+
+def test_the_guard_says_what_to_do_instead(wording: Wording) -> None:
+    for command in (
+        "vastai destroy instance 1", "curl -X DELETE https://rest.runpod.io/v1/pods/abc", "ssh box poweroff",
+        "gpuwarden approve t123", "gpuwarden hooks uninstall", "rm -rf /runs/live-1", "rm -rf /data/gw",
+        "echo x > /etc/gw/policy.toml", "GPUWARDEN_CAPS_PER_JOB_USD=999 gpuwarden submit train.py",
+        "pkill -f 'gpuwarden mcp'", "vastai $(echo destroy) instance 1",
+    ):  # fmt: skip
+        reason = verdict(command)
+        assert reason
+        wording(f"{command}\n{reason}")
+    typed = shell("bash", replace(RULES, typing=True))
+    edited = judged({"tool_name": "Edit", "tool_input": {"file_path": "/etc/gw/policy.toml"}, "cwd": "/etc"}, RULES)
+    tool = judged({"tool_name": "mcp__runpod__delete_pod", "tool_input": {}, "cwd": "/"}, RULES)
+    for reason in (typed, edited, tool):
+        assert reason
+        wording(reason)
 
 
 @pytest.mark.parametrize("command", ["bash", "bash -i", "/bin/sh -l", "sudo zsh", "cd /tmp && bash", "env A=1 bash"])

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpuwarden.interfaces.hooks.guard import limits
 from gpuwarden.interfaces.hooks.guard.calls import judged
 from gpuwarden.interfaces.hooks.guard.declared import table
 from gpuwarden.interfaces.hooks.guard.limits import MOST_BYTES
 from guard_kit import MOST_STEPS, RULES, shell, steps
+from wording import Wording
 
 TANGLED = {
     "env": "env " * 20_000 + "ls",
@@ -46,7 +48,20 @@ TANGLED = {
     "one target": "cat <<E " + ">a " * 2_900 + "\n" + "x" * 60_000 + "\nE",
     "a fed loop": "while read x; do " + "curl x; bash; " * 900 + "done <<E\n" + "vastai " * 9_000 + "\nE",
     "zeros": "\0" * 131_000,
+    "cases": "$x=&" + "case [" * 20_000,
+    "a here-string": "<<<a~" + "\nE\n&fi" * 20_000,
+    "a here-document without an end": "env <<E\n" + "ssh h destroy ))" * 8_000,
+    "a here-document in quotes": "echo '<<E'\n" + "case [" * 20_000 + "\nE",
+    "a quoted one in quotes": "echo '<<\"E\"'\n" + "case [" * 20_000 + "\nE",
+    "a here-document that is expanded": "cat <<E\n" + "$(case [" * 10_000 + "\nE",
+    "two on a line": "cat <<'E' <<F\n\nE\n" + "$(case [" * 10_000 + "\nF",
+    "many that may end": "".join(f"cat <<a{n} ;;\n" for n in range(290)) + ";\n" * 40_000 + "$\na0\na1",
 }
+UNREADABLE = [
+    "env", "sudo", "substitutions", "pipes", "words", "doubled", "a word", "cases", "a here-string",
+    "a here-document without an end", "a here-document in quotes", "a quoted one in quotes",
+    "a here-document that is expanded", "two on a line", "many that may end",
+]  # fmt: skip
 
 
 @pytest.mark.attack("guard", "sends text that takes long to parse")
@@ -56,17 +71,30 @@ def test_no_text_takes_many_steps(name: str) -> None:
 
 
 @pytest.mark.attack("guard", "types 20,000 times `env` so that the guard's time runs out")
-@pytest.mark.parametrize("name", ["env", "sudo", "substitutions", "pipes", "words", "doubled", "a word"])
+@pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_in_time_is_stopped_with_a_reason(
-    name: str, record_property: Callable[[str, object], None]
+    name: str, record_property: Callable[[str, object], None], wording: Wording
 ) -> None:
     record_property("figure", f"{name} {steps(TANGLED[name]):,} steps")
-    assert "to be read" in str(shell(TANGLED[name], RULES)) or str(MOST_BYTES) in str(shell(TANGLED[name], RULES))
+    reason = shell(TANGLED[name], RULES)
+    assert reason
+    wording(reason)
 
 
 def test_a_long_file_written_by_a_here_document_passes() -> None:
     row = "| a table | of `many` | marks | (and) | $(more) |\n"
     assert shell(f"cat > docs/table.md <<'EOF'\n{row * 2_000}EOF\n", RULES) is None
+    plain = row.replace("$", "").replace("`", "")
+    assert shell(f"cat > docs/table.md <<EOF\n{plain * 2_000}EOF\ngit add docs\n", RULES) is None
+
+
+def test_what_the_parser_may_do_is_counted_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text has the same verdict on a slow machine and on a busy one."""
+    text = "echo a 'b' c; " * 300
+    assert shell(text, RULES) is None
+    monkeypatch.setattr(limits, "MOST_LOOKS", 3)
+    assert "to be read" in str(shell(text, RULES))
+    assert not hasattr(limits, "time")
 
 
 PIECES = [
@@ -129,7 +157,7 @@ def config(tmp_path: Path) -> str:
 def test_a_call_that_cannot_be_read_is_stopped(client: str, call: bytes, config: str) -> None:
     done = process([*GUARD, client, config], call)
     told = json.loads(done.stdout)["agent_message"] if client == "cursor" else done.stderr.decode()
-    assert told.startswith("gpuwarden: the ") and b"Traceback" not in done.stderr
+    assert told.startswith("gpuwarden: ") and b"Traceback" not in done.stderr
     assert done.returncode == 2 or client == "cursor"
 
 
@@ -144,7 +172,7 @@ def test_the_guard_answers_a_harmless_call(config: str) -> None:
 def test_without_a_part_of_it_the_guard_lets_nothing_pass(missing: str, config: str) -> None:
     code = f"import sys, runpy; sys.modules[{missing!r}] = None; sys.argv[1:] = ['claude', {config!r}]; "
     done = process(["-c", code + "runpy.run_module('gpuwarden.interfaces.hooks.guard', run_name='__main__')"], CALL)
-    assert done.returncode == 2 and b"the guard failed" in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(b"gpuwarden: ")
 
 
 @pytest.mark.attack("guard", "breaks the guard's configuration")

@@ -108,9 +108,9 @@ def test_a_new_provider_needs_no_table_but_its_own(packages: Packages) -> None:
 
 
 def test_a_declaration_that_cannot_be_used_is_refused() -> None:
-    with pytest.raises(ValueError, match="regular expression"):
+    with pytest.raises(ValueError, match=r"'\('"):
         ShellGuard(code=("(",))
-    with pytest.raises(ValueError, match="lower case"):
+    with pytest.raises(ValueError, match="Vast AI"):
         ShellGuard(ends={"Vast AI": ("stop",)})
     both = merged([ShellGuard(ends={"a": ("x", "y")}), ShellGuard(ends={"a": ("y", "z")}, hosts=("h",))])
     assert both.ends == {"a": ("x", "y", "z")} and both.hosts == ("h",)

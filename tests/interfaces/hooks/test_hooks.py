@@ -18,6 +18,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.hooks.guard import __main__ as guard
 from gpuwarden.interfaces.hooks.install import TIMEOUT_S, hooks, plugin_hooks
+from wording import Wording
 
 
 @pytest.fixture
@@ -44,9 +45,9 @@ def test_install_keeps_other_hooks_and_uninstall_restores_the_bytes(tmp_path: Pa
     file.write_text(before)
     config = load_config(env)
     for _ in range(2):
-        assert hooks("install", (), config, env).clients == {
-            "claude": "installed", "codex": "not found here", "gemini": "not found here", "cursor": "not found here"
-        }  # fmt: skip
+        found = hooks("install", (), config, env).clients
+        assert found.keys() == {"claude", "codex", "gemini", "cursor"}
+        assert [name for name, state in found.items() if state == "installed"] == ["claude"], "the others are not here"
     table = json.loads(file.read_text())
     assert table["hooks"]["PreToolUse"][0] == THEIRS["hooks"]["PreToolUse"][0]
     assert len(table["hooks"]["PreToolUse"]) == 2 and table["model"] == "x"
@@ -90,7 +91,9 @@ def test_settings_that_are_not_understood_are_not_touched(tmp_path: Path, env: d
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini", "cursor"])
-def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dict[str, str], client: str) -> None:
+def test_the_installed_hook_answers_in_the_clients_form(
+    tmp_path: Path, env: dict[str, str], client: str, wording: Wording
+) -> None:
     file = tmp_path / f".{client}" / ("settings.json" if client in {"claude", "gemini"} else "hooks.json")
     assert main.run(["hooks", "install", "--client", client, "--json"]) == 0
     entry = next(iter(json.loads(file.read_text())["hooks"].values()))[0]
@@ -105,6 +108,7 @@ def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dic
         return subprocess.run(argv, input=json.dumps(event), capture_output=True, text=True, timeout=300)
 
     stopped, passed = ask("vastai destroy instance 1"), ask("vastai show instances")
+    wording(json.loads(stopped.stdout)["agent_message"] if client == "cursor" else stopped.stderr)
     if client == "cursor":
         assert json.loads(stopped.stdout)["permission"] == "deny" and json.loads(passed.stdout) == {}
         assert (stopped.returncode, passed.returncode) == (0, 0)
@@ -130,10 +134,14 @@ def test_a_hook_of_an_older_install_is_stale(tmp_path: Path, env: dict[str, str]
     assert hooks("install", (), load_config(env), env).clients["claude"] == "installed"
 
 
-def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_what_the_guard_cannot_stop(
+    env: dict[str, str], capsys: pytest.CaptureFixture[str], wording: Wording
+) -> None:
     assert main.run(["hooks", "status", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert set(body["clients"].values()) == {"not found here"} and "can't stop" in body["message"]
+    (state,) = set(body["clients"].values())
+    assert state not in {"installed", "absent", "stale", "untrusted"}
+    wording(f"{state}\n{body['message']}")
 
 
 @pytest.mark.parametrize("code", [1, 3, 126, 127, 137])
@@ -212,6 +220,7 @@ def bash(command: str) -> dict[str, Any]:
     return {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": "/"}
 
 
+@pytest.mark.slow
 def test_the_guard_of_a_plugin_writes_what_it_protects_at_its_first_call(tmp_path: Path, env: dict[str, str]) -> None:
     file = tmp_path / "gw" / "hooks" / "guard.json"
     assert plugins_guard(env, call=bash("ls")).returncode == 0 and file.stat().st_mode & 0o077 == 0
@@ -220,6 +229,7 @@ def test_the_guard_of_a_plugin_writes_what_it_protects_at_its_first_call(tmp_pat
     assert plugins_guard(env, call=bash(f"rm -rf {tmp_path}/gw")).returncode == 2, "it knows where the ledger is"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("guard", "changes the plugin's copy of the guard, or which ledger the account's servers used")
 def test_a_plugins_guard_protects_its_folder_and_the_list_of_servers(tmp_path: Path, env: dict[str, str]) -> None:
     cache = f"{tmp_path}/.claude/plugins/cache"
@@ -238,7 +248,7 @@ def test_a_session_writes_the_guards_file_again(tmp_path: Path, env: dict[str, s
     assert plugins_guard(env, "--place").returncode == 0 and plugins_guard(env, call=bash("ls")).returncode == 0
 
 
-def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[str, str]) -> None:
+def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[str, str], wording: Wording) -> None:
     plugin = tmp_path / ".codex/plugins/cache/gpuwarden/gpuwarden/0.1.0"
     (plugin / "hooks").mkdir(parents=True)
     (plugin / "hooks/codex.json").write_text(json.dumps(plugin_hooks("codex")))
@@ -261,7 +271,8 @@ def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[s
     digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}/sha256:{'0' * 64}"
     state = f'[hooks.state."gpuwarden@gpuwarden:hooks/codex.json:pre_tool_use:0:0"]\ntrusted_hash = "{digest}"\n'
     config.write_text(enabled + state)
-    assert status() == "the plugin brings it"
+    assert status() not in {"installed", "absent", "stale", "untrusted"}
+    wording(status())
     for other in (
         state + "enabled = false\n",
         state.replace(digest, digest.replace("sha256:", "sha256:0", 1)),
@@ -272,11 +283,12 @@ def test_status_names_the_guard_that_a_plugin_brings(tmp_path: Path, env: dict[s
 
 
 @pytest.mark.parametrize("client", ["claude", "codex"])
-def test_a_plugins_hook_fails_closed_where_uv_is_missing(tmp_path: Path, client: str) -> None:
+def test_a_plugins_hook_fails_closed_where_uv_is_missing(tmp_path: Path, client: str, wording: Wording) -> None:
     table = plugin_hooks(client)["hooks"]
     command = table["PreToolUse"][0]["hooks"][0]["command"]
     done = subprocess.run(["/bin/sh", "-c", command], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
-    assert done.returncode == 2 and "install uv" in done.stderr
+    assert done.returncode == 2
+    wording(done.stderr.splitlines()[-1])
     first = table["SessionStart"][0]["hooks"][0]["command"]
     assert "exit 2" not in first, "a session may begin without it"
     assert "--no-sync" in command and "--no-sync" not in first, "a call that waits for a download would be late"

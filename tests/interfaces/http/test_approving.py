@@ -16,10 +16,10 @@ import pytest
 from approving_kit import FROM_PAGE, asked, authenticator, entered, shown_digest
 from browser_kit import CHROMIUM, opened
 from cli_kit import Life
-from doors import at_terminal, gpuwarden, quick_warden
+from doors import answer, at_terminal, gpuwarden, quick_warden
 from gpuwarden.core.errors import Conflict, NotFound, Refused
 from gpuwarden.core.policy import Approval, hash_pin
-from gpuwarden.interfaces.cli.approval import Terminal, grant_spending, open_spending
+from gpuwarden.interfaces.cli.approval import Terminal, grant_spending, open_spending, user
 from gpuwarden.interfaces.cli.page_code import show_code
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.ledger.events import (
@@ -39,8 +39,11 @@ from http_kit import bearer, client, serving
 from page_kit import EVIL, World, busy_world
 from real_parts import need
 from terminal import Typed
+from waiting import soon
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
+SHOWN_CODE = r"\b([A-Z0-9]{4}-[A-Z0-9]{4})\b"
 REGISTERED = PasskeyRegistered(credential="Y3JlZA", public_key="a2V5", site="localhost")
 
 
@@ -55,9 +58,9 @@ async def world(tmp_path: Path) -> World:
 async def test_the_page_shows_the_facts_of_the_terminal_and_its_command(world: World) -> None:
     async with entered(world.ctx) as (_, http):
         page = (await http.get("/approve/r7mixt")).text
-    for text in ("job mixtral-sft on runpod: price $23.92/h", "at most $287.00", "gpuwarden approve r7mixt"):
+    for text in ("mixtral-sft", "runpod", "$23.92/h", "$287.00", "gpuwarden approve r7mixt"):
         assert text in page
-    assert "No passkey is registered" in page and "data-sign" not in page
+    assert "data-sign" not in page, "no passkey is registered"
 
 
 @pytest.mark.attack("page", "A job's name, platform and store carry markup into the question and the terminal")
@@ -185,7 +188,6 @@ async def test_a_spending_that_is_approved_is_not_asked_about_again(world: World
         digest = await shown_digest(http, "r7mixt")
         grant_spending(ctx, open_spending(ctx, "r7mixt"), "terminal", "user x", "terminate", 500.0)
         assert await shown_digest(http, "r7mixt") == ""
-        assert "Nothing is left to approve" in (await http.get("/approve/r7mixt")).text
         assert (await asked(http, "r7mixt", digest)).json()["code"] == "conflict"
 
 
@@ -227,7 +229,7 @@ async def coded(ctx: Context, ticket: str, mark: str, *answers: str) -> str:
     """Return the code that a terminal showed to whoever typed these answers there."""
     person = Typed(*answers or ("yes",))
     reply = await show_code(ctx, ticket, mark, person)
-    code = re.findall(r"Type on the page: (\w{4}-\w{4})", person.shown)[0]
+    code = re.findall(SHOWN_CODE, person.shown)[0]
     assert code not in reply.model_dump_json(), "a reply is read by programs"
     return str(code)
 
@@ -244,11 +246,11 @@ async def test_a_code_of_the_terminal_approves_the_shown_facts_once(world: World
         mark, digest = await mark_of(http, "r7mixt"), await shown_digest(http, "r7mixt")
         person = Typed("yes")
         await show_code(ctx, "r7mixt", mark, person)
-        assert "job mixtral-sft on runpod: price $23.92/h" in person.shown, "the facts are shown there too"
-        code = re.findall(r"Type on the page: (\S+)", person.shown)[0]
+        assert "mixtral-sft" in person.shown and "$23.92/h" in person.shown, "the facts are shown there too"
+        code = re.findall(SHOWN_CODE, person.shown)[0]
         assert (await send(http, "r7mixt", f" {code.lower().replace('-', ' ')} "))["ok"]
         granted = ctx.ledger.last("receipt/r7mixt", ApprovalGranted)
-        assert granted is not None and granted.data.channel == "page" and "one-time code of user" in granted.data.by
+        assert granted is not None and granted.data.channel == "page" and user() in granted.data.by
         again = await send(http, "r7mixt", code, digest)
     assert again["code"] == "conflict", "a replay"
     assert len(list(ctx.ledger.events("receipt/r7mixt", kind=ApprovalGranted))) == 1
@@ -279,38 +281,43 @@ async def test_a_code_is_worthless_in_another_session_and_for_another_ticket(wor
         assert (await send(http, "r7mixt", code))["ok"], "what others tried took no try from the person"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("page", "An agent tries codes out in the person's session, many at a time")
-async def test_five_wrong_codes_void_the_right_one(world: World) -> None:
+async def test_five_wrong_codes_void_the_right_one(world: World, wording: Wording) -> None:
     async with entered(world.ctx) as (_, http):
         code = await coded(world.ctx, "r7mixt", await mark_of(http, "r7mixt"))
         digest = await shown_digest(http, "r7mixt")
         async with anyio.create_task_group() as tasks:
             for wrong in ("", "AAAA-AAAA", code[:-1], code + "2", None, ["x"], {"$ne": 1}, "é" * 90_000):
                 tasks.start_soon(send, http, "r7mixt", wrong, digest)
-        assert "too many" in (await send(http, "r7mixt", code))["message"]
+        voided = await send(http, "r7mixt", code)
+        assert voided["code"] == "refused"
+        wording(voided["message"])
         assert len(list(world.ctx.ledger.events(kind=ApprovalCodeWrong))) == TRIES
         fresh = await coded(world.ctx, "r7mixt", await mark_of(http, "r7mixt"))
         assert (await send(http, "r7mixt", fresh))["ok"]
 
 
-async def test_a_code_ends_with_its_time_its_facts_and_a_newer_one(world: World) -> None:
+@pytest.mark.slow
+async def test_a_code_ends_with_its_time_its_facts_and_a_newer_one(world: World, wording: Wording) -> None:
     ctx = world.ctx
     async with entered(ctx) as (_, http):
         mark = await mark_of(http, "r7mixt")
         older, newer = await coded(ctx, "r7mixt", mark), await coded(ctx, "r7mixt", mark)
         assert (await send(http, "r7mixt", older))["code"] == "refused"
         world.clock.time += 301
-        assert "expired" in (await send(http, "r7mixt", newer))["message"]
+        wording((await send(http, "r7mixt", newer))["message"])
         shown = await shown_digest(http, "r7mixt")
         third = await coded(ctx, "r7mixt", mark)
         receipt = ctx.ledger.last("receipt/r7mixt", ReceiptIssued)
         assert receipt is not None
         world.add("receipt/r7mixt", receipt.data.model_copy(update={"price": 99.0}))
         for digest in (shown, None):
-            assert "facts changed" in (await send(http, "r7mixt", third, digest))["message"]
+            wording((await send(http, "r7mixt", third, digest))["message"])
     assert ctx.ledger.last("receipt/r7mixt", ApprovalGranted) is None
 
 
+@pytest.mark.slow
 async def test_a_no_a_wrong_pin_or_an_unknown_page_gets_no_code(world: World) -> None:
     ctx = world.ctx
     async with entered(ctx) as (_, http):
@@ -355,11 +362,11 @@ async def test_without_a_terminal_no_code_is_shown(tmp_path: Path) -> None:
     assert session is not None
     words = ("approve", ticket, "--code", session.id)
     piped = await anyio.to_thread.run_sync(lambda: gpuwarden(home, *words, "--json", stdin="yes\n"))
-    assert piped.returncode == 1 and "a person at a terminal" in piped.stdout + piped.stderr
+    assert piped.returncode == 1 and answer(piped)["code"] == "refused"
     assert not list(ctx.ledger.events(kind=ApprovalCodeMade))
-    says = {"Type yes to be shown it: ": "yes"}
+    says = {"yes": "yes"}
     status, shown = await anyio.to_thread.run_sync(lambda: at_terminal(home, *words, says=says))
-    assert status == 0 and re.search(r"Type on the page: \w{4}-\w{4}", shown), shown
+    assert status == 0 and re.search(SHOWN_CODE, shown), shown
 
 
 # ------------------------------------------------------------------------------- a whole life, in a real browser
@@ -382,20 +389,20 @@ async def test_a_person_approves_the_end_of_a_machine_with_a_passkey(
         cdp, key = await authenticator(window)
         await page.goto(f"{window.base}/passkeys")
         await page.fill("[name=code]", allow(ctx, "laptop", "user x"))
-        await page.click("button:text('Register a passkey')")
-        await page.wait_for_selector("[data-outcome]:text('laptop approves')")
+        await page.click("[data-register] button")
+        await page.wait_for_selector("[data-outcome]:text('laptop')")
 
         await page.goto(f"{window.base}/")
-        await page.click(f"li[data-key={ticket}] a:text('Look at it')")
+        await page.click(f"li[data-key={ticket}] a[href*=approve]")
         assert "model.safetensors" in await page.inner_text(".facts-text")
         await cdp.send("WebAuthn.setUserVerified", {"authenticatorId": key, "isUserVerified": False})
         await page.click("[data-sign]")
-        await page.wait_for_selector("[data-outcome]:text('nothing changed')")
+        await page.wait_for_selector("[data-outcome].warn")
         assert ctx.ledger.last(f"teardown/{ticket}", ApprovalGranted) is None
 
         await cdp.send("WebAuthn.setUserVerified", {"authenticatorId": key, "isUserVerified": True})
         await page.click("[data-sign]")
-        await page.wait_for_selector("[data-outcome]:text-matches('is under way|is done')")
+        await page.wait_for_selector("[data-sign][hidden]", state="attached")
         granted = ctx.ledger.last(f"teardown/{ticket}", ApprovalGranted)
         assert granted is not None and (granted.data.channel, granted.data.by) == ("page", "passkey laptop")
 
@@ -405,8 +412,8 @@ async def test_a_person_approves_the_end_of_a_machine_with_a_passkey(
             list(posted[-1]),
         )
 
-        assert not replayed["ok"] and "before" in replayed["message"]
-        await page.wait_for_selector("[data-outcome]:text('the meter was seen to have stopped')")
+        assert not replayed["ok"] and replayed["code"] in {"conflict", "refused"}
+        await soon(lambda: read_teardown(ctx.ledger, ticket).state, good=lambda state: state == "verified_stopped")
         assert read_teardown(ctx.ledger, ticket).state == "verified_stopped"
         used = ctx.ledger.last("passkey/laptop", PasskeyUsed)
         assert used is not None and used.data.digest == granted.data.digest and used.data.sign_count > 0
@@ -431,11 +438,11 @@ async def test_a_person_approves_the_end_of_a_machine_with_a_code_of_the_termina
         assert given == "--code" and named == ticket
         await page.fill("[data-code] input", "AAAA-AAAA")
         await page.click("[data-code] button")
-        await page.wait_for_selector("[data-outcome]:text('no code is open')")
+        await page.wait_for_selector("[data-outcome].warn")
         code = await coded(ctx, ticket, mark)
         await page.fill("[data-code] input", code.lower())
         await page.press("[data-code] input", "Enter")
-        await page.wait_for_selector("[data-outcome]:text('the meter was seen to have stopped')")
+        await soon(lambda: read_teardown(ctx.ledger, ticket).state, good=lambda state: state == "verified_stopped")
         granted = ctx.ledger.last(f"teardown/{ticket}", ApprovalGranted)
         assert granted is not None and granted.data.channel == "page"
         assert read_teardown(ctx.ledger, ticket).state == "verified_stopped"
@@ -450,18 +457,18 @@ async def test_a_spending_is_approved_with_a_passkey_and_its_facts_only(world: W
         await authenticator(window)
         await page.goto(f"{window.base}/passkeys")
         await page.fill("[name=code]", allow(world.ctx, "laptop", "user x"))
-        await page.click("button:text('Register a passkey')")
-        await page.wait_for_selector("[data-outcome]:text('laptop approves')")
+        await page.click("[data-register] button")
+        await page.wait_for_selector("[data-outcome]:text('laptop')")
         await page.goto(f"{window.base}/approve/r7mixt")
         dearer = world.ctx.ledger.last("receipt/r7mixt", ReceiptIssued)
         assert dearer is not None
         world.add("receipt/r7mixt", dearer.data.model_copy(update={"price": 99.0, "facts_digest": "f" * 71}))
         await page.click("[data-sign]")
-        await page.wait_for_selector("[data-outcome]:text('facts changed')")
+        await page.wait_for_selector("[data-outcome].warn")
         assert world.ctx.ledger.last("receipt/r7mixt", ApprovalGranted) is None
         await page.reload()
         assert "$99.00/h" in await page.inner_text(".facts-text")
         await page.click("[data-sign]")
-        await page.wait_for_selector("[data-outcome]:text('Approved')")
+        await page.wait_for_selector("[data-sign][hidden]", state="attached")
         granted = world.ctx.ledger.last("receipt/r7mixt", ApprovalGranted)
         assert granted is not None and granted.data.digest == "f" * 71 and granted.data.channel == "page"

@@ -28,6 +28,7 @@ from gpuwarden.lifecycle.records import read_job, read_lease, read_receipt, read
 from gpuwarden.metrics.points import PostedPoints, Row, read_alert
 from gpuwarden.metrics.store import Batch
 from http_kit import bearer, client, serving
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 METRICS, ALERTS = "/api/training/local/metrics", "/api/alerts/trigger"
@@ -317,7 +318,7 @@ async def test_a_client_that_comes_back_gets_what_it_missed(ctx: Context) -> Non
 
 @pytest.mark.attack("http", "opens streams and reads none of them")
 async def test_a_slow_client_costs_a_bounded_amount_and_loses_nothing(
-    ctx: Context, monkeypatch: pytest.MonkeyPatch
+    ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     live, count = Live(ctx), 3 * live_events.MAX_WAITING
     with live.following("j1") as one:
@@ -334,17 +335,21 @@ async def test_a_slow_client_costs_a_bounded_amount_and_loses_nothing(
         assert steps == [*range(1, count + 1)]
         assert news[live_events.MAX_WAITING]["metrics"]["loss"]["step"] == count
         monkeypatch.setattr(live_events, "MAX_SUBSCRIBERS", 1)
-        with pytest.raises(Exception, match="streams are open"):
+        with pytest.raises(NoCapacity) as full:
             live.admit("j1")
+        wording(full)
 
 
 @pytest.mark.attack("http", "opens streams with one token until nobody else gets one")
-async def test_one_token_takes_its_share_of_streams_only(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_token_takes_its_share_of_streams_only(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     monkeypatch.setattr(live_events, "MAX_EACH", 2)
     live = Live(ctx)
     with live.following("j1", who="a"), live.following("j2", who="a"):
-        with pytest.raises(NoCapacity, match="of this token"), live.following("j1", who="a"):
+        with pytest.raises(NoCapacity) as full, live.following("j1", who="a"):
             pass
+        wording(full)
         with live.following("j1", who="b"):
             pass
     live.admit("j1", "a")

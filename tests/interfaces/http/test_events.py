@@ -107,6 +107,7 @@ async def steps(following: Next, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whoever_comes_back_goes_on_where_it_was(ctx: Context, kind: Kind) -> None:
     with listening(ctx) as (parts, port):
@@ -218,6 +219,7 @@ async def test_a_revoked_token_ends_its_stream_and_no_other(
             assert await steps(other, 1) == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.attack("http", "opens a stream of events and never reads it")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_who_does_not_read_is_dropped_and_delays_nobody(

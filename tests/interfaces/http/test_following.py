@@ -50,6 +50,7 @@ async def views(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(text.split("data: ", 1)[1])
 
 
+@pytest.mark.slow
 async def test_a_view_is_sent_when_it_differs_and_not_for_what_a_meter_counts(streams: Following) -> None:
     source = Source()
     seen = views(streams.lines("/now.events", "s", source))
@@ -108,6 +109,7 @@ async def test_a_view_that_fails_for_a_moment_ends_no_stream(streams: Following)
     assert "one" in await anext(good)
 
 
+@pytest.mark.slow
 @pytest.mark.attack("http", "opens streams until no page of anybody else is followed")
 @pytest.mark.parametrize("broken", [ValueError("a text that nobody foresaw"), float("nan"), float("inf")])
 async def test_a_page_that_breaks_ends_no_other_page_and_not_the_server(streams: Following, broken: object) -> None:
@@ -132,6 +134,7 @@ async def test_a_page_that_breaks_ends_no_other_page_and_not_the_server(streams:
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_one_session_takes_its_share_of_streams_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_EACH", 2)
     monkeypatch.setattr(module, "MAX_STREAMS", 3)
@@ -160,6 +163,7 @@ async def test_one_session_takes_its_share_of_streams_only(tmp_path: Path, monke
                 await one.aclose()
 
 
+@pytest.mark.slow
 async def test_who_may_follow(tmp_path: Path) -> None:
     async with serving(busy_world(tmp_path / "home").ctx) as parts, client(parts) as http:
         submit, read = bearer(parts, "submit", name="s"), bearer(parts, "read", name="r")

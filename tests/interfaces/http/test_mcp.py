@@ -43,9 +43,10 @@ async def test_a_life_over_http_ends_with_a_yes_that_the_client_claims(ctx: Cont
             await talk.until("teardown_request", {"verified_stopped"}, job_id=job_id, verb="terminate")
     assert len(person.asked) == 1 and not metering(ctx)
     (granted,) = [e.body for e in quick_warden(ctx.home).ledger.events(kind="approval.granted")]
-    assert granted["channel"] == "elicitation" and granted["by"].startswith("token laptop, client ")
+    assert granted["channel"] == "elicitation" and "laptop" in granted["by"]
 
 
+@pytest.mark.slow
 async def test_many_clients_of_both_eras_share_one_server(ctx: Context) -> None:
     with listening(ctx) as (parts, _):
         headers = bearer(parts, "read")

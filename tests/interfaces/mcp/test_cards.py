@@ -29,6 +29,7 @@ from gpuwarden.metrics.store import Batch, Curve, Marker, MetricStore
 from lifecycle_kit import clock_of_today
 from page_kit import EVIL, World, busy_world, hostile_world, open_world
 from real_parts import need
+from wording import Wording
 
 if TYPE_CHECKING:
     from playwright.async_api import Frame, Page
@@ -130,7 +131,7 @@ async def test_an_answer_outlives_a_card_that_can_not_be_made(
     monkeypatch.setattr("gpuwarden.interfaces.http.pages.cards.job_view", fails)
     result = await card_in(busy_world(tmp_path / "home"), "check_job", job_id="jlive")
     assert result["structuredContent"]["state"] == "running" and not result.get("isError")
-    assert cards.VIEW not in (result.get("_meta") or {}) and "a card can't be shown" in caplog.text
+    assert cards.VIEW not in (result.get("_meta") or {}) and "no card" in caplog.text
 
 
 async def test_an_error_has_no_card(tmp_path: Path) -> None:
@@ -165,25 +166,27 @@ async def test_a_view_is_small_and_names_no_secret(tmp_path: Path) -> None:
         assert len(text) < 32_000 and '"href"' not in text
 
 
-def test_a_curve_is_moves_and_lines_with_gaps_where_a_value_is_not_finite() -> None:
+def test_a_curve_is_moves_and_lines_with_gaps_where_a_value_is_not_finite(wording: Wording) -> None:
     curve = Curve((0.0, 1.0, 3.0, 4.0), (2.0, 1.0, 0.5, 1.0), (Marker(2.0, "nan"),), 5, 1, False)
     assert curve_line(curve) == "M0.0 3.0L0.0 3.0L80.0 63.0M240.0 93.0L240.0 93.0L320.0 63.0"
     assert odd_line(curve) == "M160.0 96L160.0 84"
-    assert curve_texts("loss", curve)["curve"] == "2 at step 0 to 1 at step 4, lowest 0.5"
-    assert curve_texts("loss", curve)["odd"] == "1 not finite"
+    texts = curve_texts("loss", curve)
+    assert re.findall(r"[\d.]+", texts["curve"]) == ["2", "0", "1", "4", "0.5"], "from, to and lowest"
+    wording(f"{texts['curve']}\n{texts['odd']}")
     flat, none = Curve((7.0,), (1e300,), (), 1, 0, False), Curve((), (), (Marker(1.0, "inf"),), 1, 1, False)
     assert curve_line(flat) == "M0.0 3.0L0.0 3.0" and curve_line(none) == odd_line(none) == ""
     assert curve_texts("loss", none)["curve"] == ""
 
 
-async def test_the_meter_of_all_machines_counts_what_may_bill(tmp_path: Path) -> None:
+async def test_the_meter_of_all_machines_counts_what_may_bill(tmp_path: Path, wording: Wording) -> None:
     view = (await card_in(busy_world(tmp_path / "home"), "list_instances"))["_meta"][cards.VIEW]
     rows = {row["job"]: row for row in view["lists"]["machines"]}
     assert view["meters"]["total"]["rate"] == pytest.approx(2.49 + 1.89 + 3.29 + 0.74 + 0.44)
-    assert rows["jlive"]["name"] == "llama-8b-lora on vastai" and rows["jlive"]["curve"].startswith("M0.0 ")
+    assert rows["jlive"]["curve"].startswith("M0.0 ")
     assert view["meters"]["total"]["amount"] == pytest.approx(2.1 * 2.49 + 0.8 * 1.89 + 5 * 3.29 + 4 * 0.74, rel=0.02)
-    assert view["texts"]["hidden"] == "without 1 machine of unknown cost or price"
-    assert rows["jlive"]["proof"] == "evidence: outputs declared" and rows[""]["name"] == "runpod, not rented here"
+    wording(view["texts"]["hidden"])
+    wording(f"{rows['jlive']['name']}\n{rows['jlive']['proof']}", "llama-8b-lora", "vastai")
+    wording(rows[""]["name"], "runpod")
 
 
 # ------------------------------------------------------------------------------------------------ in a real browser
@@ -313,10 +316,9 @@ async def test_a_host_draws_a_job(tmp_path: Path, theme: str) -> None:
         for part in (
             "llama-8b-lora",
             "running",
-            "2,310 of 5,000",
-            "Outputs declared",
-            "Digests equal",
-            "bills $2.49/h",
+            "2,310",
+            "5,000",
+            "$2.49/h",
         ):
             assert part in text, part
         assert await window.card.evaluate("document.querySelector('[data-drawn=curve]').getTotalLength()") > 300
@@ -356,7 +358,7 @@ async def test_a_host_draws_the_machines(tmp_path: Path, width: int) -> None:
     async with shown("machines", result, "dark", width) as window:
         await window.until("!document.querySelector('main').hidden")
         text = await window.card.inner_text("main")
-        for part in ("llama-8b-lora on vastai", "pod-81c2", "$8.85/h", "evidence: outputs declared"):
+        for part in ("llama-8b-lora", "vastai", "pod-81c2", "$8.85/h"):
             assert part in text, part
         assert await window.card.evaluate("document.querySelectorAll('svg.spark:not([hidden])').length") == 2
         await window.picture(f"machines-{width}")
@@ -438,7 +440,7 @@ async def test_a_card_without_a_view_shows_the_words_of_the_answer(tmp_path: Pat
     refused = await card_in(world, "check_job", job_id="nobody")
     stripped: dict[str, Any] = {"content": [{"type": "text", "text": EVIL}]}
     wrong_kind = {"content": [{"type": "text", "text": "other"}], "_meta": {cards.VIEW: {"card": "machines"}}}
-    for result, words in ((refused, "there is no job 'nobody'"), (stripped, EVIL), (wrong_kind, "other")):
+    for result, words in ((refused, "nobody"), (stripped, EVIL), (wrong_kind, "other")):
         async with shown("job", result) as window:
             await window.until("!document.querySelector('[data-plain]').hidden")
             assert words in await window.card.inner_text("[data-plain]")

@@ -94,6 +94,7 @@ async def test_a_job_is_a_resource_that_is_listed_until_its_machine_is_gone(ctx:
                 await client.read_resource(unknown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", OVER)
 async def test_an_older_client_that_subscribed_hears_of_a_change(ctx: Context, over: str) -> None:
     job_id, heard = await launched(ctx), list[str]()
@@ -122,6 +123,7 @@ async def test_an_older_client_that_subscribed_hears_of_a_change(ctx: Context, o
         assert set(heard) == {job_uri(job_id)} and len(heard) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", OVER)
 async def test_a_newer_client_that_listens_hears_of_a_change(ctx: Context, over: str) -> None:
     job_id = await launched(ctx)
@@ -133,6 +135,7 @@ async def test_a_newer_client_that_listens_hears_of_a_change(ctx: Context, over:
         assert await anext(aiter(stream)) == ResourceUpdated(job_uri(job_id))
 
 
+@pytest.mark.slow
 async def test_an_alert_reaches_the_clients_whose_level_lets_it_through(ctx: Context) -> None:
     job_id, heard = await launched(ctx), list[Any]()
     told = anyio.Event()
@@ -194,6 +197,7 @@ async def test_a_client_has_no_endless_subscriptions_and_is_forgotten(ctx: Conte
 # ----------------------------------------------------------------------------------------------------- completions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
 async def test_names_are_completed(ctx: Context, mode: str) -> None:
     jobs = [await launched(ctx, "first-run"), await launched(ctx, "second-run")]

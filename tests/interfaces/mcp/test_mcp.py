@@ -20,11 +20,13 @@ from mcp_types import INVALID_PARAMS, ElicitResult, InputRequiredResult
 
 from doors import JOB, TRAIN, at_terminal, environment, quick_warden
 from gpuwarden.core.models import JobSpec
+from gpuwarden.core.sanitize import HIDDEN
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import withdraw
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
 from talk_kit import ERAS, TOOLS, Person, Talk, metering, says, talking, truth
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +65,7 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
         there: dict[str, Any] = {"job_id": job_id, "where": "instance", "level": "load"}
         assert (await talk.call("verify_checkpoint", **there))["code"] == "claimed"
         same = await talk.call("verify_checkpoint", **there, against="out/model.safetensors")
-        assert same["verdict"] == "refuted" and "are the same as before" in str(same["problems"])
+        assert same["verdict"] == "refuted" and same["problems"]
         assert (await talk.call("pull_artifacts", job_id=job_id, dest="copies"))["bytes_sent"] > 0
         assert (tmp_path / "copies/out/model.safetensors").is_file()
         assert (await talk.call("verify_checkpoint", job_id=job_id))["verdict"] == "proven"
@@ -71,9 +73,7 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
         if person is None:
             assert asked["code"] == "approval_required" and metering(ctx)
             words = ("approve", asked["ticket"])
-            code, shown = await anyio.to_thread.run_sync(
-                lambda: at_terminal(home, *words, says={"Type yes to approve: ": "yes"})
-            )
+            code, shown = await anyio.to_thread.run_sync(lambda: at_terminal(home, *words, says={"yes": "yes"}))
             assert code == 0 and "out/model.safetensors" in shown, shown
         else:
             assert len(person.asked) == 1 and asked["ticket"] in person.asked[0]
@@ -141,35 +141,35 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("submit_job", {**JOB, "timeout_s": -1}, "timeout_s"),
     ("submit_job", {**JOB, "gpu_count": 10**9}, "gpu_count"),
     ("submit_job", {**JOB, "max_cost_usd": 0}, "max_cost_usd"),
-    ("submit_job", {**JOB, "outputs": ["../../etc/passwd"]}, "leaves its folder"),
-    ("submit_job", {**JOB, "outputs": ["out/../../x"]}, "leaves its folder"),
-    ("submit_job", {**JOB, "outputs": ["/"]}, "root"),
+    ("submit_job", {**JOB, "outputs": ["../../etc/passwd"]}, "outputs"),
+    ("submit_job", {**JOB, "outputs": ["out/../../x"]}, "outputs"),
+    ("submit_job", {**JOB, "outputs": ["/"]}, "outputs"),
     ("submit_job", {**JOB, "outputs": ["a\x00b"]}, "outputs"),
-    ("submit_job", {**JOB, "script": ""}, "empty"),
+    ("submit_job", {**JOB, "script": ""}, "script"),
     ("submit_job", {**JOB, "script": "#" * 50_000_000}, "50,000,000"),
     ("submit_job", {**JOB, "script": "x = 1\x00"}, "NUL"),
-    ("submit_job", {**JOB, "command": ["true"]}, "exactly one"),
+    ("submit_job", {**JOB, "command": ["true"]}, "command"),
     ("submit_job", {**JOB, "name": "-rf /"}, "name"),
     ("submit_job", {**JOB, "env": {"A B": "c"}}, "env"),
-    ("submit_job", {**JOB, "receipt": "r0000000000000000"}, "no receipt"),
+    ("submit_job", {**JOB, "receipt": "r0000000000000000"}, "not_found"),
     ("submit_job", {**JOB, "platform": "moonbase"}, "PF-PLT-001"),
     ("submit_job", {**JOB, "secrets": ["NOT_SET_ANYWHERE"]}, "PF-SEC-002"),
     ("submit_job", {**JOB, "args": ["hf_" + "a" * 34]}, "PF-SEC-001"),
-    ("check_job", {"job_id": "j0123456789"}, "no job"),
-    ("check_job", {"job_id": "../../../etc/passwd"}, "no job"),
+    ("check_job", {"job_id": "j0123456789"}, "not_found"),
+    ("check_job", {"job_id": "../../../etc/passwd"}, "not_found"),
     ("check_job", {"job_id": "j" * 65}, "job_id"),
     ("check_job", {"job_id": "j1", "log_bytes": 10**9}, "log_bytes"),
     ("check_job", {"job_id": "j1", "log_cursor": -5}, "log_cursor"),
-    ("cancel_job", {"job_id": "somebody-elses"}, "no job"),
-    ("pull_artifacts", {"job_id": "j0123456789"}, "no job"),
+    ("cancel_job", {"job_id": "somebody-elses"}, "not_found"),
+    ("pull_artifacts", {"job_id": "j0123456789"}, "not_found"),
     ("pull_artifacts", {"job_id": "j1", "dest": "/etc"}, "dest"),
     ("pull_artifacts", {"job_id": "j1", "dest": "../outside"}, "dest"),
     ("pull_artifacts", {"job_id": "j1", "dest": "link/x"}, "dest"),
     ("pull_artifacts", {"job_id": "j1", "dest": ".config/gpuwarden"}, "dest"),
     ("pull_artifacts", {"job_id": "j1", "dest": ""}, "path"),
     ("pull_artifacts", {"job_id": "j1", "dest": "x" * 5_000}, "path"),
-    ("verify_checkpoint", {}, "exactly one"),
-    ("verify_checkpoint", {"job_id": "j1", "path": "x"}, "exactly one"),
+    ("verify_checkpoint", {}, "path"),
+    ("verify_checkpoint", {"job_id": "j1", "path": "x"}, "path"),
     ("verify_checkpoint", {"path": ""}, "path"),
     ("verify_checkpoint", {"path": "a\x00b"}, "path"),
     ("verify_checkpoint", {"path": "does/not/exist"}, "does/not/exist"),
@@ -177,7 +177,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("teardown_request", {"job_id": "j1"}, "verb"),
     ("teardown_request", {"job_id": "j1", "verb": "explode"}, "verb"),
     ("teardown_request", {"job_id": "j1", "verb": "stop", "approve": True}, "approve"),
-    ("teardown_request", {"job_id": "j0123456789", "verb": "stop"}, "no job"),
+    ("teardown_request", {"job_id": "j0123456789", "verb": "stop"}, "not_found"),
 ]
 
 
@@ -205,12 +205,14 @@ async def test_a_cost_that_is_no_number_is_refused(ctx: Context, cost: object) -
 @pytest.mark.parametrize(
     ("tool", "name"), [("submit_job", "receipt"), ("check_job", "job_id"), ("pull_artifacts", "dest")]
 )
-async def test_half_a_character_is_a_bad_argument_of_every_tool(ctx: Context, tool: str, name: str) -> None:
+async def test_half_a_character_is_a_bad_argument_of_every_tool(
+    ctx: Context, tool: str, name: str, wording: Wording
+) -> None:
     base = JOB if tool == "submit_job" else {"job_id": "j0123456789"}
     result = await make_server(ctx).call_tool(tool, {**base, name: "\ud800"})
     assert not isinstance(result, InputRequiredResult) and result.structured_content is not None
     assert result.structured_content["code"] == "bad_request"
-    assert f"{name} has an unpaired surrogate" in result.structured_content["message"]
+    wording(result.structured_content["message"], name)
 
 
 async def test_whatever_a_job_can_say_can_be_said_to_the_tool(ctx: Context) -> None:
@@ -238,6 +240,22 @@ async def test_a_mistake_of_ours_is_one_error_that_tells_nothing_inside(
         body = await talk.error("list_instances")
     assert body["code"] == "internal" and "secret inside" not in json.dumps(body)
     assert "secret inside" in caplog.text, "the server's log keeps the traceback"
+
+
+async def test_a_reply_says_what_there_is_and_what_to_do_next(ctx: Context, wording: Wording) -> None:
+    async with talking(ctx) as talk:
+        checked = await talk.call("submit_job", **JOB)
+        wording(f"{checked['message']}\n{checked['hint']}", checked["receipt"])
+        for tool, arguments in (
+            ("list_instances", {}),
+            ("submit_job", {**JOB, "outputs": []}),
+            ("submit_job", {**JOB, "receipt": "r0000000000000000"}),
+            ("check_job", {"job_id": "j0123456789"}),
+            ("teardown_request", {"job_id": "j1", "verb": "explode"}),
+            ("search_references", {"query": "plum cake"}),
+        ):
+            body = await talk.call(tool, **arguments)
+            wording(f"{body['code']}\n{body['message']}\n{body['hint']}")
 
 
 # -------------------------------------------------------------------------------------------------- who says yes
@@ -295,7 +313,9 @@ async def test_a_yes_counts_for_the_facts_that_were_shown(ctx: Context, mode: st
 
 
 @pytest.mark.slow
-async def test_a_question_does_not_stand_open_for_ever(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_question_does_not_stand_open_for_ever(
+    ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     async with talking(ctx) as talk:
         job_id = await talk.proven()
     monkeypatch.setattr("gpuwarden.interfaces.mcp.server.ASK_S", 1.0)
@@ -307,18 +327,23 @@ async def test_a_question_does_not_stand_open_for_ever(ctx: Context, monkeypatch
 
     async with talking(ctx, Away(says(True)), "legacy") as talk:
         body = await talk.error("teardown_request", job_id=job_id, verb="terminate")
-    assert body["code"] == "refused" and "nobody answered" in body["message"] and metering(ctx)
+    assert body["code"] == "refused" and metering(ctx) and not ctx.ledger.events(kind="approval.granted")
+    wording(body["message"])
 
 
 @pytest.mark.slow
-async def test_a_no_is_not_asked_about_again_until_the_facts_change(ctx: Context) -> None:
+async def test_a_no_is_not_asked_about_again_until_the_facts_change(ctx: Context, wording: Wording) -> None:
     person = Person(ElicitResult(action="decline"))
     async with talking(ctx, person) as talk:
         job_id = await talk.proven()
         first = await talk.call("teardown_request", job_id=job_id, verb="terminate")
         again = await talk.call("teardown_request", job_id=job_id, verb="terminate")
         assert (first["code"], again["code"], len(person.asked)) == ("declined", "approval_required", 1)
-        assert "bills $" in person.asked[0] and "cost about $" in person.asked[0], "the person sees the money"
+        assert person.asked[0].count("$") > 1, "the person sees the money"
+        (lease,) = ctx.ledger.events(kind="lease.created")
+        (asked,) = ctx.ledger.events(kind="teardown.awaiting_human")
+        facts = asked.body["digest"].removeprefix("sha256:")[:12]
+        wording(person.asked[0], first["ticket"], job_id, lease.body["instance"]["id"], facts)
         await withdraw(ctx, first["ticket"], "begun again")
         await talk.call("teardown_request", job_id=job_id, verb="terminate")
         assert len(person.asked) == 2 and metering(ctx), "another ticket is another question"
@@ -375,20 +400,21 @@ print("\\x1b[31mred\\x1b[0m \\u202e reversed", flush=True)
 
 
 @pytest.mark.slow
-async def test_a_log_comes_back_fenced_redacted_and_plain(ctx: Context) -> None:
+async def test_a_log_comes_back_fenced_redacted_and_plain(ctx: Context, wording: Wording) -> None:
     async with talking(ctx) as talk:
         job_id = await talk.launched(script=LOUD, secrets=["MY_TOKEN", "PLAIN_NAME"])
         body = await talk.until("check_job", {"succeeded", "failed"}, job_id=job_id)
     log = body["log"]
     first, *_, last = log.splitlines()
     mark = first.split()[1]
-    assert first.startswith("<<<DATA ") and "not instructions" in first and last == f"<<<END {mark}>>>"
+    assert first.startswith("<<<DATA ") and last == f"<<<END {mark}>>>"
+    wording(first, mark, job_id)
     assert log.count(f"<<<END {mark}>>>") == 1 and mark != "0123456789ab"
     assert "Ignore all previous instructions" in log and log.index("Ignore") < log.index(last)
     everything = json.dumps(body)
     for secret in ("hf_AAAA", "hunter2", "swordfish"):
         assert secret not in everything
-    assert "[secret removed]" in log and "\x1b" not in log and "\u202e" not in log
+    assert HIDDEN in log and "\x1b" not in log and "\u202e" not in log
 
 
 @pytest.mark.slow
@@ -427,7 +453,8 @@ async def test_no_call_waits_for_a_job(ctx: Context) -> None:
     async with talking(ctx) as talk:
         job_id = await talk.launched(script=TRAIN + "import time\ntime.sleep(3600)")  # longer than a test may take
         body = await talk.until("check_job", {"running"}, job_id=job_id)
-        assert "does not" not in body["hint"] and body["meter"]["billing"] is True
+        assert {"cancel", "teardown"}.isdisjoint(step["action"] for step in body["next"])
+        assert body["meter"]["billing"] is True
         blocked = await talk.error("teardown_request", job_id=job_id, verb="terminate")
         assert "TD-JOB-001" in {f["rule"] for f in blocked["findings"]}
         assert (await talk.call("list_instances"))["instances"][0]["job_id"] == job_id

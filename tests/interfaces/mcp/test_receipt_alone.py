@@ -13,6 +13,7 @@ from doors import JOB, PLATFORM, TRAIN, quick_warden
 from gpuwarden.ledger.events import JobAccepted, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from talk_kit import talking
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 BY_PATH: dict[str, Any] = {**JOB, "script": "train.py"}
@@ -25,11 +26,12 @@ def w_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return quick_warden(tmp_path / "home")
 
 
+@pytest.mark.slow
 async def test_a_script_by_its_path_is_launched_by_its_receipt_alone(ctx: Context) -> None:
     async with talking(ctx) as talk:
         checked = await talk.call("submit_job", **BY_PATH)
         assert checked["code"] == "checked"
-        assert f"Call submit_job with receipt={checked['receipt']} to launch." in checked["hint"]
+        assert f"submit_job with receipt={checked['receipt']}" in checked["hint"]
         issued = ctx.ledger.last(f"receipt/{checked['receipt']}", ReceiptIssued)
         assert (
             issued and issued.data.script_file == "train.py" and issued.data.spec and issued.data.spec.script == TRAIN
@@ -43,6 +45,7 @@ async def test_a_script_by_its_path_is_launched_by_its_receipt_alone(ctx: Contex
         assert again["job_id"] == taken["job_id"] and again["adopted"]
 
 
+@pytest.mark.slow
 async def test_the_text_and_the_path_are_the_same_job(ctx: Context) -> None:
     async with talking(ctx) as talk:
         receipt = (await talk.call("submit_job", **BY_PATH))["receipt"]
@@ -55,22 +58,24 @@ def outside_link() -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (lambda: Path("train.py").write_text(TRAIN + "#\n"), "train.py is another text"),
-        (lambda: Path("train.py").unlink(), "can't be read again: the script train.py is not there"),
-        (lambda: os.replace(outside_link(), "train.py"), "leads out of"),
+        pytest.param(lambda: Path("train.py").write_text(TRAIN + "#\n"), id="changed"),
+        pytest.param(lambda: Path("train.py").unlink(), id="gone"),
+        pytest.param(lambda: os.replace(outside_link(), "train.py"), id="a link"),
     ],
 )
-async def test_a_launch_by_the_receipt_reads_the_file_again(ctx: Context, change: Any, said: str) -> None:
+async def test_a_launch_by_the_receipt_reads_the_file_again(ctx: Context, change: Any, wording: Wording) -> None:
     async with talking(ctx) as talk:
         receipt = (await talk.call("submit_job", **BY_PATH))["receipt"]
         change()
         refused = await talk.error("submit_job", receipt=receipt)
-    assert refused["code"] == "conflict" and said in refused["message"]
+    assert refused["code"] == "conflict"
+    wording(refused["message"], "train.py")
     assert not ctx.ledger.events(kind="job.accepted")
 
 
+@pytest.mark.slow
 async def test_other_arguments_beside_the_receipt_are_refused(ctx: Context) -> None:
     async with talking(ctx) as talk:
         receipt = (await talk.call("submit_job", **JOB))["receipt"]
@@ -80,12 +85,12 @@ async def test_other_arguments_beside_the_receipt_are_refused(ctx: Context) -> N
         assert (await talk.call("submit_job", receipt=receipt, **same))["code"] == "accepted"
 
 
-async def test_a_receipt_that_is_not_there_or_of_nothing_to_launch(ctx: Context) -> None:
+async def test_a_receipt_that_is_not_there_or_of_nothing_to_launch(ctx: Context, wording: Wording) -> None:
     old = ReceiptIssued(spec_digest="", facts_digest="", expires_at=1e10)
     ctx.ledger.add("receipt/r0", old)
     async with talking(ctx) as talk:
         assert (await talk.error("submit_job", receipt="r1"))["code"] == "not_found"
-        assert "records no arguments" in (await talk.error("submit_job", receipt="r0"))["message"]
+        wording((await talk.error("submit_job", receipt="r0"))["message"])
         assert (await talk.error("submit_job", script=TRAIN))["code"] == "bad_request"
         assert (await talk.error("submit_job"))["code"] == "bad_request"
 
@@ -126,6 +131,7 @@ async def test_a_link_inside_of_the_working_directory_is_followed(ctx: Context) 
         assert (await talk.call("submit_job", **{**JOB, "script": "latest.py"}))["code"] == "checked"
 
 
+@pytest.mark.slow
 async def test_a_fan_out_is_launched_by_its_receipt_alone(ctx: Context) -> None:
     roster = {**BY_PATH, "grid": {"lr": ["1", "2"]}, "max_cost_usd": 20}
     async with talking(ctx) as talk:

@@ -234,6 +234,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(ids, st.dictionaries(st.text(max_size=4).filter(lambda k: k != "id"), JSON, max_size=4), st.booleans())
 def test_the_id_is_found_wherever_it_is(number: Any, rest: dict[str, Any], first: bool) -> None:
     message = {"id": number, **rest} if first else {**rest, "id": number}
@@ -266,6 +267,7 @@ def ctx(tmp_path: Path) -> Context:
     return quick_warden(tmp_path / "home")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_the_stored_answers_are_the_real_servers(ctx: Context) -> None:
     from importlib.metadata import version

@@ -199,6 +199,7 @@ async def test_all_waiting_cells_are_one_array_of_as_many_at_once_as_machines(
     assert (await fan_out(ctx, roster())).adopted and len(engine.arrays) == 1
 
 
+@pytest.mark.slow
 async def test_death_at_any_write_or_call_sends_no_cell_twice_and_loses_none(tmp_path: Path, clock: Clock) -> None:
     deaths = 0
     for n in range(200):
@@ -283,6 +284,7 @@ def ending_is_kept(ctx: Context, engine: Playing, before: Counter[tuple[str, int
     assert list(moves_along_the_tables(ctx.ledger)) == []
 
 
+@pytest.mark.slow
 async def test_an_end_between_a_death_anywhere_and_the_restart_sends_nothing_more(tmp_path: Path, clock: Clock) -> None:
     ends, recalled = Counter[bool](), 0
     for n in range(200):

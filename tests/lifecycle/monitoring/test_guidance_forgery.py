@@ -110,6 +110,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     made.cloud.list()
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "has a running job called finished by its status file")
 async def test_a_running_job_that_forges_its_status_runs_on_to_its_own_end(house: House) -> None:
     job = await house.start(*LIES.values())
@@ -119,6 +120,7 @@ async def test_a_running_job_that_forges_its_status_runs_on_to_its_own_end(house
     assert house.ctx.ledger.last(seen.job.subject, "folder.gone") is None
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "kills its supervisor to be relaunched")
 @pytest.mark.parametrize("lie", ["preempted", "other process", "rebooted"])
 async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, lie: str) -> None:
@@ -131,6 +133,7 @@ async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, l
     assert Job.PREEMPTED not in house.states and house.launches == 1
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "writes a reason into its status that only an observer may give")
 @pytest.mark.parametrize("lie", ["died", "came back"])
 async def test_a_reason_that_only_an_observer_gives_is_not_taken_from_a_file(house: House, lie: str) -> None:
@@ -141,6 +144,7 @@ async def test_a_reason_that_only_an_observer_gives_is_not_taken_from_a_file(hou
     assert Job.PREEMPTED not in house.states and house.launches == 1
 
 
+@pytest.mark.slow
 async def test_a_machine_that_was_really_taken_is_relaunched_whatever_the_file_says(house: House) -> None:
     job = await house.start({"state": "running"}, then="stay")
     await house.until(job, lambda c: c.job.state is Job.RUNNING and house.said.exists())

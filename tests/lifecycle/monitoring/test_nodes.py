@@ -10,7 +10,7 @@ import pytest
 
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.interfaces.cli import main
+from gpuwarden.interfaces.cli import console, main
 from gpuwarden.interfaces.cli.base import answer
 from gpuwarden.interfaces.results.nodes import FIXES, TEXTS, looked_at, text_of
 from gpuwarden.lifecycle.nodes import Looked, Wanted, check_nodes, ways_between
@@ -23,6 +23,7 @@ from gpuwarden.remote.host.node_talk import agent_source, open_talk
 from gpuwarden.remote.runner.group import selected
 from gpuwarden.scripts.group_launch import GroupLaunch, read_launch
 from gpuwarden.scripts.script import read_script
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 LO = {"name": "lo", "kind": "loopback", "up": True, "mtu": 65536, "address": "127.0.0.1", "prefix": 8}
@@ -379,17 +380,17 @@ def test_the_agent_is_python_of_the_oldest_machines() -> None:
     assert source.count('SOURCE = ""') == 1, "its loader takes this line out"
 
 
-def test_a_person_reads_the_answers_in_the_order_of_a_bring_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_person_reads_the_answers_in_the_order_of_a_bring_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.setattr(console.out, "width", console.PIPED)
     facts = group(node(1), node(2, env={"NCCL_SOCKET_IFNAME": "docker0"}), offsets={})
     done = Looked(facts, judge_nodes(facts, GroupLaunch()), {"n2": "SHA256:abc"})
     assert answer(looked_at(done), False, "nodes") == 1
     shown = capsys.readouterr().out
     rows = [row.split() for row in shown.splitlines() if not row.startswith(" ")]
     assert [row[:2] for row in rows[:3]] == [["yes", "identity"], ["yes", "fabric"], ["no", "interface"]]
-    assert "no n2: NCCL_SOCKET_IFNAME selects docker0, and eth0 leads to the other nodes" in shown
-    assert "unknown n2: its clock could not be compared closely enough" in shown
-    assert "for every rank: NCCL_SOCKET_IFNAME=eth0" in shown and "ranks meet at 10.0.0.1:29500" in shown
-    assert "first contact with n2" in shown
+    wording(shown, "NCCL_SOCKET_IFNAME=eth0", "docker0", "10.0.0.1:29500", "SHA256:abc")
     assert answer(looked_at(done), True, "nodes") == 1
     body = json.loads(capsys.readouterr().out)
     assert body["checks"]["interface"] == "no" and body["hint"] and body["code"] == "failed"

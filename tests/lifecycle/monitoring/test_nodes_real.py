@@ -101,7 +101,7 @@ async def test_an_interface_that_leads_nowhere_is_named_with_the_one_that_does(n
         nodes.serve("b")
     assert codes(done, Area.INTERFACE) == [("b", NodeCode.INTERFACE_WRONG)]
     said = next(f.message for f in looked_at(done).details if f.code == NodeCode.INTERFACE_WRONG)
-    assert "selects docker0" in said and "data0 leads" in said
+    assert "docker0" in said and "data0" in said
     assert done.verdict.environment["NCCL_SOCKET_IFNAME"] == "data0"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fakes import FakeClock, Limits
 from gpuwarden.core.errors import NotFound, NotSupported
 from gpuwarden.core.models import Answer, Quote, Resources
 from gpuwarden.core.policy import Policy
+from gpuwarden.interfaces.cli import console
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.interfaces.results.offers import offered
 from gpuwarden.lifecycle import timeouts
@@ -26,6 +28,7 @@ from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.offers import Capacity, offers
 from gpuwarden.providers.base import Provider
 from lifecycle_kit import clock_of_today, open_house
+from wording import Wording
 
 pytestmark = pytest.mark.anyio
 ASKED = {"runpod": "H100", "vastai": "H100", "lambda": "H100"}
@@ -130,7 +133,7 @@ async def test_a_platform_that_rents_nothing_can_t_be_named(three: Context) -> N
 
 
 async def test_one_place_that_can_t_be_asked_hides_no_other(
-    three: Context, accounts: dict[str, Emulator], monkeypatch: pytest.MonkeyPatch
+    three: Context, accounts: dict[str, Emulator], monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     async def breaks(resources: Resources) -> Answer[Quote]:
         raise KeyError("price")
@@ -139,7 +142,8 @@ async def test_one_place_that_can_t_be_asked_hides_no_other(
     assert [(row.platform, row.capacity) for row in rows] == [
         ("runpod", Capacity.AVAILABLE), ("local", Capacity.UNKNOWN), ("runpood", Capacity.UNKNOWN),
     ]  # fmt: skip
-    assert "not rented" in rows[1].note and "runpood" in rows[2].note
+    assert "runpood" in rows[2].note
+    wording(rows[1].note)
     with pytest.raises(NotFound):
         await offers(three, H100, ("runpood",))
     monkeypatch.setattr(three.provider("vastai"), "quote", breaks)
@@ -187,14 +191,20 @@ async def test_list_instances_shows_offers_where_a_gpu_is_named(three: Context) 
     assert all(row["capacity"] == "available" and row["price_usd_per_hour"] > 0 for row in listed)
 
 
-def test_the_command_prints_what_json_has(run: Cli) -> None:
+def test_the_command_prints_what_json_has(run: Cli, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+    monkeypatch.setattr(console.out, "width", console.PIPED)
     words = ("offers", "--gpu", "H100", "--platform", "rehearsal/vastai", "--platform", "rehearsal/lambda")
     code, body = run(*words)
     assert code == 0
     assert [o["platform"] for o in body["offers"]] and all(o["price_usd_per_hour"] > 0 for o in body["offers"])
     code, text = run.shown(*words)
-    assert code == 0 and "rehearsal/lambda" in text and "no stop" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("rehearsal/lambda")]
+    assert code == 0 and next(o for o in body["offers"] if o["platform"] == "rehearsal/lambda")["survives_stop"] is None
+    wording(re.split(r" {2,}", row)[3])
     code, text = run.shown(*words, "--platform", "runpood")
-    assert code == 0 and "rehearsal/lambda" in text and text.count("runpood") >= 2 and "1 did not answer" in text
+    assert code == 0 and "rehearsal/lambda" in text and text.count("runpood") >= 2
+    code, body = run(*words, "--platform", "runpood")
+    assert body["code"] == "unknown" and body["message"] in " ".join(text.split())
+    wording(body["message"])
     code, body = run("offers", "--gpu", "H100")
     assert (code, body["code"]) == (0, "not_configured")

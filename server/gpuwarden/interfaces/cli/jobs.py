@@ -259,7 +259,7 @@ async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: b
     show_default=True,
     help="Of a job: which copy.",
 )
-@click.option("--no-limits", is_flag=True, help="Read on where one file would take over 20 s of work, or 1 GiB.")
+@click.option("--no-limits", is_flag=True, help="Read on where one file has more than is read by default.")
 @JSON
 @runs_async
 async def verify(what: str, level: str | None, against: str | None, where: Any, no_limits: bool, as_json: bool) -> int:
@@ -269,7 +269,7 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
     or with `--where instance`, the machine looks at its own files, --against is a path there too, and the result is
     marked as the machine's claim. Exit code 0: proven, 1: refuted, 2: inconclusive.
 
-    Beyond reading its bytes, no file takes more than 20 s of processor time or 1 GiB: what would is left inconclusive.
+    Each file is read up to fixed counts of headers, opcodes, tensors and unpacked bytes; more is left inconclusive.
     """
     from gpuwarden.checkpoints.file_model import NO_LIMITS
     from gpuwarden.core.errors import WardenError

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from gpuwarden.core import processes
 from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.event import Event
@@ -104,12 +104,10 @@ async def _desktop(ctx: Context, alert: Alert) -> str | None:
     argv = [values.get(word, word) for word in ctx.policy.watch.desktop]
     try:
         with anyio.fail_after(PATIENCE_S):
-            done = await anyio.run_process(
-                argv, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            code, _ = await processes.run(argv, keep=False)
     except (OSError, TimeoutError) as error:
         return f"the desktop command failed: {type(error).__name__}"
-    return f"the desktop command ended with {done.returncode}" if done.returncode else None
+    return f"the desktop command ended with {code}" if code else None
 
 
 async def _webhook(ctx: Context, alert: Alert) -> str | None:

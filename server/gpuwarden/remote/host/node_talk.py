@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from gpuwarden.core import processes
 from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote.host.any_python import ANY_PYTHON, python_command
@@ -123,7 +124,7 @@ async def open_talk(name: str, config: Path | None = None) -> NodeTalk:
     """Start the agent on a node: a host of the user's SSH configuration, or `local`. Raises a `WardenError`."""
     if name == LOCAL:
         argv = [sys.executable, "-I", "-S", "-c", _LOADER]
-        process = await anyio.open_process(argv, stderr=None)
+        process = await processes.start(argv, stderr=None)
         assert process.stdout is not None
         return NodeTalk(name, _Here(process, BufferedByteReceiveStream(process.stdout)))
     machine = Ssh(await anyio.to_thread.run_sync(lambda: resolve(name, config=config)), config=config)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import count
 from typing import TYPE_CHECKING
 
 import tree_sitter
@@ -16,13 +18,15 @@ MOST_BYTES = 131_072
 """Linux runs no shell with a longer text: it is the limit of one argument."""
 MOST_STEPS = 30_000
 MOST_VALUE = 100_000
-MOST_PARSE_S = 0.06
+MOST_LOOKS = 10_000
+"""How often the parser may report, which it does once in a hundred of its own steps."""
 MOST_MARKS = 6_000
 MOST_PIPES = 1_000
 MOST_HEREDOCS = 300
 """The parser's time grows with the square of marks that it can't make sense of."""
 DEEPEST = 40
-_HEREDOC = re.compile(r"<<-?[ \t]*['\"\\]?(\w+)")
+_MARK = re.compile(r"[|&;<>(){}$`=\[\]!]|case|if|for|while|until|select|do|then|el|fi|esac|function")
+_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"\\]?)(\w+)")
 _ODD_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(?:\S*|'[^'\n]*|\"[^\"\n]*)[\U00010000-\U0010ffff]")
 _BEYOND = re.compile(rb"[\xf0-\xf4][\x80-\xbf]{3}")
 
@@ -45,14 +49,14 @@ class Budget:
 
 
 def parsed(data: bytes) -> Tree:
-    """Parse a text. Raises TooMuch when the parser needs too long, counted in its own time on the processor."""
+    """Parse a text. Raises TooMuch when the parser takes too many steps: its own, so no machine is kinder."""
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
-    end = time.process_time() + MOST_PARSE_S
+    looks = count(1)
     # The grammar looks up a character beyond U+FFFF outside of the C library's tables, and may crash there.
     data = _BEYOND.sub(_two_for_one, data)
     try:
         return parser.parse(
-            lambda at, _: data[at : at + 4096], progress_callback=lambda _at, _error: time.process_time() > end
+            lambda at, _: data[at : at + 4096], progress_callback=lambda _at, _error: next(looks) > MOST_LOOKS
         )
     except ValueError as error:
         raise TooMuch("the command is too tangled to be read") from error
@@ -71,18 +75,56 @@ def check_marks(text: str) -> None:
     """
     if _ODD_HEREDOC.search(text):
         raise TooMuch("a here-document ends at a word of odd characters")
-    end, outside = "", []
-    for line in text.split("\n"):
-        if not end:
-            outside.append(line)
-            found = _HEREDOC.search(line)
-            end = found[1] if found else ""
-        elif line.strip() == end:
-            end = ""
-    kept = "\n".join(outside)
-    if (
-        kept.count("|") > MOST_PIPES
-        or text.count("<<") > MOST_HEREDOCS
-        or sum(map(kept.count, "|&;<>(){}$`=")) > MOST_MARKS
-    ):
-        raise TooMuch("the command has too many marks of the shell to be read")
+    if text.count("<<") <= MOST_HEREDOCS:
+        if _few_marks(text):
+            return
+        kept, starts = _without_bodies(text)
+        if _few_marks(kept) and starts <= _heredocs(kept):
+            return
+    raise TooMuch("the command has too many marks of the shell to be read")
+
+
+def _few_marks(text: str) -> bool:
+    return text.count("|") <= MOST_PIPES and sum(1 for _ in _MARK.finditer(text)) <= MOST_MARKS
+
+
+def _without_bodies(text: str) -> tuple[str, set[int]]:
+    """Return a text without what looks like the bodies of its here-documents, and the lines that begin these.
+
+    A body that the shell expands is left where it is.
+    """
+    lines = text.split("\n")
+    ends: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        ends.setdefault(line.strip(), []).append(number)
+    expanded = [number for number, line in enumerate(lines) if "$" in line or "`" in line]
+    kept: list[str] = []
+    starts: set[int] = set()
+    at = 0
+    while at < len(lines):
+        kept.append(lines[at])
+        found = _HEREDOC.search(lines[at])
+        at += 1
+        end = _first(ends.get(found[2], ()), at) if found else None
+        if found and end is not None and (found[1] or (_first(expanded, at) or end) >= end):
+            starts.add(len(kept) - 1)
+            at = end
+    return "\n".join(kept), starts
+
+
+def _first(numbers: Sequence[int], least: int) -> int | None:
+    """Return the first of sorted numbers that is at least so large."""
+    at = bisect_left(numbers, least)
+    return numbers[at] if at < len(numbers) else None
+
+
+def _heredocs(text: str) -> set[int]:
+    """Return the lines on which the parser, too, sees here-documents begin; none in a text that it can't read."""
+    root = parsed(text.encode("utf-8", "replace")).root_node
+    nodes, lines = [] if root.has_error else [root], set()
+    while nodes:
+        node = nodes.pop()
+        nodes += node.children
+        if node.type == "heredoc_redirect":
+            lines.add(node.start_point[0])
+    return lines

@@ -29,7 +29,7 @@ class Words:
         if len(self.data) > MOST_BYTES:
             raise TooMuch(f"the command is longer than {MOST_BYTES} bytes; put the text into a file")
         budget.spend(len(self.data) // 16)
-        check_marks(text)
+        check_marks(self.data.decode("utf-8"))
         self.values, self.budget = values, budget
         self.root = parsed(self.data).root_node
         self.broken = self.root.has_error

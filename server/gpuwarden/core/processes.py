@@ -1,0 +1,62 @@
+"""Programs as child processes that are awaited."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import Process
+
+PIPE: Final = subprocess.PIPE
+
+
+async def start(
+    argv: Sequence[str],
+    *,
+    stdin: int | None = PIPE,
+    stdout: int | None = PIPE,
+    stderr: int | None = PIPE,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> Process:
+    """Start a program; the caller closes the process.
+
+    A cancelled start leaves a child that nobody reaps and pipes that nobody closes (asyncio waits for them, and anyio
+    cancels that wait again), so it is finished first. What the caller awaits next is cancelled.
+    """
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(  # noqa: TID251
+            argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd
+        )
+    return process  # noqa: RET504 - mypy: a scope may swallow what is raised in it
+
+
+async def run(argv: Sequence[str], given: bytes = b"", *, keep: bool = True) -> tuple[int, bytes]:
+    """Run a program to its end. Return its code, and what it wrote to its output where that is to be kept.
+
+    A cancelled one is killed.
+    """
+    quiet = subprocess.DEVNULL
+    out = PIPE if keep else quiet
+    async with await start(argv, stdin=PIPE if given else quiet, stdout=out, stderr=quiet) as process:
+        parts: list[bytes] = []
+        async with anyio.create_task_group() as group:
+            if process.stdin:
+                group.start_soon(_feed, process, given)
+            if process.stdout:
+                parts = [part async for part in process.stdout]
+            code = await process.wait()
+    return code, b"".join(parts)
+
+
+async def _feed(process: Process, given: bytes) -> None:
+    assert process.stdin
+    try:
+        await process.stdin.send(given)
+        await process.stdin.aclose()
+    except (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError):
+        return  # it ended without reading all of it; its answer says why

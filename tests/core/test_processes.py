@@ -1,0 +1,59 @@
+"""Programs that are awaited: their answers, and that a cancelled one leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Awaitable, Callable
+
+import anyio
+import anyio.lowlevel
+import psutil
+import pytest
+
+from gpuwarden.core import processes
+
+ECHO = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()); sys.exit(3)"]
+MEGABYTE = b"0123456789abcdef" * 65_536
+
+
+@pytest.mark.anyio
+async def test_a_program_is_fed_while_it_answers() -> None:
+    assert await processes.run(ECHO, MEGABYTE) == (3, MEGABYTE)
+    assert await processes.run(ECHO) == (3, b"")
+    assert await processes.run(["echo", "hello"], keep=False) == (0, b"")
+    assert await processes.run(["true"], MEGABYTE) == (0, b"")
+
+
+async def started() -> None:
+    async with await processes.start(["sleep", "60"]) as process:
+        await process.wait()
+
+
+async def ran() -> None:
+    await processes.run(["sleep", "60"], b"more")
+
+
+async def cancelled_after(steps: int, program: Callable[[], Awaitable[None]]) -> None:
+    """Cancel a program that is started after so many steps of the event loop."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(program)
+        for _ in range(steps):
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [started, ran])
+def test_one_that_is_cancelled_while_it_starts_is_gone(program: Callable[[], Awaitable[None]]) -> None:
+    """Whenever that is: asyncio starts a program in some seven steps."""
+    gc.collect()
+    before = psutil.Process().children()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        for steps in range(14):
+            anyio.run(cancelled_after, steps, program)
+            gc.collect()
+    assert [str(warning.message) for warning in seen] == []
+    assert psutil.Process().children() == before
