@@ -29,7 +29,7 @@ from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.tree import Tree, walk
-from gpuwarden.checkpoints.values import checksums, content_scan, heuristics, nonfinite, pages
+from gpuwarden.checkpoints.values import checksums, content_scan, emptiness, heuristics, nonfinite, pages
 from gpuwarden.core.evidence import Cause
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
@@ -64,6 +64,7 @@ def examine(path: Path, ask: Ask) -> Findings:
     entry = look(real, path.name, ask)
     entry.adopt(unreadable)
     found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open, content=ask.content)
+    emptiness.judge(found)
     alone = training_file.of_entry(entry, found)
     found.judgements += [alone] if alone else []
     return found
@@ -93,6 +94,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
     with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
         looked.update(zip(apart, pool.map(lambda n: one(n, alone), apart)))  # noqa: B905
     found.entries.update((n, entry) for n in sizes if (entry := looked[n]) is not None)
+    emptiness.judge(found)
     left_out = [n for n in sizes if looked[n] is None]
     for folder in tree.folders:
         for name, why in folder.odd.items():

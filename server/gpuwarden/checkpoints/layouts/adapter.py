@@ -1,8 +1,11 @@
-"""A PEFT adapter: the config says what is adapted, the weights must have a fitting pair for each."""
+"""A PEFT adapter: the weights have everything that its config promises, and numbers in each of it."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any, Dict, Set, Tuple  # noqa: UP035  (Python 3.8)
 
 from gpuwarden.checkpoints.file_model import Tensor, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
@@ -11,6 +14,14 @@ from gpuwarden.checkpoints.tree import Folder
 NAME = "adapter"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PAIR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
+# PEFT counts a module's layer by the first number in its name.
+_LAYER = re.compile(r"(?P<stem>.*?\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
+_LITERAL = re.compile(r"[\w.-]+")
+# For these tasks PEFT adds every name that models give to their last layer; each model has one of them.
+_HEADS = frozenset({"classifier", "score"})
+_CLASSIFIES = ("SEQ_CLS", "TOKEN_CLS")
+
+_Layers = Dict[Tuple[str, str], Set[int]]  # noqa: UP006
 
 
 def claims(folder: Folder) -> bool:
@@ -19,7 +30,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that config and weights are both there, every A has its B, ranks fit, every target is adapted."""
+    """Check that config and weights are both there, and each of the config's promises in the weights."""
     said = Judgement(NAME, folder.rel)
     present = [n for n in _WEIGHTS if n in folder.files]
     if not present:
@@ -27,26 +38,27 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if "adapter_config.json" not in folder.files:
         said.problems.append("has adapter weights but no adapter_config.json; nothing can apply them")
         return said
-    entry = found[folder.join("adapter_config.json")]
-    config = entry.anatomy.content if entry and entry.anatomy else None
-    tensors = found.tensors(folder.join(n) for n in present)
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA" or not tensors:
+    config = found.parsed(folder.join("adapter_config.json"))
+    entries = [e for n in present if (e := found[folder.join(n)])]
+    if not isinstance(config, dict) or not entries or any(e.problems or e.doubts for e in entries):
         return said
-    modules = pairs(tensors)
-    half = [m for m, ab in modules.items() if set(ab) != {"A", "B"}]
-    if half:
-        said.problems.append(f"modules with only one of the two matrices: {some(half)}")
-    plain = not config.get("rank_pattern") and type(config.get("r")) is int
-    odd = [m for m, ab in modules.items() if plain and not all(config["r"] in t.shape for t in ab.values())]
-    if odd:
-        said.problems.append(f"the config says rank {config['r']}, but not so: {some(odd)}")
-    targets = config.get("target_modules")
-    if isinstance(targets, list):
-        bare = [t for t in targets if not any(m == t or m.endswith("." + str(t)) for m in modules)]
-        if bare:
-            said.problems.append(f"modules that the config adapts but the weights lack: {some(map(short, bare))}")
+    tensors = found.tensors(e.path for e in entries)
+    modules = _modules(config, tensors)
+    empty = [n for n, t in tensors.items() if not t.numel]
+    if empty:
+        said.problems.append(f"{len(empty):,} tensors have no numbers: {some(empty)}")
+    elif not tensors:
+        said.problems.append("the weights have no tensor")
+    _targets(config, modules, said)
+    _completeness(modules, said)
+    biases = [n[: -len(".bias")] for n in tensors if n.endswith(".bias")] if config.get("bias") == "all" else []
+    _layers(config, [*modules, *biases], said)
+    if config.get("peft_type") == "LORA":
+        _ranks(config, tensors, said)
+    _saved(config, tensors, said)
+    _tokens(config, tensors, said)
     if modules and not said.problems:
-        said.proved.append(f"{len(modules):,} modules have both matrices, of the rank that the config says")
+        said.proved.append(f"{len(modules):,} modules have all the tensors that the config promises")
     return said
 
 
@@ -58,3 +70,149 @@ def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         if match:
             found.setdefault(match.group(1), {})[match.group(2)] = t
     return found
+
+
+def _names(value: Any) -> list[str]:
+    """Return the strings of a list in a config."""
+    return [v for v in value if isinstance(v, str) and v] if isinstance(value, list) else []
+
+
+def _is(module: str, name: str) -> bool:
+    """Return true if a config's name means this module, as PEFT compares them."""
+    return module == name or module.endswith("." + name)
+
+
+def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, set[str]]:
+    """Return adapted module -> the rest of its tensors' names.
+
+    `target_modules` names them in a list. A pattern in a string is not run, because a hostile one could take for ever:
+    then only modules with matrices of LoRA are known.
+    """
+    known = set(pairs(tensors))
+    targets = _names(config.get("target_modules"))
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in tensors:
+        parts = name.split(".")
+        for n in range(min(len(parts), 64) - 1, 0, -1):
+            module = ".".join(parts[:n])
+            if module in known or any(_is(module, t) for t in targets):
+                found[module].add(".".join(parts[n:]))
+                break
+    return found
+
+
+def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
+    """Report names that the config adapts and the weights lack, unless they are excluded or saved whole."""
+    apart = _names(config.get("exclude_modules")) + _names(config.get("modules_to_save"))
+    bare = [
+        t
+        for t in _names(config.get("target_modules"))
+        if not any(_is(m, t) for m in modules) and not any(_is(t, a) or _is(a, t) for a in apart)
+    ]
+    lora = config.get("peft_type") == "LORA"  # some other kinds keep all of it in tensors that modules share
+    if lora and not modules and not config.get("trainable_token_indices"):
+        said.problems.append("none of its tensors adapts a module")
+    elif bare and modules and not isinstance(config.get("exclude_modules"), str):
+        said.problems.append(f"modules that the config adapts but the weights lack: {some(map(short, bare))}")
+
+
+def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
+    """Report modules without a tensor that another one in the same place of its layer has."""
+    roles: dict[str, set[str]] = defaultdict(set)
+    for module, rest in modules.items():
+        roles[re.sub(r"\d+", "#", module)] |= rest
+    half = [m for m, rest in modules.items() if rest != roles[re.sub(r"\d+", "#", m)]]
+    half += [m for m, rest in modules.items() if _halves(rest)]
+    if half:
+        said.problems.append(f"modules without some of their tensors: {some(dict.fromkeys(half))}")
+
+
+def _halves(rest: set[str]) -> bool:
+    """Return true if one of LoRA's two matrices is there without the other."""
+    return len({match[2] for r in rest if (match := _PAIR.fullmatch("m." + r))}) == 1
+
+
+def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
+    """Report layers without a module that the others adapt."""
+    by_role: _Layers = defaultdict(set)
+    for module in modules:
+        match = _LAYER.fullmatch(module)
+        if match:
+            by_role[match["stem"], match["rest"].rsplit(".", 1)[-1]].add(int(match["number"]))
+    wanted = config.get("layers_to_transform")
+    asked = {n for n in (wanted if isinstance(wanted, list) else [wanted]) if type(n) is int}
+    if asked and not any(asked <= layers for layers in by_role.values()):
+        said.problems.append(f"the config adapts the layers {some(sorted(asked))}, which the weights lack in part")
+    for (stem, name), layers in by_role.items():
+        every = set().union(*(v for (s, _), v in by_role.items() if s == stem))
+        lacking, ordered = sorted(every - layers), sorted(every)
+        if not lacking:
+            continue
+        line = f"{short(stem + name)}: layer {some(lacking)} has none, unlike the others"
+        if config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
+            said.unproved.append(f"{line}; compare with the base to know whether that is right")
+        elif lacking in (ordered[: len(lacking)], ordered[-len(lacking) :]):
+            said.doubts.append(line)  # a few architectures have other first or last layers
+        else:
+            said.problems.append(line)
+
+
+def _even(numbers: list[int]) -> bool:
+    """Return true for two or more numbers at one distance, as where every fourth layer differs."""
+    return len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0]))
+
+
+def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:
+    """Check the rank of each pair, and the tensors that DoRA and a bias add to it."""
+    found = pairs(tensors)
+    odd = [m for m, ab in found.items() if not _fits(_rank(config, m), ab, bool(config.get("target_parameters")))]
+    if odd:
+        said.problems.append(f"matrices whose rank is not the config's: {some(odd)}")
+    for setting, part in (("use_dora", ".lora_magnitude_vector"), ("lora_bias", ".lora_B.bias")):
+        lacking = [m for m in found if config.get(setting) is True and not any(n.startswith(m + part) for n in tensors)]
+        if lacking:
+            said.problems.append(f"{setting} is set, but {part[1:]} is missing: {some(lacking)}")
+
+
+def _rank(config: dict[str, Any], module: str) -> int | None:
+    """Return the rank that the config gives a module; None where only a pattern could tell."""
+    given: Any = config.get("rank_pattern")
+    for key, rank in given.items() if isinstance(given, dict) else ():
+        if not _LITERAL.fullmatch(str(key)):
+            return None
+        if _is(module, str(key)):
+            return rank if type(rank) is int else None
+    rank = config.get("r")
+    return rank if type(rank) is int else None
+
+
+def _fits(rank: int | None, pair: dict[str, Tensor], stacked: bool) -> bool:
+    """Return true if both matrices of a pair have one rank, and this one; `stacked` has several of them in one."""
+    if any(len(t.shape) < 2 for t in pair.values()):
+        return False
+    sizes = [t.shape[0 if half == "A" else 1] for half, t in pair.items()]
+    if rank is None or stacked:
+        return len(set(sizes)) == 1 and sizes[0] > 0
+    return all(size == rank for size in sizes)
+
+
+def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) -> None:
+    """Report what is to be saved whole and is not in the weights."""
+    names = [n for n in _names(config.get("modules_to_save")) if _LITERAL.fullmatch(n)]
+    lacking = [n for n in names if not any(f".{n}." in f".{t}." for t in tensors)]
+    if config.get("task_type") in _CLASSIFIES and _HEADS & (set(names) - set(lacking)):
+        lacking = [n for n in lacking if n not in _HEADS]
+    if config.get("peft_type") == "VERA" and config.get("save_projection") is True:
+        lacking += [n for n in ("vera_A", "vera_B") if not any(f".{n}" in t for t in tensors)]
+    if lacking:
+        said.problems.append(f"what the config saves whole, and the weights lack: {some(map(short, lacking))}")
+
+
+def _tokens(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:
+    """Check that each token that is trained by itself has its row."""
+    given = config.get("trainable_token_indices") or config.get("token_indices")
+    lists = list(given.values()) if isinstance(given, dict) else [given] if given else []
+    wanted = sorted(len(tokens) for tokens in lists if isinstance(tokens, list))
+    held = sorted(t.shape[0] for n, t in tensors.items() if "trainable_tokens_delta" in n and t.shape)
+    if wanted and (len(held) < len(wanted) or not set(held) <= set(wanted)):
+        said.problems.append(f"rows of trained tokens: {some(held) or 'none'}, but the config lists {some(wanted)}")

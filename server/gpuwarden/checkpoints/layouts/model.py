@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from typing import Any
 
 from gpuwarden.checkpoints import architectures
 from gpuwarden.checkpoints.file_model import Tensor, some
@@ -12,6 +14,8 @@ from gpuwarden.checkpoints.tree import Folder
 NAME = "model"
 CONFIG = "config.json"
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{1,9}-of-\d{1,9})?\.(?:safetensors|bin)")
+_EXPERT = re.compile(r"(?P<layer>.*\bexperts\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # save_pretrained writes these beside a config, and nothing else writes them.
 _BESIDE = ("generation_config.json",)
 
@@ -38,6 +42,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     """Compare the config with the tensors by the table of families, and the tokenizer with the embeddings."""
     said = Judgement(NAME, folder.rel)
     tensors = held(folder, found)
+    entries = [found[folder.join(n)] for n in weights(folder)]
+    if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
+        said.problems.append("the weights have no tensor")
     if CONFIG not in folder.files:
         # Other files may be there that are only written beside a config, or other models that have one.
         beside = [n for n in _BESIDE if n in folder.files]
@@ -56,8 +63,28 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             said.problems += made.problems
             said.doubts += made.doubts
             said.unproved += made.unproved
+    _experts(tensors, found.parsed(folder.join(CONFIG)), said)
     _tokenizer(folder, found, tensors, said)
     return said
+
+
+def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
+    """Check that the experts of a layer are as many as the config says, each with the tensors of the others.
+
+    transformers 5 merges them when it loads, so that `build_child.py` does not know their names in the file.
+    """
+    layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for match in map(_EXPERT.fullmatch, tensors):
+        if match:
+            layers[match["layer"]][match["rest"]].add(match["number"])
+    given = [config.get(key) for key in _EXPERTS] if isinstance(config, dict) else []
+    many = next((n for n in given if type(n) is int), 0)
+    for layer, parts in layers.items():
+        most = max(many, *(len(numbers) for numbers in parts.values()))
+        few = [f"{layer}*.{rest}" for rest, numbers in parts.items() if len(numbers) != most]
+        if few:
+            said.problems.append(f"not all experts have a tensor: {some(few)}")
+            return
 
 
 def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said: Judgement) -> None:

@@ -1,0 +1,61 @@
+"""Tensors without numbers: what a save under ZeRO-3 or FSDP leaves if the parameters were not gathered first."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from gpuwarden.checkpoints.file_model import DTYPES, Tensor, some
+from gpuwarden.checkpoints.findings import Entry, Findings
+from gpuwarden.core.evidence import Cause
+
+# DeepSpeed's own files have placeholders on purpose: the numbers are in its optimizer files. The shards of a
+# distributed checkpoint may be empty on some ranks, and an array of data may be empty.
+_MAY_BE_EMPTY = re.compile(r".*(?:_(?:model|optim)_states\.pt|\.distcp|\.npy|\.npz|\.h5|\.hdf5|\.onnx)")
+_PARAMETER = re.compile(r"(?:.*[./])?(?:\w*weight|bias|kernel|gamma|beta|exp_avg|exp_avg_sq|momentum_buffer|lora_\w+)")
+_PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
+
+
+def judge(found: Findings) -> None:
+    """Refute files without tensors, and those with an empty tensor where others show that it has numbers.
+
+    Where nothing shows that, an empty tensor is a doubt.
+    The tensors of a folder are compared with each other, because a model may be in several files.
+    """
+    folders: dict[str, list[Entry]] = defaultdict(list)
+    for path, entry in found.entries.items():
+        if entry.format == "safetensors" and entry.anatomy and not (entry.anatomy.tensors or entry.problems):
+            entry.refute("has no tensor", Cause.CONTRADICTION)
+        if entry.anatomy and entry.anatomy.tensors and not _MAY_BE_EMPTY.fullmatch(path):
+            folders[path.rpartition("/")[0]].append(entry)
+    for entries in folders.values():
+        if any(not t.numel for e in entries for t in _floating(e)):
+            _judge(entries)
+
+
+def _judge(entries: list[Entry]) -> None:
+    filled = {_role(t.name) for e in entries for t in _floating(e) if t.numel}
+    for entry in entries:
+        tensors = _floating(entry)
+        empty = [t.name for t in tensors if not t.numel and _PARAMETER.fullmatch(t.name)]
+        certain = [n for n in empty if _role(n) in filled or _partner(n) in filled or len(empty) == len(tensors)]
+        if certain:
+            entry.refute(f"{len(certain):,} tensors have no numbers: {some(certain)}", Cause.CONTRADICTION)
+        elif empty:
+            entry.doubt(f"{len(empty):,} tensors have no numbers: {some(empty)}", Cause.UNREAD)
+
+
+def _floating(entry: Entry) -> list[Tensor]:
+    tensors = entry.anatomy.tensors if entry.anatomy else []
+    return [t for t in tensors if t.dtype in DTYPES and DTYPES[t.dtype].kind in "fc"]
+
+
+def _role(name: str) -> str:
+    """Return a tensor's place in any layer: its name without numbers."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _partner(name: str) -> str:
+    """Return the role of the tensor that comes with this one; empty if there is none."""
+    stem, dot, last = _role(name).rpartition(".")
+    return f"{stem}{dot}{_PARTNERS[last]}" if last in _PARTNERS else ""

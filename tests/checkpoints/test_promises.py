@@ -1,0 +1,168 @@
+"""Take one tensor from what a real library wrote, or its numbers: the rest is never proven."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from gpuwarden.checkpoints.build import build
+from gpuwarden.checkpoints.examine import examine
+from gpuwarden.checkpoints.findings import Ask, Findings
+from gpuwarden.checkpoints.verify import report, verify
+from gpuwarden.core.evidence import Cause
+from gpuwarden.core.models import Level, Verdict
+from real_parts import need
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+TARGETS = ["q_proj", "v_proj"]
+LORA: dict[str, Any] = {"r": 4, "target_modules": TARGETS}
+ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lora": ("LoraConfig", LORA),
+    "dora": ("LoraConfig", {**LORA, "use_dora": True}),
+    "all_linear": ("LoraConfig", {"r": 4, "target_modules": "all-linear"}),
+    "excluded": ("LoraConfig", {"r": 4, "target_modules": "all-linear", "exclude_modules": ["down_proj"]}),
+    "pattern": ("LoraConfig", {"r": 4, "target_modules": r".*self_attn\.(q|v)_proj"}),
+    "layers": ("LoraConfig", {**LORA, "layers_to_transform": [1, 2]}),
+    "ranks": ("LoraConfig", {**LORA, "rank_pattern": {"layers.0.self_attn.q_proj": 8}, "alpha_pattern": {"v_proj": 3}}),
+    "rank_patterns": ("LoraConfig", {**LORA, "rank_pattern": {r"^model\.layers\.1\..*v_proj": 2}}),
+    "saved": ("LoraConfig", {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}),
+    "tokens": ("LoraConfig", {**LORA, "trainable_token_indices": [1, 2, 3]}),
+    "named_tokens": ("LoraConfig", {**LORA, "trainable_token_indices": {"embed_tokens": [1, 2]}}),
+    "biases": ("LoraConfig", {**LORA, "bias": "all"}),
+    "lora_bias": ("LoraConfig", {**LORA, "lora_bias": True}),
+    "parameters": ("LoraConfig", {**LORA, "target_parameters": ["mlp.down_proj.weight"]}),
+    "adalora": ("AdaLoraConfig", {"init_r": 6, "target_r": 4, "total_step": 100, "target_modules": TARGETS}),
+    "ia3": ("IA3Config", {}),
+    "loha": ("LoHaConfig", LORA),
+    "lokr": ("LoKrConfig", LORA),
+    "oft": ("OFTConfig", {"r": 0, "oft_block_size": 4, "target_modules": TARGETS}),
+    "vera": ("VeraConfig", {"r": 4, "target_modules": ["q_proj"]}),
+    "prompt": ("PromptTuningConfig", {"num_virtual_tokens": 4}),
+    "prefix": ("PrefixTuningConfig", {"num_virtual_tokens": 4}),
+    "only_tokens": ("TrainableTokensConfig", {"token_indices": [1, 2]}),
+}
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen2": ("Qwen2Config", "AutoModelForCausalLM", {**SIZES, "tie_word_embeddings": False}),
+    "tied": ("Qwen2Config", "AutoModelForCausalLM", {**SIZES, "num_hidden_layers": 1, "tie_word_embeddings": True}),
+    "mixtral": ("MixtralConfig", "AutoModelForCausalLM", {**SIZES, "num_hidden_layers": 2, "num_local_experts": 2}),
+    "bert": ("BertConfig", "AutoModelForSequenceClassification", {**SIZES, "num_hidden_layers": 1}),
+    "t5": ("T5Config", "AutoModelForSeq2SeqLM", {"vocab_size": 64, "d_model": 32, "d_ff": 64, "num_layers": 1,
+                                                 "num_heads": 4, "d_kv": 8}),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def real_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "transformers", "peft"):
+        need(name, importlib.util.find_spec(name) is not None)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def lessened(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Each tensor dropped, and each emptied."""
+    for name, array in arrays.items():
+        yield f"{name} dropped", {n: a for n, a in arrays.items() if n != name}
+        yield f"{name} emptied", {**arrays, name: array.reshape(-1)[:0]}
+
+
+def model(kind: str) -> Any:
+    import transformers
+
+    config, auto, sizes = MODELS[kind]
+    return getattr(transformers, auto).from_config(getattr(transformers, config)(**sizes))
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_an_adapter_without_one_of_its_tensors_is_not_proven(tmp_path: Path, kind: str) -> None:
+    import peft
+
+    config, settings = ADAPTERS[kind]
+    made = peft.get_peft_model(model("qwen2"), getattr(peft, config)(task_type="CAUSAL_LM", **settings))
+    made.save_pretrained(tmp_path)
+    assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN
+    weights = tmp_path / "adapter_model.safetensors"
+    proven = []
+    for change, arrays in lessened(load_file(weights)):
+        save_file(arrays, weights)
+        if verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN:
+            proven.append(change)
+    assert not proven
+
+
+def test_a_model_without_one_of_its_tensors_is_not_proven(tmp_path: Path) -> None:
+    """One process builds the architectures for all of them."""
+    found: dict[str, Findings] = {}
+    for kind in MODELS:
+        model(kind).save_pretrained(tmp_path / kind)
+        arrays = load_file(tmp_path / kind / "model.safetensors")
+        for number, (change, fewer) in enumerate([("whole", arrays), *lessened(arrays)]):
+            folder = tmp_path / f"{kind}{number}"
+            shutil.copytree(tmp_path / kind, folder)
+            save_file(fewer, folder / "model.safetensors", {"format": "pt"})
+            found[f"{kind} {change}"] = examine(folder, Ask())
+    build(list(found.values()))
+    proven = [change for change, one in found.items() if report(one, Level.LOAD, "").verdict is Verdict.PROVEN]
+    assert proven == [f"{kind} whole" for kind in MODELS]
+
+
+def test_an_optimizer_without_numbers_is_refuted(tmp_path: Path) -> None:
+    import torch
+
+    layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    optimizer = torch.optim.AdamW(layers.parameters())
+    layers(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    torch.save(state, tmp_path / "optimizer.pt")
+    assert verify(tmp_path, Level.CONTENT).verdict is Verdict.PROVEN
+    for key in ("exp_avg", "exp_avg_sq"):
+        kept = state["state"][2][key]
+        state["state"][2][key] = torch.empty(0)
+        torch.save(state, tmp_path / "optimizer.pt")
+        assert Cause.CONTRADICTION in verify(tmp_path, Level.CONTENT).causes
+        state["state"][2][key] = kept
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_without_a_tensor_are_refuted(tmp_path: Path, name: str) -> None:
+    import torch
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    if name.endswith(".bin"):
+        torch.save({}, tmp_path / name)
+    else:
+        save_file({}, tmp_path / name)
+    assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def test_placeholders_of_deepspeed_are_no_loss(tmp_path: Path) -> None:
+    import torch
+
+    states = {"module": {f"layers.{n}.weight": torch.empty(0) for n in range(3)}}
+    torch.save(states, tmp_path / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    assert Cause.CONTRADICTION not in verify(tmp_path, Level.STRUCTURE).causes
+
+
+@pytest.mark.parametrize("dense", [{0}, {0, 4, 8}])
+def test_layers_that_differ_by_design_are_not_refuted(tmp_path: Path, dense: set[int]) -> None:
+    """In hybrid models some layers have no attention; in mixtures of experts the first have no router."""
+    arrays = {}
+    for layer in range(12):
+        for module in ("mlp.gate", *(() if layer in dense else ("self_attn.q_proj",))):
+            stem = f"base_model.model.model.layers.{layer}.{module}"
+            arrays |= {f"{stem}.lora_A.weight": np.ones((4, 8), "f4"), f"{stem}.lora_B.weight": np.ones((8, 4), "f4")}
+    save_file(arrays, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj", "gate"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert verify(tmp_path, Level.STRUCTURE).verdict is not Verdict.REFUTED
