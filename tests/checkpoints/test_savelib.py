@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from gpuwarden.checkpoints.sealing import save_helper
 from gpuwarden.checkpoints.verify import verify
@@ -32,7 +34,7 @@ for step in range(1, 100000):
 
 def write(root: Path, step: int, text: str = "{}") -> None:
     with save_helper.saving(root, step, keep=2, parts=("model", "optimizer")) as folder:
-        (folder / "weights.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        save_file({"w": np.ones(4, "f4")}, folder / "weights.safetensors")
         (folder / "extra.json").write_text(text)
 
 

@@ -94,7 +94,6 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
     with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
         looked.update(zip(apart, pool.map(lambda n: one(n, alone), apart)))  # noqa: B905
     found.entries.update((n, entry) for n in sizes if (entry := looked[n]) is not None)
-    emptiness.judge(found)
     left_out = [n for n in sizes if looked[n] is None]
     for folder in tree.folders:
         for name, why in folder.odd.items():
@@ -107,6 +106,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
         found.doubt("the folders were not judged, for not all of their files were looked at", Cause.LIMIT)
     else:
         judge(found)
+    emptiness.judge(found)
     return found
 
 
