@@ -15,7 +15,9 @@ help:  ## show this list
 SYNC = UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --locked --inexact --python $(PYTHON)
 # Tests start Python hundreds of times: without kept bytecode each start compiles what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
-TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
+# They also wait much of their time for processes and servers: two processors have work for three.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 CONSTRAINTS ?= constraints.txt
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS))
 

@@ -170,6 +170,7 @@ async def test_a_name_that_was_given_to_another_run_ends_nothing(
     assert not any(path.endswith("/stop") for path, _ in server.asked)
 
 
+@pytest.mark.slow
 async def test_a_late_repetition_of_an_earlier_attempt_starts_nothing(
     backend: DstackBackend, engine: DstackEngine, server: FakeDstack
 ) -> None:
@@ -293,6 +294,7 @@ def test_states_of_a_run() -> None:
     assert seen("hibernating").state is Job.UNKNOWN
 
 
+@pytest.mark.slow
 async def test_a_long_log_is_read_page_by_page(backend: DstackBackend, engine: DstackEngine) -> None:
     handle = await backend.submit(job("seq 2500"), PLACE, "long", secrets={})
     await ended(backend, handle)

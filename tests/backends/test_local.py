@@ -35,6 +35,7 @@ def place(tmp_path: Path) -> Place:
     )
 
 
+@pytest.mark.slow
 class TestLocal(BackendContract):
     pass
 
@@ -54,6 +55,7 @@ async def test_the_servers_own_keys_do_not_reach_the_job(
     assert "hunter2" not in log and "HF_TOKEN" not in log
 
 
+@pytest.mark.slow
 async def test_a_vanished_instance_is_not_made_anew(backend: Backend, place: Place) -> None:
     handle = await backend.submit(shell("echo ready; sleep 60"), place, "t-gone", secrets={})
     await until(backend, handle, lambda o: o.log_bytes > 0)
@@ -74,6 +76,7 @@ async def test_a_folder_that_cannot_be_written_is_said(backend: Backend, tmp_pat
     assert [f.blocks for f in await backend.check(place)] == [True]
 
 
+@pytest.mark.slow
 async def test_home_is_expanded_and_hostile_tokens_stay_inside(backend: Backend, tmp_path: Path) -> None:
     place = Place(platform="local", run_root="~/runs", env={"HOME": str(tmp_path)})
     handle = await backend.submit(shell("true"), place, "../../evil", secrets={})
@@ -93,6 +96,7 @@ async def test_a_stranger_with_the_instances_mark_is_disclosed(backend: Backend,
     await backend.stop(handle, grace_s=1)
 
 
+@pytest.mark.slow
 async def test_metrics_reach_the_observation(backend: Backend, place: Place) -> None:
     lines = r'{"step": 3, "loss": 0.5}\n{"step": 4, "loss": NaN, "lr": 1e-3}\n'
     handle = await backend.submit(shell(f"printf '{lines}' >> $GPUWARDEN_METRICS; sleep 60"), place, "t-m", secrets={})

@@ -34,6 +34,7 @@ class Played(Head):
         return not self.words[self.starts - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", ["metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"])
 def test_a_head_whose_raylet_gave_up_on_an_agent_is_started_once_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], port: str
@@ -46,6 +47,7 @@ def test_a_head_whose_raylet_gave_up_on_an_agent_is_started_once_more(
     assert SLOW.format(port) in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "starts"), [([SLOW.format("metrics_agent_port")] * 2, 2), ([BROKEN], 1)])
 def test_a_second_time_and_any_other_end_fail_with_the_raylets_own_words(
     tmp_path: Path, words: list[str], starts: int

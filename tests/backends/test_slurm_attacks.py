@@ -115,6 +115,7 @@ def test_nothing_of_the_users_environment_makes_one_job_many() -> None:
     assert env.get("SBATCH_ACCOUNT") == "nlp" and not {"SBATCH_ARRAY_INX", "SBATCH_WAIT"} & set(env)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.attack("ending", "dies while its submit is on its way, so that the job starts after it was called off")
 async def test_a_submit_that_outlives_its_caller_is_not_nothing(tmp_path: Path, wording: Wording) -> None:

@@ -41,10 +41,12 @@ def place(tmp_path: Path) -> Place:
     return Place(platform="ssh", host="box", run_root=str(tmp_path / "runs"))
 
 
+@pytest.mark.slow
 class TestSsh(BackendContract):
     pass
 
 
+@pytest.mark.slow
 async def test_first_contact_names_the_key_and_looks_around(
     backend: SshBackend, place: Place, sshd: Sshd, wording: Wording
 ) -> None:

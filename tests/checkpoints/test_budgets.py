@@ -124,6 +124,7 @@ def test_a_hundred_thousand_tensors_cost_four_times_a_quarter_of_them(tmp_path: 
     assert cost(100_000) < 4.4 * cost(25_000)
 
 
+@pytest.mark.slow
 def test_a_machine_that_fails_while_it_loads_refutes_no_file(tmp_path: Path) -> None:
     for name in ("kept.npy", "taken away.npy"):
         np.save(tmp_path / name, np.ones(4))

@@ -57,6 +57,7 @@ def test_a_split_model_is_one_model(parts: Path, level: Level, wording: Wording)
     wording("\n".join(report.proved), 3, "tiny", 5)
 
 
+@pytest.mark.slow
 def test_a_part_alone_is_whole(parts: Path) -> None:
     for part in parts.iterdir():
         assert verify(part, Level.LOAD).verdict is Verdict.PROVEN

@@ -277,6 +277,7 @@ async def gate_findings(ctx: Context, job: str, shown: dict[str, bytes], dest: P
     return {f.rule: str(f.severity) for f in view.findings if f.rule.startswith(("TD-LOAD", "TD-COPY"))}
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("shown", "severity"),

@@ -287,6 +287,7 @@ def test_healthy_values_are_never_refuted(tmp_path: Path, what: str, container: 
                 assert report.verdict is Verdict.PROVEN or protocol != 2 or not proven, seen(report)
 
 
+@pytest.mark.slow
 def test_objects_beside_tensors_do_not_stop_the_tensors_from_loading(tmp_path: Path, wording: Wording) -> None:
     need("torch", TORCH)
     import torch

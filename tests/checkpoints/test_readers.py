@@ -303,6 +303,7 @@ def test_torch_under_the_name_of_an_archive(tmp_path: Path) -> None:
     assert report.verdict is Verdict.PROVEN, seen(report)
 
 
+@pytest.mark.slow
 def test_what_only_the_library_reads_is_read_by_it(tmp_path: Path, wording: Wording) -> None:
     """A group of many links, and chunks that are compressed."""
     want("h5py")

@@ -79,6 +79,7 @@ def test_no_sentence_restates_a_number_that_lives_elsewhere() -> None:
     assert found == [], "point to the home instead:\n" + "\n".join(found)
 
 
+@pytest.mark.slow
 def test_what_is_allowed_is_needed() -> None:
     used = {" ".join(re.findall(r"[a-z]+", s.text.lower())) for a, b, _ in repeats(shipped()) for s in (a, b)}
     assert used == set(ALLOWED)

@@ -178,6 +178,7 @@ def test_the_rule_and_the_plugins_are_found(said: dict[str, Any]) -> None:
     assert checks["plug-ins"]["ok"] and [w for w in checks if w.startswith(("rule ", "provider "))] == []
 
 
+@pytest.mark.slow
 def test_the_command_and_the_tool_answer(said: dict[str, Any]) -> None:
     code, text = said["formats --json"]
     formats = json.loads(text)["formats"]

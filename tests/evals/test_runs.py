@@ -70,6 +70,7 @@ def scored(folder: Path) -> tuple[Summary, list[Trial]]:
     return summarize(run, trials, CASES), trials
 
 
+@pytest.mark.slow
 def test_a_good_run_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "run", good())
     summary, _ = scored(tmp_path / "run")

@@ -310,6 +310,7 @@ async def test_garbage_in_known_fields_is_survived(server: HubServer) -> None:
     assert repo.status in {"ok", "renamed", "error"}
 
 
+@pytest.mark.slow
 async def test_nothing_listens() -> None:
     async with HubClient(HubConfig("http://127.0.0.1:9", "http://127.0.0.1:9", None)) as hub:
         repo = await look(hub, "a/b", "model")

@@ -84,6 +84,7 @@ def test_64_000_characters_of_anything(work: Work, parts: list[tuple[str, int]])
     assert cpu_s < CPU_S
 
 
+@pytest.mark.slow
 def test_a_line_of_every_signature_repeated_is_bounded(work: Work) -> None:
     signatures = sorted({s for g in shipped().gotchas.values() for s in g.signatures})
     everything = "\n".join(f"{n} {s * 5}" for n, s in enumerate(signatures))

@@ -172,6 +172,7 @@ def test_the_commands_that_every_linux_has_run_and_are_judged_here(name: str, tm
         assert one.judge(found["text"])[0] is not None or "nr_periods 0" in found["text"] or not one.value
 
 
+@pytest.mark.slow
 def test_the_runner_bounds_what_it_runs(tmp_path: Path) -> None:
     commands = {
         "missing": ["no-such-program-here"],

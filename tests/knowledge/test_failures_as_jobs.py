@@ -137,6 +137,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 async def test_a_job_that_fails_is_diagnosed(jobs: Jobs, case: Case) -> None:
     reply = await jobs.ended(**case.spec)

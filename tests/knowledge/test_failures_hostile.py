@@ -45,6 +45,7 @@ async def test_a_log_can_not_pass_as_what_was_observed(jobs: Jobs) -> None:
         assert found["certainty"] in {"likely", "possible"} and "evil" not in found["fix"]
 
 
+@pytest.mark.slow
 async def test_names_of_metrics_are_data_too(jobs: Jobs) -> None:
     code = """
 import json, os

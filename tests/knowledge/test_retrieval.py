@@ -91,6 +91,7 @@ def issues(round_: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, text.splitlines()) if row["round"] == round_]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", ["a", "b", "c", "d", "e", "f", "g"])
 def test_public_issues_find_their_entry(round_: str) -> None:
     rows = issues(round_)
@@ -184,6 +185,7 @@ def test_a_log_line_is_answered_with_the_line_as_evidence() -> None:
     assert hit.lines[0].number == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "want"),
     [

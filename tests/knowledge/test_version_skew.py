@@ -40,6 +40,7 @@ def skew(*lines: str) -> Skew:
     return found
 
 
+@pytest.mark.slow
 def test_every_seen_report_is_answered_and_likely_is_right(scoring: Any) -> None:
     rows = list(scoring.cases(scoring.read(SKEW / "open.jsonl")))
     assert [case.row["address"] for case in rows if not case.right] == []
@@ -137,6 +138,7 @@ def test_the_members_are_of_the_same_releases_as_the_signatures() -> None:
         assert changed is not None and known is not None and changed.releases == known.releases
 
 
+@pytest.mark.slow
 def test_the_commands_and_the_search_answer_with_it() -> None:
     reply = diagnose_log(f"step 1/9 loss 1.0\n{RENAMED}")
     assert reply.skew is not None and reply.skew.pin == "transformers<=4.50.3"

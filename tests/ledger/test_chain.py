@@ -255,6 +255,7 @@ def test_instances_never_says_that_nothing_bills_when_the_ledger_is_not_whole(
     assert not next(c["ok"] for c in checks if c["what"] == "ledger")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [1, 2])
 def test_on_a_full_disk_the_machines_can_be_looked_at(tmp_path: Path, schema: int, wording: Wording) -> None:
     """A limit on the size of files stands for the disk: not one byte can be written."""

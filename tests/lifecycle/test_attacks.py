@@ -408,6 +408,7 @@ class TestSpending:
         assert (once.worst_cost_usd, once.ask) == (2.0, "")
         assert (again.worst_cost_usd, "per_job_usd" in again.ask) == (21.0, True)
 
+    @pytest.mark.slow
     @pytest.mark.attack("spending", "lets machines idle so that the day's cap is passed")
     @pytest.mark.parametrize("hours", [20, 100])
     async def test_a_machine_that_idles_counts_for_the_day(self, tmp_path: Path, hours: int) -> None:

@@ -175,6 +175,7 @@ async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(cl
     assert cloud_house.billing() == []
 
 
+@pytest.mark.slow
 async def test_a_machine_that_lets_nobody_in_is_given_back_at_the_boot_limit_with_its_cost(cloud_house: House) -> None:
     cloud_house.machines.silent = True
     job = await cloud_house.launch(cloud_house.spec())

@@ -78,6 +78,7 @@ async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(cloud_hou
     assert "-dearer" in ["-" * (not a.raised) + a.kind for a in (await Watcher(cloud_house.ctx).round()).news]
 
 
+@pytest.mark.slow
 async def test_without_a_yes_the_machine_is_given_back_with_its_cost(cloud_house: House, wording: Wording) -> None:
     job, _ = await asked(cloud_house, caps())
     cloud_house.clock.time += cloud_house.ctx.profile("runpod").limits.boot_timeout_s + 1

@@ -66,6 +66,7 @@ async def test_a_parked_machine_stays_off_where_the_store_has_the_last_word(kit:
     kit.holds()
 
 
+@pytest.mark.slow
 async def test_a_standing_order_ends_a_parked_machine_without_a_start(ordered: Kit) -> None:
     job = await ordered.night()
     ordered.keeps(job)
@@ -246,6 +247,7 @@ async def test_what_the_store_lacks_comes_from_the_machine_at_the_next_pull(kit:
     assert not done.store and kit.starts() == 1 and copy_state(kit.ctx, job) is Copy.UNVERIFIED
 
 
+@pytest.mark.slow
 async def test_a_watch_starts_the_machine_once_where_the_store_lacks_a_file(ordered: Kit) -> None:
     job = await ordered.night()
     ordered.keeps(job)

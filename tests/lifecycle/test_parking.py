@@ -191,6 +191,7 @@ async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: Parked) -> Non
     house.holds()
 
 
+@pytest.mark.slow
 async def test_a_standing_order_is_carried_out_in_the_morning(ordered: Parked) -> None:
     job = await ordered.asleep()
     for _ in range(24):

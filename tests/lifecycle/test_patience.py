@@ -110,6 +110,7 @@ async def test_platforms_are_asked_at_the_same_time(
     assert (await list_instances(w)).unknown == {}
 
 
+@pytest.mark.slow
 async def test_a_machine_that_is_asked_about_without_end_counts_as_billing_and_its_neighbours_wait(
     tmp_path: Path,
     web: Web,

@@ -99,6 +99,7 @@ async def test_a_resume_while_it_saves_is_kept_until_it_has_saved(house: Paused)
     assert house.backend.launched == [(job, 1), (job, 2)]
 
 
+@pytest.mark.slow
 async def test_a_pause_after_a_resume_that_waits_takes_it_back(house: Paused) -> None:
     job = await house.paused()
     await house.stopped(job)

@@ -184,6 +184,7 @@ async def test_a_lost_reply_to_the_rent_makes_no_second_machine(house: Allowed) 
     house.holds()
 
 
+@pytest.mark.slow
 async def test_a_platform_without_a_free_machine_is_asked_again_later(house: Allowed) -> None:
     job = await house.copied()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="no_capacity", call="create", at=1, count=2),)))

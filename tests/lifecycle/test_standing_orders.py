@@ -197,12 +197,14 @@ async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path:
 # ------------------------------------------------------------------------------------------- what is left to a person
 
 
+@pytest.mark.slow
 async def test_nothing_unproven_ends(ending_house: Ordered) -> None:
     await ending_house.ended()
     await ending_house.watched(60)
     assert ending_house.bills()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["failed", "canceled"])
 async def test_only_success_ends(ending_house: Ordered, state: str) -> None:
     await ending_house.proven(state=state)

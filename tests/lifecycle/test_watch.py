@@ -257,6 +257,7 @@ async def test_an_instance_that_costs_more_than_its_cap_is_asked_about(tmp_path:
     assert house.seen.stops == 0 and promises(house.ctx.ledger, house.cloud) == []
 
 
+@pytest.mark.slow
 async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(tmp_path: Path) -> None:
     house = await House(tmp_path).start()
     house.seen.state = Job.SUCCEEDED
@@ -567,6 +568,7 @@ async def test_retries_are_bounded_and_the_failure_is_told_without_the_address(
     assert [e.subject for e in house.ctx.ledger.events(kind="alert.unsent")] == ["watch/slack"]
 
 
+@pytest.mark.slow
 async def test_without_a_secret_nothing_is_sent(tmp_path: Path, receiver: Any) -> None:
     url, got, _ = receiver
     house = House(tmp_path, WEALTHY.model_copy(update={"watch": Watch(webhook_url=url)}))

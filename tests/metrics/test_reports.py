@@ -114,6 +114,7 @@ async def test_a_spool_counts_for_its_own_job_only(tmp_path: Path) -> None:
     assert [a.fields["error_message"] for a in ctx.metrics.alerts(job)] == ["key [secret removed]"]
 
 
+@pytest.mark.slow
 async def test_one_point_that_can_not_be_read_costs_no_other(tmp_path: Path) -> None:
     many: list[dict[str, Any]] = [{"step": n, "loss": 1.0} for n in range(1_500)]
     many[700]["step"] = "x"

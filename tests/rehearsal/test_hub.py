@@ -127,6 +127,7 @@ def test_rename_and_delete(api: Any) -> None:
     assert not api.repo_exists(f"{USER}/new")
 
 
+@pytest.mark.slow
 def test_state_survives_a_restart(tmp_path: Path) -> None:
     with hub_server(tmp_path) as first:
         first.store.put("model", "a/b", {"f": b"x"})
@@ -220,6 +221,7 @@ def test_rate_limits_and_faults(hub: HubServer, api: Any) -> None:
         api.model_info("Qwen/Qwen2.5-0.5B")
 
 
+@pytest.mark.slow
 def test_real_xet_up_and_down(hub: HubServer, tmp_path: Path) -> None:
     """In a process of its own: huggingface_hub reads its switches at import."""
     script = """
@@ -259,6 +261,7 @@ def test_hostile_names_reach_no_file(hub: HubServer, api: Any) -> None:
     assert api.list_repo_files(f"{USER}/here") == []
 
 
+@pytest.mark.slow
 def test_the_command_serves_it_and_says_how_to_reach_it(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "gpuwarden", "rehearse-hub"]
     env = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -199,6 +199,7 @@ def hosts(root: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_host_makes_things_happen_when_nobody_looks_and_then_goes(tmp_path: Path) -> None:
     quick = Settings(boot_s=0.1, stop_s=0.1, resume_s=30)
     cloud = Cloud(tmp_path, VAST, SystemClock(), settings=quick)

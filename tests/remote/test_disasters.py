@@ -253,6 +253,7 @@ async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend:
     assert [(here / f"o/{n}").read_text() for n in (1, 2, 3, 4)] == [f"file {n}\n" for n in (1, 2, 3, 4)]
 
 
+@pytest.mark.slow
 async def test_a_link_in_the_place_of_the_tree_is_refused(
     backend: SshBackend, tmp_path: Path, wording: Wording
 ) -> None:

@@ -116,6 +116,7 @@ def test_it_is_python_3_8_and_standard_library_only() -> None:
     assert not any(store in ast.unparse(node) for node in at_top for store in stores)
 
 
+@pytest.mark.slow
 def test_nothing_of_it_needs_a_later_python_when_it_runs() -> None:
     """Annotations are not evaluated; everything else must not subscript builtins or join types with `|`."""
     text = one_file().decode()

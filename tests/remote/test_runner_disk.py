@@ -39,6 +39,7 @@ def test_a_log_that_cannot_be_written_drops_and_counts(folder: Path) -> None:
     os.close(log_.fd)
 
 
+@pytest.mark.slow
 def test_binary_output_does_not_break_the_reply(folder: Path) -> None:
     blob = base64.b64encode(bytes(range(256))).decode()
     call("start", folder, order([sys.executable, "-c", f"import os,base64; os.write(1, base64.b64decode('{blob}'))"]))

@@ -46,6 +46,7 @@ def test_stop_finds_what_outlived_supervisor_and_leader(folder: Path) -> None:
     assert group_members(dead["pgid"]) == []
 
 
+@pytest.mark.slow
 @linux
 def test_a_reused_pid_is_never_signaled(folder: Path) -> None:
     with subprocess.Popen(["sleep", "30"], start_new_session=True) as stranger:
@@ -120,6 +121,7 @@ def test_what_a_command_leaves_behind_is_ended(folder: Path) -> None:
     assert group_members(seen["pgid"]) == []
 
 
+@pytest.mark.slow
 @linux
 def test_a_run_folder_that_disappears_takes_its_job_along(folder: Path) -> None:
     call("start", folder, sh("sleep 900"))

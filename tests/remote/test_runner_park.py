@@ -446,6 +446,7 @@ def request(url: str) -> dict[str, Any]:
     return {"request": {"method": "PUT", "url": url, "body": {"state": "stopped"}, "key": "CONTAINER_API_KEY"}}
 
 
+@pytest.mark.slow
 def test_the_request_is_the_profiles_with_the_machines_own_key(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTAINER_API_KEY", "of-this-machine")
     assert ask(request(url)) == ""
@@ -463,11 +464,13 @@ def test_a_refusal_is_told_without_the_key(url: str, monkeypatch: pytest.MonkeyP
     assert len(Platform.seen) == 1, "a key follows no redirect"
 
 
+@pytest.mark.slow
 def test_a_key_that_ends_in_a_newline_is_used_without_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTAINER_API_KEY", " of-this-machine\r\n")
     assert ask(request(url)) == "" and Platform.seen[0][2] == "Bearer of-this-machine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key", ["of-this\nmachine", "of-this\x00machine", "of-this-mach\u00efne", "of-this\u2028machine"]
 )
@@ -486,12 +489,14 @@ def test_a_key_in_an_error_is_removed_before_the_error_is_cut(monkeypatch: pytes
         assert problem and "of-this" not in problem and len(problem) <= 200
 
 
+@pytest.mark.slow
 def test_without_its_key_a_machine_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
     monkeypatch.setattr(park, "environ_of", lambda _: {})
     assert "CONTAINER_API_KEY" in ask(request(url)) and not Platform.seen
 
 
+@pytest.mark.slow
 def test_the_key_of_the_containers_first_process_is_found(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
     monkeypatch.setattr(park, "environ_of", lambda pid: {"CONTAINER_API_KEY": "first"} if pid == 1 else {})

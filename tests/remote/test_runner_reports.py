@@ -80,6 +80,7 @@ def server(answer: Callable[[str, dict[str, Any]], int]) -> Iterator[tuple[str, 
             thread.join()
 
 
+@pytest.mark.slow
 def test_a_job_posts_on_its_machine_and_everything_is_in_the_spool(folder: Path) -> None:
     text = """
 print(post(env["METRICS_API_URL"], mine, **bearer), post(env["ALERT_API_URL"],
@@ -95,6 +96,7 @@ print(post(env["METRICS_API_URL"], mine, **bearer), post(env["ALERT_API_URL"],
     assert alert["body"]["timestamp"].endswith("Z")
 
 
+@pytest.mark.slow
 @pytest.mark.attack("metrics", "posts without its token, for another job, or rubbish")
 def test_the_relay_answers_as_the_server_does(folder: Path) -> None:
     text = """
@@ -125,6 +127,7 @@ print(where.getresponse().status)
     assert entries(folder, "job") == []
 
 
+@pytest.mark.slow
 @linux
 def test_no_token_is_on_disk_or_in_a_command_line(folder: Path) -> None:
     text = """

@@ -228,6 +228,7 @@ def state_file(path: Path, entries: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_state_of_a_trainer_however_long_its_history(tmp_path: Path) -> None:
     row, total = trainer_state(str(state_file(tmp_path / "checkpoint-4000/trainer_state.json", 60_000)))
     assert (row, total) == ({"loss": 2.0 - 59_999 / 1e6, "learning_rate": 1e-4, "step": 4000}, 9000)

@@ -249,6 +249,7 @@ async def test_an_ordinary_job_works_as_ever(real: Sandbox, backend: Backend, pl
     assert (await backend.logs(handle)).text == f"sh {Path.home()}\nmine\ncat\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "number"), [("kill -9 $$", 9), ("kill -SEGV $$", 11), ("exit 137", None)])
 async def test_how_a_command_ended_is_told_exactly(
     real: Sandbox, backend: Backend, place: Place, line: str, number: int | None
@@ -276,6 +277,7 @@ async def test_sigterm_reaches_the_job_which_may_save(real: Sandbox, backend: Ba
     assert (await ended(backend, handle)).state is Job.CANCELED
 
 
+@pytest.mark.slow
 async def test_what_left_the_group_ends_with_the_job(real: Sandbox, backend: Backend, place: Place) -> None:
     left = "trap 'echo asked >> said; exit' TERM; echo on > said; while :; do sleep 0.05; done"
     text = f"setsid sh -c '{left.replace(chr(39), chr(34))}' & while ! test -s said; do sleep 0.02; done"
@@ -319,6 +321,7 @@ def processes_of(run_dir: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.attack("boundary", "loads code into the sandbox's own start by a variable")
 async def test_no_variable_of_a_job_reaches_what_makes_its_sandbox(
     real: Sandbox, backend: Backend, place: Place

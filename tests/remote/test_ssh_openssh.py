@@ -288,6 +288,7 @@ async def test_two_jump_hosts_and_one_that_takes_no_key(sshd: Sshd, tmp_path: Pa
 # ---------------------------------------------------------------------------------------------- accounts without shells
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(
     ("forced", "said"),
@@ -372,6 +373,7 @@ anyio.run(main)
     eventually(lambda: not Path(f"/proc/{pid}").exists(), ORPHAN_S + 30)
 
 
+@pytest.mark.slow
 async def test_a_master_that_was_killed_is_a_lost_connection(sshd: Sshd) -> None:
     ssh = machine(sshd)
     stream = ssh.stream(["sh", "-c", "echo begun; exec sleep 100"])

@@ -203,6 +203,7 @@ async def test_only_what_is_not_there_goes_again(box: Ssh, tmp_path: Path) -> No
     assert again.bytes_sent == sum(missing) and again.bytes_skipped == got.bytes_sent - sum(missing)
 
 
+@pytest.mark.slow
 async def test_a_file_that_changes_while_it_is_sent_gets_no_name(
     box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:

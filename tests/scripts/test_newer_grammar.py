@@ -241,6 +241,7 @@ def test_no_text_breaks_the_reader(source: str) -> None:
     newer_constructs(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

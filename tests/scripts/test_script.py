@@ -73,6 +73,7 @@ def test_blocks_are_those_of_the_reference_expression(lines: list[str]) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -43,6 +43,7 @@ from wording import Wording
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 class TestHfJobs(EngineContract):
     @pytest.fixture
     def place(self) -> Place:
@@ -58,6 +59,7 @@ def job(text: str, **fields: Any) -> JobSpec:
     return JobSpec.model_validate(given | fields)
 
 
+@pytest.mark.slow
 async def test_run_poll_and_read_the_log_in_pieces(backend: HfJobsBackend, server: HubServer) -> None:
     handle = await backend.submit(
         job("import os; print('hello', len(os.environ['KEY'])); print('bye')"), PLACE, "j1", secrets={"KEY": "hunter22"}
@@ -75,6 +77,7 @@ async def test_run_poll_and_read_the_log_in_pieces(backend: HfJobsBackend, serve
     assert "hunter22" not in json.dumps([sent.request[k] for k in ("command", "environment", "labels")])
 
 
+@pytest.mark.slow
 async def test_a_script_arrives_as_it_is_and_gets_its_arguments(backend: HfJobsBackend) -> None:
     first = "# \u00e9 ' \" $HOME `x` \\"
     script = first + "\nimport sys\nprint(sys.argv[1:], open(__file__, encoding='utf-8').readline(), end='')\n"
@@ -104,6 +107,7 @@ async def test_a_failure_and_a_time_out_say_so(backend: HfJobsBackend) -> None:
     assert (seen.state, seen.reason) == (Job.FAILED, Code.TIME_LIMIT)
 
 
+@pytest.mark.slow
 async def test_the_same_token_starts_once(backend: HfJobsBackend, server: HubServer) -> None:
     first = await backend.submit(job("print(1)"), PLACE, "j6", secrets={})
     assert await backend.submit(job("print(1)"), PLACE, "j6", secrets={}) == first
@@ -214,6 +218,7 @@ def test_the_backend_is_found_by_name() -> None:
 # ------------------------------------------------------------------------------------------------------- provider
 
 
+@pytest.mark.slow
 async def test_a_reservation_lives_and_ends_with_its_job(provider: HfJobsProvider, backend: HfJobsBackend) -> None:
     wanted = Resources(gpu="t4-small")
     price = await provider.quote(wanted)

@@ -195,6 +195,7 @@ async def test_an_organization_that_the_account_left_hides_no_other_job(
     assert isinstance(listed, Known) and [i.id for i in listed.value] == ["lease-5"]
 
 
+@pytest.mark.slow
 async def test_a_job_that_somebody_ran_again_is_not_taken_for_ours(
     backend: HfJobsBackend, provider: HfJobsProvider, server: HubServer
 ) -> None:
@@ -317,6 +318,7 @@ async def test_an_output_on_a_bucket_outlives_the_container_and_is_pulled_and_pr
     assert proven.verdict is Verdict.PROVEN, proven
 
 
+@pytest.mark.slow
 async def test_a_file_of_a_bucket_that_changes_is_another_file(backend: HfJobsBackend, server: HubServer) -> None:
     bucket = server.buckets.make(f"{USER}/b")
     (bucket.files / "run").mkdir()

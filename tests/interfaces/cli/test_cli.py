@@ -256,6 +256,7 @@ def test_a_person_is_told_commands_and_sees_the_log_bare(run: Cli, train: Path) 
 HEAVY = {"mcp", "numpy", "paramiko", "huggingface_hub", "torch", "safetensors"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["check", "j1"], ["rules"], ["instances"]])
 def test_a_command_brings_nothing_heavy(home: Path, words: list[str]) -> None:
     code = (

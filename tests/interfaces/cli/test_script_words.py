@@ -142,6 +142,7 @@ def test_a_missing_script_is_named_only_where_its_text_is_needed() -> None:
 WORDS = st.lists(st.text("abc-=. \u00e9", min_size=1).filter(lambda w: w != "--" and w not in {"-h", "--"}), max_size=6)
 
 
+@pytest.mark.slow
 @given(words=WORDS)
 def test_any_words_of_a_script_arrive_as_they_are(words: list[str]) -> None:
     assert parsed("submit", "--platform", "local", "train.py", *words)["what"] == ("train.py", *words)

@@ -156,6 +156,7 @@ print(json.dumps([0, [collections() - before, gc.get_freeze_count()]]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--version"], ["status"], ["submit", "--dry-run", "--platform", "local", __file__]])
 def test_a_command_leaves_nothing_to_the_garbage_collector(tmp_path: Path, words: list[str]) -> None:
     collections, frozen = done_by(ENTRY, tmp_path, *words)

@@ -202,6 +202,7 @@ async def test_only_a_reader_follows(ctx: Context, kind: Kind) -> None:
             assert (await following())["type"] == "state"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("http", "keeps a stream of events open after its token was revoked")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_revoked_token_ends_its_stream_and_no_other(
@@ -253,6 +254,7 @@ async def test_who_does_not_read_is_dropped_and_delays_nobody(
                     await anyio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_what_a_client_of_a_websocket_sends_changes_nothing(ctx: Context) -> None:
     with listening(ctx) as (parts, port):
         headers = bearer(parts, "read")

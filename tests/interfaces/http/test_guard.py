@@ -303,6 +303,7 @@ async def test_a_watch_that_dies_is_started_again(tmp_path: Path) -> None:
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
 async def test_a_watch_whose_server_was_killed_gives_way_to_the_next_one(ctx: Context) -> None:
     gone = os.getpid()  # not the parent of this process
     with anyio.move_on_after(0.2) as alone:

@@ -219,6 +219,7 @@ async def test_a_page_that_only_reads_shows_the_command_that_pauses_a_job(world:
     assert command in page and view["texts"]["control"] in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES)
 async def test_each_page_is_well_formed_named_and_can_be_skipped_through(http: httpx2.AsyncClient, path: str) -> None:
     page = Read((await http.get(path)).text)

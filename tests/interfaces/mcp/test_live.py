@@ -80,6 +80,7 @@ def moves(ctx: Context, job_id: str) -> None:
 # ------------------------------------------------------------------------------------------------ a job's resource
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
 async def test_a_job_is_a_resource_that_is_listed_until_its_machine_is_gone(ctx: Context, mode: str) -> None:
     job_id = await launched(ctx)

@@ -120,6 +120,7 @@ async def test_one_entry_is_a_resource_of_its_own(ctx: Context, mode: str) -> No
             assert f"gpuwarden://references/{entry.page}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
 async def test_a_template_is_a_resource_and_is_filled_for_a_model_and_a_dataset(
     ctx: Context, mode: str, tmp_path: Path

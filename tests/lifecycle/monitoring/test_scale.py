@@ -104,6 +104,7 @@ def test_machines_are_seen_while_only_the_list_can_not_be_read(tmp_path: Path) -
     assert run.rounds[-1].events == 0
 
 
+@pytest.mark.slow
 def test_an_order_too_many_fails_no_job_and_keeps_the_others_waiting(tmp_path: Path) -> None:
     """Three calls a minute: a refused order ends the orders of its round, and every job gets its machine in time."""
     run = Scale(tmp_path, 6, 6, calls_a_minute=3)

@@ -382,6 +382,7 @@ def test_parquet_that_can_not_be_python_values_is_refused(tmp_path: Path, wordin
     wording(refused, refused.value.__cause__)
 
 
+@pytest.mark.slow
 def test_parquet_that_says_one_long_value_again_and_again_is_read_a_few_rows_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:

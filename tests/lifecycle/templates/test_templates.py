@@ -296,6 +296,7 @@ def test_a_template_is_written_once_as_it_is_shipped(run: Cli, tmp_path: Path, w
     assert file.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_printed_command_is_one_that_submit_takes(run: Cli, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("[local]\nnetwork = true\nunsandboxed = true\n")
     code, shown = run.shown(
