@@ -27,6 +27,7 @@ from gpuwarden.rules.catalog import rules_of
 from gpuwarden.scripts.ecosystem_tables import canonical_name, read_requirement
 from gpuwarden.scripts.script import read_header, read_script
 from hubserver import config, hub_server
+from paths import KITS
 from rulefacts import facts_for
 from seeded import CORPUS, GATE, LOST, MACHINE, REHEARSAL, SURVIVES, WELL, Case
 from seeded.machine import AGAIN
@@ -95,10 +96,10 @@ class Jobs:
         env = {k: v for k, v in os.environ.items() if k not in gone} | {
             "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore",
-            "PYTHONPATH": str(CORPUS.parent), "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "PYTHONPATH": str(KITS), "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }  # fmt: skip
         self.env = env
-        self.program = [sys.executable, str(CORPUS.parent / "seeded" / "machine.py")]
+        self.program = [sys.executable, str(KITS / "seeded" / "machine.py")]
         self.process = subprocess.Popen(
             self.program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
         )
