@@ -18,11 +18,12 @@ from waiting import PATIENCE
 from warm_children import Children
 
 PROTECTS = (
-    "checkpoints/test_hostile", "checkpoints/test_inert", "checkpoints/test_pickle", "checkpoints/test_savelib",
-    "checkpoints/test_sealing", "interfaces/cli/test_approve", "interfaces/http/test_approving",
-    "interfaces/mcp/test_mcp", "ledger/", "lifecycle/fan_out/test_l", "lifecycle/test_", "package/test_policy",
-    "package/test_private", "rehearsal/test_crash", "remote/test_cuts", "remote/test_disasters",
-    "remote/test_hostile", "remote/test_kept", "remote/test_sandbox",
+    "checkpoints/test_hostile", "checkpoints/test_inert", "checkpoints/test_pickle", "checkpoints/test_promises",
+    "checkpoints/test_savelib", "checkpoints/test_sealing", "interfaces/cli/test_approve",
+    "interfaces/http/test_approving", "interfaces/mcp/test_mcp", "ledger/",
+    "lifecycle/fan_out/test_l", "lifecycle/test_", "package/test_policy", "package/test_private",
+    "rehearsal/test_crash", "remote/test_cuts", "remote/test_disasters", "remote/test_hostile", "remote/test_kept",
+    "remote/test_sandbox",
 )  # fmt: skip
 """How the paths of the modules begin, below tests/, whose tests protect money or data: ledger, kills, gates, teardown,
 exploit files.

@@ -154,15 +154,31 @@ def test_placeholders_of_deepspeed_are_no_loss(tmp_path: Path) -> None:
     assert Cause.CONTRADICTION not in verify(tmp_path, Level.STRUCTURE).causes
 
 
-@pytest.mark.parametrize("dense", [{0}, {0, 4, 8}])
-def test_layers_that_differ_by_design_are_not_refuted(tmp_path: Path, dense: set[int]) -> None:
-    """In hybrid models some layers have no attention; in mixtures of experts the first have no router."""
-    arrays = {}
-    for layer in range(12):
-        for module in ("mlp.gate", *(() if layer in dense else ("self_attn.q_proj",))):
-            stem = f"base_model.model.model.layers.{layer}.{module}"
-            arrays |= {f"{stem}.lora_A.weight": np.ones((4, 8), "f4"), f"{stem}.lora_B.weight": np.ones((8, 4), "f4")}
-    save_file(arrays, tmp_path / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj", "gate"]}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    assert verify(tmp_path, Level.STRUCTURE).verdict is not Verdict.REFUTED
+HEADS = {**SIZES, "num_hidden_layers": 8}
+EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
+HYBRIDS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "Lfm2Config": ({**HEADS, "full_attn_idxs": [2, 5]}, ["q_proj", "w1"]),
+    "JambaConfig": ({**HEADS, "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 4,
+                     "attn_layer_offset": 2, "mamba_d_state": 4, "mamba_dt_rank": 4},
+                    ["q_proj", "in_proj", "gate_proj"]),
+    "Qwen3NextConfig": ({**HEADS, **EXPERTS, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+                         "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 2,
+                         "shared_expert_intermediate_size": 16}, ["q_proj", "in_proj_qkvz"]),
+    "DeepseekV3Config": ({**HEADS, **EXPERTS, "num_key_value_heads": 4, "n_routed_experts": 2, "n_group": 1,
+                          "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8,
+                          "qk_rope_head_dim": 4, "v_head_dim": 8, "qk_nope_head_dim": 4},
+                         ["q_b_proj", "gate_proj", "up_proj", "down_proj"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_an_adapter_of_a_model_with_several_kinds_of_layers_is_proven(tmp_path: Path, kind: str) -> None:
+    """In some layers there is no attention, or no expert."""
+    import peft
+    import transformers
+
+    sizes, targets = HYBRIDS[kind]
+    base = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**sizes))
+    config = peft.LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
+    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN

@@ -54,6 +54,6 @@ def test_one_that_is_cancelled_while_it_starts_is_gone(program: Callable[[], Awa
         warnings.simplefilter("always", ResourceWarning)
         for steps in range(14):
             anyio.run(cancelled_after, steps, program)
-            gc.collect()
+        gc.collect()
     assert [str(warning.message) for warning in seen] == []
     assert psutil.Process().children() == before

@@ -39,8 +39,8 @@ class Wording:
         text = "\n".join(line.rstrip() for line in text.strip().splitlines())
         self.texts.append(text)
         if self.golden is not None:
-            golden = dict(enumerate(self.golden, 1)).get(len(self.texts))
-            assert text == golden, "another wording: if it is better, run `make texts`"
+            number = len(self.texts)
+            assert [text] == self.golden[number - 1 : number], "another wording: if it is better, run `make texts`"
 
 
 def file_of(nodeid: str) -> tuple[Path, str]:
@@ -123,7 +123,8 @@ def wording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Compare what an interface says with the golden file of the test's folder."""
     regenerating = request.config.pluginmanager.get_plugin("regenerating")
     file, key = file_of(request.node.nodeid)
-    golden = None if regenerating else read(file).get(key, "").split(BETWEEN)
+    texts = read(file).get(key)
+    golden = None if regenerating else texts.split(BETWEEN) if texts is not None else []
     compared = Wording(golden, tmp_path_factory.getbasetemp())
     yield compared
     if regenerating and compared.texts:

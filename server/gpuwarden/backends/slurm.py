@@ -322,10 +322,10 @@ class SlurmBackend(EngineBackend):
             return await self._far.command(place, argv, stdin, timeout_s=ASK_S)
         try:
             with anyio.fail_after(ASK_S):
-                _, said = await processes.run(argv, stdin)
+                _, output = await processes.run(argv, stdin)
         except (OSError, TimeoutError) as error:
             raise Unreachable(f"Slurm can't be asked: {error}", "It may have been carried out; try again.") from error
-        return said
+        return output
 
 
 TOO_OLD: Final = "Is slurmctld up? `squeue --json` needs Slurm 21.08 or newer, with its JSON plugin."

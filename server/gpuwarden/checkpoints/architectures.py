@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Dict, Tuple  # noqa: UP035  (Python 3.8)
 
-from gpuwarden.checkpoints.file_model import Tensor, short, some
+from gpuwarden.checkpoints.file_model import Tensor, role, short, some
 
 _Shapes = Dict[str, str]  # noqa: UP006
 
@@ -25,7 +25,7 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     "G": ("num_key_value_heads",),
     "D": ("head_dim",),
     "P": ("max_position_embeddings", "n_positions"),
-    "E": ("num_local_experts", "num_experts"),
+    "E": ("num_local_experts", "num_experts", "n_routed_experts"),
     "M": ("moe_intermediate_size",),
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -178,6 +178,12 @@ def quantized(config: dict[str, Any]) -> bool:
     return any(config.get(key) for key in _QUANTIZED)
 
 
+def experts(config: Any) -> int:
+    """Return how many experts a config gives to a layer; 0 where it has no such number."""
+    given = [config.get(key) for key in _NUMBERS["E"]] if isinstance(config, dict) else []
+    return next((n for n in given if type(n) is int), 0)
+
+
 def _numbers(config: dict[str, Any], family: _Family) -> dict[str, int | None]:
     """Return the symbols' numbers; None for one that the config does not give."""
     made: dict[str, int | None] = {}
@@ -245,7 +251,7 @@ def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
     roles: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, t in tensors.items():
         if t.dtype in _FLOATS:
-            roles[re.sub(r"\d+", "#", name)][t.dtype].append(name)
+            roles[role(name)][t.dtype].append(name)
     for types in roles.values():
         if len(types) > 1:
             rare = min(types, key=lambda dtype: len(types[dtype]))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from gpuwarden.checkpoints.file_model import role
 from gpuwarden.checkpoints.load_child import limit_memory
 
 # They would let a config choose code, or name other repositories to read it from.
@@ -70,8 +70,8 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     wrong = [f"{n} {list(ours)}, not {list(theirs)}" for n, ours, theirs in info["mismatched_keys"]]
     unexpected = set(info["unexpected_keys"])
     # The loader renames tensors before it looks for their place.
-    roles = {_role(n) for n in (*state, *built.state_dict()) if n not in unexpected}
-    beyond = {n for n in unexpected if _role(n) in roles}
+    roles = {role(n) for n in (*state, *built.state_dict()) if n not in unexpected}
+    beyond = {n for n in unexpected if role(n) in roles}
     found = {
         "missing": info["missing_keys"], "wrong": wrong, "beyond": beyond, "unexpected": unexpected - beyond
     }  # fmt: skip
@@ -88,11 +88,6 @@ def harmless(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: harmless(v) for k, v in value.items() if k not in _LEFT_OUT}
     return [harmless(v) for v in value] if isinstance(value, list) else value
-
-
-def _role(name: str) -> str:
-    """Return a tensor's name without the numbers of layers and experts."""
-    return re.sub(r"\d+", "#", name)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -34,7 +35,7 @@ class Unread(Doubtful):
 class Limits:
     """Caps that keep a hostile file from costing time or memory. Sizes in bytes.
 
-    They count what is read, so that a verdict does not depend on the machine.
+    They count work and not time, so that a verdict does not depend on the machine.
     """
 
     header: int = 100 << 20  # safetensors' own cap
@@ -184,6 +185,11 @@ def short(text: object, limit: int = 120) -> str:
     if not line.isprintable():
         line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def role(name: str) -> str:
+    """Return the place that a tensor or a module has in any layer: its name without numbers."""
+    return re.sub(r"\d+", "#", name)
 
 
 def some(names: Any, limit: int = 3) -> str:

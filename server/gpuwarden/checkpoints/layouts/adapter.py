@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any, Dict, Set, Tuple  # noqa: UP035  (Python 3.8)
 
-from gpuwarden.checkpoints.file_model import Tensor, short, some
+from gpuwarden.checkpoints.file_model import Tensor, role, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
 from gpuwarden.checkpoints.tree import Folder
 
@@ -120,8 +120,8 @@ def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
     """Report modules without a tensor that another one in the same place of its layer has."""
     roles: dict[str, set[str]] = defaultdict(set)
     for module, rest in modules.items():
-        roles[re.sub(r"\d+", "#", module)] |= rest
-    half = [m for m, rest in modules.items() if rest != roles[re.sub(r"\d+", "#", m)]]
+        roles[role(module)] |= rest
+    half = [m for m, rest in modules.items() if rest != roles[role(m)]]
     half += [m for m, rest in modules.items() if _halves(rest)]
     if half:
         said.problems.append(f"modules without some of their tensors: {some(dict.fromkeys(half))}")
@@ -138,18 +138,22 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
     for module in modules:
         match = _LAYER.fullmatch(module)
         if match:
-            by_role[match["stem"], match["rest"].rsplit(".", 1)[-1]].add(int(match["number"]))
+            by_role[match["stem"], role(match["rest"])].add(int(match["number"]))
     wanted = config.get("layers_to_transform")
     asked = {n for n in (wanted if isinstance(wanted, list) else [wanted]) if type(n) is int}
     if asked and not any(asked <= layers for layers in by_role.values()):
         said.problems.append(f"the config adapts the layers {some(sorted(asked))}, which the weights lack in part")
     for (stem, name), layers in by_role.items():
-        every = set().union(*(v for (s, _), v in by_role.items() if s == stem))
+        beside = [v for (s, _), v in by_role.items() if s == stem]
+        every = set().union(*beside)
         lacking, ordered = sorted(every - layers), sorted(every)
         if not lacking:
             continue
+        # Layers of another kind have something that these lack, as attention beside convolutions. Experts often begin
+        # after some dense layers.
+        other_kind = "experts" in name or any(v >= every - layers and not v & layers for v in beside)
         line = f"{short(stem + name)}: layer {some(lacking)} has none, unlike the others"
-        if config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
+        if other_kind or config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
             said.unproved.append(f"{line}; compare with the base to know whether that is right")
         elif lacking in (ordered[: len(lacking)], ordered[-len(lacking) :]):
             said.doubts.append(line)  # a few architectures have other first or last layers

@@ -15,7 +15,6 @@ NAME = "model"
 CONFIG = "config.json"
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{1,9}-of-\d{1,9})?\.(?:safetensors|bin)")
 _EXPERT = re.compile(r"(?P<layer>.*\bexperts\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # save_pretrained writes these beside a config, and nothing else writes them.
 _BESIDE = ("generation_config.json",)
 
@@ -77,8 +76,7 @@ def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
     for match in map(_EXPERT.fullmatch, tensors):
         if match:
             layers[match["layer"]][match["rest"]].add(match["number"])
-    given = [config.get(key) for key in _EXPERTS] if isinstance(config, dict) else []
-    many = next((n for n in given if type(n) is int), 0)
+    many = architectures.experts(config)
     for layer, parts in layers.items():
         most = max(many, *(len(numbers) for numbers in parts.values()))
         few = [f"{layer}*.{rest}" for rest, numbers in parts.items() if len(numbers) != most]

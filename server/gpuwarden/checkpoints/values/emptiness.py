@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from gpuwarden.checkpoints.file_model import DTYPES, Tensor, some
+from gpuwarden.checkpoints.file_model import DTYPES, Tensor, role, some
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
@@ -34,11 +34,11 @@ def judge(found: Findings) -> None:
 
 
 def _judge(entries: list[Entry]) -> None:
-    filled = {_role(t.name) for e in entries for t in _floating(e) if t.numel}
+    filled = {role(t.name) for e in entries for t in _floating(e) if t.numel}
     for entry in entries:
         tensors = _floating(entry)
         empty = [t.name for t in tensors if not t.numel and _PARAMETER.fullmatch(t.name)]
-        certain = [n for n in empty if _role(n) in filled or _partner(n) in filled or len(empty) == len(tensors)]
+        certain = [n for n in empty if role(n) in filled or _partner(n) in filled or len(empty) == len(tensors)]
         if certain:
             entry.refute(f"{len(certain):,} tensors have no numbers: {some(certain)}", Cause.CONTRADICTION)
         elif empty:
@@ -50,12 +50,7 @@ def _floating(entry: Entry) -> list[Tensor]:
     return [t for t in tensors if t.dtype in DTYPES and DTYPES[t.dtype].kind in "fc"]
 
 
-def _role(name: str) -> str:
-    """Return a tensor's place in any layer: its name without numbers."""
-    return re.sub(r"\d+", "#", name)
-
-
 def _partner(name: str) -> str:
     """Return the role of the tensor that comes with this one; empty if there is none."""
-    stem, dot, last = _role(name).rpartition(".")
+    stem, dot, last = role(name).rpartition(".")
     return f"{stem}{dot}{_PARTNERS[last]}" if last in _PARTNERS else ""
