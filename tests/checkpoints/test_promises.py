@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from counting import lines_run
 from gpuwarden.checkpoints.build import build
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.findings import Ask, Findings
+from gpuwarden.checkpoints.layouts import adapter
 from gpuwarden.checkpoints.verify import report, verify
 from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Verdict
@@ -66,7 +69,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def real_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "transformers", "peft"):
         need(name, importlib.util.find_spec(name) is not None)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Not the variable: a library that is imported meanwhile would keep it for the tests that follow.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def lessened(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -182,3 +186,19 @@ def test_an_adapter_of_a_model_with_several_kinds_of_layers_is_proven(tmp_path: 
     config = peft.LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
     peft.get_peft_model(base, config).save_pretrained(tmp_path)
     assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN
+
+
+def test_thousands_of_targets_cost_no_more_than_they_are(tmp_path: Path) -> None:
+    """A mixture of experts has them, one for each linear layer of each expert."""
+    counts = []
+    for many in (250, 1000):
+        stems = [f"base_model.model.model.layers.{n % 4}.mlp.experts.{n // 4}.up_proj" for n in range(many)]
+        halves = {"lora_A.weight": np.ones((2, 4), "f4"), "lora_B.weight": np.ones((4, 2), "f4")}
+        save_file({f"{s}.{h}": a for s in stems for h, a in halves.items()}, tmp_path / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": 2, "target_modules": [s.removeprefix("base_model.model.") for s in stems]}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        found = examine(tmp_path, Ask(content=False))
+        assert found.tree is not None
+        counts.append(lines_run(partial(adapter.judge, found.tree.folders[0], found)))
+        assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN
+    assert counts[1] < 5 * counts[0]

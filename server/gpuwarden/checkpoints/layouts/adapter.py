@@ -21,6 +21,10 @@ _LITERAL = re.compile(r"[\w.-]+")
 _HEADS = frozenset({"classifier", "score"})
 _CLASSIFIES = ("SEQ_CLS", "TOKEN_CLS")
 
+# More is no honest adapter: each is compared with each.
+_MOST_ROLES = 1_000
+_DEEPEST = 24
+
 _Layers = Dict[Tuple[str, str], Set[int]]  # noqa: UP006
 
 
@@ -54,7 +58,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     biases = [n[: -len(".bias")] for n in tensors if n.endswith(".bias")] if config.get("bias") == "all" else []
     _layers(config, [*modules, *biases], said)
     if config.get("peft_type") == "LORA":
-        _ranks(config, tensors, said)
+        _ranks(config, tensors, modules, said)
     _saved(config, tensors, said)
     _tokens(config, tensors, said)
     if modules and not said.problems:
@@ -77,9 +81,10 @@ def _names(value: Any) -> list[str]:
     return [v for v in value if isinstance(v, str) and v] if isinstance(value, list) else []
 
 
-def _is(module: str, name: str) -> bool:
-    """Return true if a config's name means this module, as PEFT compares them."""
-    return module == name or module.endswith("." + name)
+def _ends(module: str) -> list[str]:
+    """Return the names by which a config means this module, as PEFT compares them."""
+    parts = module.split(".")[-_DEEPEST:]
+    return [".".join(parts[n:]) for n in range(len(parts))]
 
 
 def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, set[str]]:
@@ -89,13 +94,13 @@ def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, se
     then only modules with matrices of LoRA are known.
     """
     known = set(pairs(tensors))
-    targets = _names(config.get("target_modules"))
+    targets = set(_names(config.get("target_modules")))
     found: dict[str, set[str]] = defaultdict(set)
     for name in tensors:
         parts = name.split(".")
-        for n in range(min(len(parts), 64) - 1, 0, -1):
+        for n in range(min(len(parts), _DEEPEST) - 1, 0, -1):
             module = ".".join(parts[:n])
-            if module in known or any(_is(module, t) for t in targets):
+            if module in known or not targets.isdisjoint(_ends(module)):
                 found[module].add(".".join(parts[n:]))
                 break
     return found
@@ -103,12 +108,9 @@ def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, se
 
 def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
     """Report names that the config adapts and the weights lack, unless they are excluded or saved whole."""
-    apart = _names(config.get("exclude_modules")) + _names(config.get("modules_to_save"))
-    bare = [
-        t
-        for t in _names(config.get("target_modules"))
-        if not any(_is(m, t) for m in modules) and not any(_is(t, a) or _is(a, t) for a in apart)
-    ]
+    apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
+    met = {end for module in (*modules, *apart) for end in _ends(module)}
+    bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
     lora = config.get("peft_type") == "LORA"  # some other kinds keep all of it in tensors that modules share
     if lora and not modules and not config.get("trainable_token_indices"):
         said.problems.append("none of its tensors adapts a module")
@@ -143,6 +145,9 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
     asked = {n for n in (wanted if isinstance(wanted, list) else [wanted]) if type(n) is int}
     if asked and not any(asked <= layers for layers in by_role.values()):
         said.problems.append(f"the config adapts the layers {some(sorted(asked))}, which the weights lack in part")
+    if len(by_role) > _MOST_ROLES:
+        said.doubts.append(f"has {len(by_role):,} kinds of modules, too many to compare its layers")
+        return
     for (stem, name), layers in by_role.items():
         beside = [v for (s, _), v in by_role.items() if s == stem]
         every = set().union(*beside)
@@ -166,25 +171,29 @@ def _even(numbers: list[int]) -> bool:
     return len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0]))
 
 
-def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:
+def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str, set[str]], said: Judgement) -> None:
     """Check the rank of each pair, and the tensors that DoRA and a bias add to it."""
     found = pairs(tensors)
     odd = [m for m, ab in found.items() if not _fits(_rank(config, m), ab, bool(config.get("target_parameters")))]
     if odd:
         said.problems.append(f"matrices whose rank is not the config's: {some(odd)}")
-    for setting, part in (("use_dora", ".lora_magnitude_vector"), ("lora_bias", ".lora_B.bias")):
-        lacking = [m for m in found if config.get(setting) is True and not any(n.startswith(m + part) for n in tensors)]
+    for setting, part in (("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")):
+        if config.get(setting) is not True:
+            continue
+        lacking = [m for m in found if not any(rest.startswith(part) for rest in modules.get(m, ()))]
         if lacking:
-            said.problems.append(f"{setting} is set, but {part[1:]} is missing: {some(lacking)}")
+            said.problems.append(f"{setting} is set, but {part} is missing: {some(lacking)}")
 
 
 def _rank(config: dict[str, Any], module: str) -> int | None:
     """Return the rank that the config gives a module; None where only a pattern could tell."""
     given: Any = config.get("rank_pattern")
+    if isinstance(given, dict) and len(given) > _MOST_ROLES:
+        return None
     for key, rank in given.items() if isinstance(given, dict) else ():
         if not _LITERAL.fullmatch(str(key)):
             return None
-        if _is(module, str(key)):
+        if str(key) in _ends(module):
             return rank if type(rank) is int else None
     rank = config.get("r")
     return rank if type(rank) is int else None
@@ -203,7 +212,11 @@ def _fits(rank: int | None, pair: dict[str, Tensor], stacked: bool) -> bool:
 def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) -> None:
     """Report what is to be saved whole and is not in the weights."""
     names = [n for n in _names(config.get("modules_to_save")) if _LITERAL.fullmatch(n)]
-    lacking = [n for n in names if not any(f".{n}." in f".{t}." for t in tensors)]
+    if len(names) > _MOST_ROLES:
+        said.doubts.append(f"modules_to_save has {len(names):,} names, too many to look for")
+        return
+    held = "\n".join(f".{t}." for t in tensors)
+    lacking = [n for n in names if f".{n}." not in held]
     if config.get("task_type") in _CLASSIFIES and _HEADS & (set(names) - set(lacking)):
         lacking = [n for n in lacking if n not in _HEADS]
     if config.get("peft_type") == "VERA" and config.get("save_projection") is True:
