@@ -187,7 +187,7 @@ class Trainers:
     """Runs of trainers in one folder, forked from a process that has imported the libraries."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.home = self.folder = folder
         self.model = folder / "model"
         env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf"),
                             "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}  # fmt: skip
@@ -200,6 +200,12 @@ class Trainers:
         assert self._line() == "ready"
         language_model(self.model)
         language_model(folder / "teacher", seed=1)
+
+    def at(self, folder: Path) -> Trainers:
+        """Run in another folder from now on: a test, and each attempt of it, has its own."""
+        self.folder = folder
+        (folder / "teacher").symlink_to(self.home / "teacher")
+        return self
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -243,7 +249,7 @@ class Trainers:
         """Return a tiny model for a method, made when it is first asked for."""
         if method in TEXTS:
             return self.model
-        folder = self.folder / f"model-{method}"
+        folder = self.home / f"model-{method}"
         if not folder.exists():
             picture_model(folder, method) if method in PICTURES else encoder(folder)
         return folder

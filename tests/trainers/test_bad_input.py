@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,16 +72,6 @@ KINDS = (
     Bad("a model that is not there", METHODS, 6, ("nobody/nothing",), ("--model", "nobody/nothing")),
 )
 CASES = [pytest.param(bad, method, id=f"{bad.name}-{method}") for bad in KINDS for method in bad.methods]
-
-
-@pytest.fixture(scope="module")
-def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainers]:
-    for name in ("torch", "transformers", "trl", "peft", "datasets", "accelerate"):
-        need(name, importlib.util.find_spec(name) is not None)
-    made = Trainers(tmp_path_factory.mktemp("trainers"))
-    (made.folder / "empty.jsonl").touch()
-    yield made
-    made.close()
 
 
 def bad_rows(bad: Bad, method: str, folder: Path) -> list[dict[str, Any]] | None:

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,15 +46,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch was imported"),
 ]
 STEPS, EVERY = 8, 2
-
-
-@pytest.fixture(scope="module")
-def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainers]:
-    for name in ("torch", "transformers", "trl", "peft", "datasets", "accelerate"):
-        need(name, importlib.util.find_spec(name) is not None)
-    made = Trainers(tmp_path_factory.mktemp("trainers"))
-    yield made
-    made.close()
 
 
 def told(ended: Ended) -> str:
@@ -516,27 +506,25 @@ def test_k_types_of_a_model_whose_sizes_rule_them_out_are_refused(trainers: Trai
 
 
 class Api(BaseHTTPRequestHandler):
-    """The training system's API: refuses every third request for the moment, and notes the others."""
+    """The training system's API: refuses every third request for the moment, and notes the others before it answers."""
 
-    count = 0
-    taken: ClassVar[list[tuple[str, str, dict[str, Any]]]] = []
+    asked: ClassVar[list[tuple[str, str, dict[str, Any]]]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        Api.count += 1
-        refuse = Api.count % 3 == 0
-        self.send_response(503 if refuse else 200)
+        key = self.headers.get("Authorization") or self.headers.get("X-API-Key") or ""
+        self.asked.append((self.path, key, body))
+        self.send_response(503 if len(self.asked) % 3 == 0 else 200)
         self.end_headers()
-        if not refuse:
-            Api.taken.append(
-                (self.path, self.headers.get("Authorization") or self.headers.get("X-API-Key") or "", body)
-            )
 
     def log_message(self, *words: object) -> None:
         """Print nothing."""
 
 
-def test_metrics_and_alerts_reach_an_api_that_is_away_now_and_then(trainers: Trainers) -> None:
+def test_metrics_and_alerts_reach_an_api_that_is_away_now_and_then(
+    trainers: Trainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Api, "asked", [])
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -549,9 +537,10 @@ def test_metrics_and_alerts_reach_an_api_that_is_away_now_and_then(trainers: Tra
         server.shutdown()
         thread.join()
     assert ended.code == 0, ended.log
-    points = [b["metrics"][0] for path, key, b in Api.taken if path == "/metrics" and key == "Bearer t-1"]
+    taken = [asked for number, asked in enumerate(Api.asked, 1) if number % 3]
+    points = [body["metrics"][0] for path, key, body in taken if path == "/metrics" and key == "Bearer t-1"]
     assert [p["step"] for p in points if "train_loss" in p and "train_runtime" not in p] == list(range(1, STEPS + 1))
-    alerts = [b["type"] for path, key, b in Api.taken if path == "/alerts" and key == "k-1"]
+    alerts = [body["type"] for path, key, body in taken if path == "/alerts" and key == "k-1"]
     assert alerts == ["job_started", "job_completed"]
 
 
