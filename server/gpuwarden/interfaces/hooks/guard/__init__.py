@@ -5,8 +5,11 @@ standard input. CLIENT is claude, codex or cursor. CONFIG is a JSON file that `g
 protected, and the patterns that providers declare. So a call imports no provider, and needs 0.1 s.
 
     limits      how much is read, and the parser (tree-sitter-bash)
+    printing    what a command prints, as far as it is known before it runs
     words       what one word says: quotes, variables, plain substitutions
-    shell       text -> simple commands
+    shell       text -> simple commands, with what they are fed and where their output goes
+    reach       may a path that is written down be one that is kept: globs, braces, unknown parts
+    writes      which files a program writes, and what it writes there
     judge       what a command runs: wrappers, shells, SSH, other languages; each is unfolded and judged again
     programs    does it end a machine, delete what is kept, or ask a platform's interface to
     desired     does a program's argument set a state in which something is ended: a patch, a module's state

@@ -12,35 +12,49 @@ from gpuwarden.interfaces.hooks.guard import settings
 from gpuwarden.interfaces.hooks.guard.desired import desired
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
-from gpuwarden.interfaces.hooks.guard.patterns import Patterns
-from gpuwarden.interfaces.hooks.guard.programs import HTTP, called, commands_in_code, removed_by_code, spoken
-from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader, name_of
+from gpuwarden.interfaces.hooks.guard.patterns import SCRIPTS, Patterns
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, as_written, name_of, printed, roots
+from gpuwarden.interfaces.hooks.guard.programs import (
+    HTTP,
+    RUNS_IN_CODE,
+    called,
+    commands_in_code,
+    removed_by_code,
+    spoken,
+)
+from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader
 from gpuwarden.interfaces.hooks.guard.wrappers import (
     ASSIGNMENT,
+    BETWEEN,
     CODE,
     DOERS,
     ENDING,
+    FILTERS,
     FLEETS,
+    FOUND_RUNS,
     KEYWORDS,
     LATER,
     RUNNERS,
     SHELLS,
     SOURCED,
     SSH_VALUED,
+    VERBATIM,
     WINDOWS,
     WRAPPERS,
     after_c,
     after_command,
     candidates,
+    for_each,
     for_fleets,
     inside,
+    language,
     other_docker,
     script_of,
 )
+from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 DEEPEST = 12
 MOST_WRAPPERS = 15
-_ONLY_VARIABLE = re.compile(r"\$\{?\w+\}?")
 
 
 @dataclass
@@ -55,16 +69,25 @@ class Judge:
     budget: Budget = field(default_factory=Budget)
     aliases: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
+    """By path: what was plainly printed there."""
+    drafts: dict[str, str] = field(default_factory=dict)
+    """By path: all that may have been written there."""
+    texts: list[str] = field(default_factory=list)
+    """All shell that was read."""
     seen: set[int] = field(default_factory=set)
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
         """Return why a text is stopped; None lets it pass. Raises TooMuch. `far`: it runs on another machine."""
         if depth > DEEPEST:
             raise TooMuch("the command is nested too deep to be read")
+        self.texts.append(text)
         reader = Reader(text, self.values, self.budget, feed)
         for command in reader.commands():
+            self.files.cwd = self.values.get("PWD", self.files.cwd)
             if why := self.command(command, depth, far=far):
                 return why
+        if reader.broken and ">" in text:
+            self.files.blind = self.files.blind or "a file"
         return self.spoken(text) if reader.broken else None
 
     def command(self, command: Command, depth: int, *, far: bool) -> str | None:
@@ -84,6 +107,10 @@ class Judge:
                 return why
             if words is not command.words and " " in words[0].strip():  # `watch 'a command'`
                 return self.shell(" ".join(words), depth + 1, far=far)
+            if f"{words[0]}()" in self.values and (why := self._function(words, command, depth, far)):
+                return why
+            if name in {"xargs", "parallel"}:
+                return self._each(name, words, command, depth, far)
             unfolded = self._unwrapped(name, words, assigned)
             if unfolded is None:
                 args = words[1:]
@@ -92,8 +119,9 @@ class Judge:
                     self._ended(name, args, assigned, far)
                     or self._texts(name, args, command, depth, far)
                     or self._elsewhere(name, args, command, depth)
-                    or self._inner(name, args, depth, far)
+                    or self._inner(name, args, command, depth, far)
                     or (called(name, request, self.patterns) if request else None)
+                    or (None if far else self._writes(name, args, command))
                     or self.files.judged(name, args, far=far)
                 )
             words = unfolded
@@ -126,7 +154,10 @@ class Judge:
         docker = program in {"docker", "docker-compose"} and (
             "DOCKER_HOST" in assigned or "DOCKER_HOST" in self.values or other_docker(args)
         )
-        if ended := self.patterns.ended(program, args, far=far or docker):
+        ended = self.patterns.ended(program, args, far=far or docker)
+        if not ended and (language(name) in CODE or name in SHELLS or name.endswith(SCRIPTS)):
+            ended = self.patterns.helped([name, *args])
+        if ended:
             return f"`{ended}` ends or deletes what gpuwarden guards"
         if why := desired(program, args, self.files):
             return why
@@ -137,7 +168,11 @@ class Judge:
         if name == "alias":
             self.aliases.update((n, v) for n, _, v in (a.partition("=") for a in args) if v)
         if name in {"cd", "pushd"} and not far:
-            self.files.cwd = self.files.path(args[0] if args else "~")
+            there = next((a for a in args if not re.fullmatch(r"-[LPe@]*|--", a)), "~")
+            there = self.values.get("OLDPWD", UNKNOWN) if "-" in args else there
+            self.values.update(OLDPWD=self.files.cwd, PWD=self.files.place(there))
+        if name == "shift" and "@" in self.values:
+            self._bind(self.values["@"].split(BETWEEN)[1:])
         return None
 
     def _texts(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
@@ -148,7 +183,11 @@ class Judge:
             texts = [" ".join(args)] if name == "eval" else [*after_c(args), *self._scripts(args), *command.stdin]
             if name == "script":
                 texts.append(" ".join([a for a in args if not a.startswith("-")][1:]))
-            return self._any(texts, depth, far)
+            before = self.values.get("PWD", self.files.cwd)
+            why = self._any(texts, depth, far)
+            if name in SHELLS:
+                self.values["PWD"] = before
+            return why
         if written := self.written.get(self.files.path(command.words[0])) if name != "cat" and command.words else None:
             return self._any([written], depth, far)
         if name == "trap":
@@ -162,32 +201,36 @@ class Judge:
             return self._any(texts, depth, far) or self.spoken("\n".join([*texts, *command.stdin]))
         if name == "tmux":
             return self._any([a for a in args if " " in a], depth, far)
-        language = re.sub(r"[\d.]+$", "", name)
-        if language in CODE:
-            return self._code(CODE[language], args, command.stdin, depth, far)
+        if language(name) in CODE:
+            return self._code(CODE[language(name)], args, command.stdin, depth, far)
         return self.spoken(" ".join([*args, *command.stdin])) if name in DOERS else None
 
     def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
         """Return why an interpreter is stopped, by the code that it is given here."""
         code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
-        if not code and script_of(args) not in {"", "-"}:
+        if not code and "-" not in args and script_of(args):
             code, stdin = self._scripts(args), []
         for text in (*code, *stdin):
-            if why := self.spoken(text) or settings.code_edits(text) or self._run_by_code(text, depth, far):
+            edits = settings.code_edits("\n".join([text, *args]))
+            if why := self.spoken(text) or edits or self._run_by_code(text, depth, far):
                 return why
-            lost = (self.files.lost(path, deep=deep) for path, deep in removed_by_code(text) if far)
-            if why := next((w for w in lost if w), None):
-                return why
+            for path, deep in removed_by_code(text):
+                lost = self.files.lost(path or "*", deep=deep) if far and (path or deep) else None
+                if why := lost if far else self.files.removal(path or UNKNOWN):
+                    return why
         return None
 
     def _run_by_code(self, text: str, depth: int, far: bool) -> str | None:
         """Return why code is stopped by a command among its strings: one that runs or reaches something, or deletes."""
+        before, runs = self.files.question, RUNS_IN_CODE.search(text)
         for inner, elsewhere in commands_in_code(text):
             first = name_of((inner.split() or [""])[0])
-            if first in SHELLS or first in WRAPPERS or first in ENDING or first in {"ssh", "scp"}:
+            writes = ">" in inner and settings.names_kept(inner)
+            if first in SHELLS or first in WRAPPERS or first in ENDING or first in {"ssh", "scp"} or writes:
                 self.budget.spend(len(inner) // 8)
                 if why := self.shell(inner, depth + 1, far=far or elsewhere):
                     return why
+        self.files.question = self.files.question if runs else before
         return None
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
@@ -215,11 +258,17 @@ class Judge:
             return self.shell(" ".join(rest), depth + 1, far=True, feed=feed)
         return self._any(command.stdin, depth, far=True)
 
-    def _inner(self, name: str, args: list[str], depth: int, far: bool) -> str | None:
+    def _inner(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return why a program is stopped that another one runs somewhere among its words."""
-        if name == "find":
-            runs = [i for i, a in enumerate(args) if a in {"-exec", "-execdir", "-ok", "-okdir"}][:20]
-            parts = [args[i + 1 :] for i in runs if name_of("".join(args[i + 1 : i + 2])) not in {"rm", "mv"}]
+        if name in {"find", "fd", "fdfind"}:
+            found = printed([name, *args], (), self.files.cwd)
+            names = [b for a, b in pairwise(args) if a in {"-name", "-iname"}] or ["**"]
+            if name == "find" and not any(UNKNOWN in root for root in roots(args)):
+                found = "\n".join(f"{root.rstrip('/')}/**/{each}" for root in roots(args) for each in names)
+            runs = [i for i, a in enumerate(args) if a in FOUND_RUNS][:20]
+            parts = [[word.replace("{}", found) for word in args[i + 1 :]] for i in runs]
+            parts = [p if name == "find" or found in p else [*p, found] for p in parts]
+            parts = [p for p in parts if name != "find" or name_of("".join(p[:1])) not in {"rm", "mv"}]
         elif name in RUNNERS:
             known = {*SHELLS, *WRAPPERS, *HTTP, "ssh"}
             if far or other_docker(args):
@@ -227,7 +276,12 @@ class Judge:
 
             def worth_a_look(word: str) -> bool:
                 program = name_of(word)
-                return self.patterns.knows(program) or program in known or re.sub(r"[\d.]+$", "", program) in CODE
+                return (
+                    self.patterns.knows(program)
+                    or program in known
+                    or language(program) in CODE
+                    or program.endswith(SCRIPTS)
+                )
 
             parts = []
             for part in candidates(args, worth_a_look):
@@ -237,7 +291,32 @@ class Judge:
                     parts.append(part)
         else:
             return None
-        return next((w for p in parts if (w := self.command(Command(p), depth + 1, far=far))), None)
+        given = (Command(part, stdin=command.stdin, fed=command.fed) for part in parts)
+        return next((w for each in given if (w := self.command(each, depth + 1, far=far))), None)
+
+    def _function(self, words: list[str], command: Command, depth: int, far: bool) -> str | None:
+        """Return why the call of a function is stopped. Inside its body its name is that of a program."""
+        before = {name: value for name, value in self.values.items() if name[0] in "@*#0123456789"}
+        before[f"{words[0]}()"] = body = self.values.pop(f"{words[0]}()")
+        self._bind(words[1:])
+        try:
+            return self.shell(body, depth + 1, far=far, feed=command.feed)
+        finally:
+            for name in [n for n in self.values if n[0] in "@*#0123456789"]:
+                del self.values[name]
+            self.values.update(before)
+
+    def _bind(self, words: list[str]) -> None:
+        """Set the arguments of a function."""
+        for name in [n for n in self.values if n.isdigit()]:
+            del self.values[name]
+        self.values.update({str(i): word for i, word in enumerate(words, 1)})
+        self.values.update({"@": BETWEEN.join(words), "*": " ".join(words), "#": str(len(words))})
+
+    def _each(self, name: str, words: list[str], command: Command, depth: int, far: bool) -> str | None:
+        """Return why a program is stopped that `xargs` or `parallel` runs with what it is fed."""
+        parts = for_each(name, words, command.stdin)
+        return next((w for p in parts if (w := self.command(Command(p, fed=True), depth + 1, far=far))), None)
 
     # ---------------------------------------------------------------------------------------------------- helpers
 
@@ -246,23 +325,72 @@ class Judge:
         if far:
             empties = command.name in {"", ":", "true"} or command.words == ["cat", "/dev/null"]
             return next((w for t in command.targets if empties and (w := self.files.lost(t, deep=False))), None)
-        text = "\n".join([command.printed(), *command.stdin, *command.words])
+        text = self._said(command) if command.targets else ""
+        plain = printed(command.words, command.stdin, self.files.cwd)
         for target in dict.fromkeys(command.targets):
-            self.budget.spend(len(text) // 64)
-            path = self.files.path(target)
-            if why := self.files.change(target) or settings.shell_written(path, text):
+            if why := self._written(target, text):
                 return why
-            self.written[path] = "\n".join(filter(None, [self.written.get(path), command.printed()]))
-        args = command.words[1:]
-        if command.name in {"cp", "mv"}:
-            args = args[-1:]
-        elif command.name not in {"tee", "sponge"} and not any(a.startswith(("-i", "--in-place", "-pi")) for a in args):
-            args = []
-        written = (settings.shell_written(self.files.path(file), text) for file in args)
-        return next((why for why in written if why), None)
+            if not plain.startswith(UNKNOWN):
+                path = self.files.path(target)
+                self.written[path] = "\n".join(filter(None, [self.written.get(path), as_written(plain)]))
+        return None
+
+    def _writes(self, name: str, args: list[str], command: Command) -> str | None:
+        """Return why a program is stopped by the files that it writes besides its output."""
+        for write in written_by(name, args):
+            self.budget.spend()
+            if write.folder:
+                self.files.unpacked(write.target)
+                continue
+            text = "\n".join(map(self._content, write.sources)) if write.sources else f"{UNKNOWN}$()"
+            text = " ".join(args) if write.said else "\n".join(command.stdin) if write.fed and command.stdin else text
+            if why := self._written(write.target, text):
+                return why
+        return None
+
+    def _written(self, target: str, text: str) -> str | None:
+        """Return why a file may not be written, and remember the text."""
+        self.budget.spend(len(text) // 64)
+        if why := self.files.change(target):
+            return why
+        path = self.files.path(target)
+        whole = self.drafts[path] = "\n".join(filter(None, [self.drafts.get(path), text]))
+        unknown = UNKNOWN in text and settings.watched(path)
+        if why := settings.shell_written(path, "\n".join([whole, *self.texts]) if unknown else whole):
+            return why
+        if unknown and settings.is_client_file(path):
+            self.files.ask(f"{path} configures an agent's client, and what is written there is not known")
+        return None
+
+    def _said(self, command: Command) -> str:
+        """Return what a command prints. Words of a filter say what it adds to the files and the text that it reads."""
+        if command.words and f"{command.words[0]}()" in self.values:
+            return ""
+        said = printed(command.words, command.stdin, self.files.cwd)
+        if UNKNOWN not in said:
+            return said
+        if command.name in FILTERS | VERBATIM:
+            files = [self._content(a) for a in command.words[1:] if not a.startswith("-")]
+            files = [f for f in files if command.name in VERBATIM or f != UNKNOWN]
+            words = [] if command.name in VERBATIM else command.words
+            return "\n".join([*words, *command.stdin, *files])
+        return "\n".join([*command.words, *command.stdin, UNKNOWN])
+
+    def _content(self, file: str) -> str:
+        """Return what a file has, as far as it is known now."""
+        path = self.files.path(file)
+        text = self.drafts.get(path)
+        text = settings.contents(path) if text is None else text
+        self.budget.spend(len(text or "") // 64)
+        return UNKNOWN if text is None else text
 
     def _any(self, texts: Iterable[str], depth: int, far: bool) -> str | None:
         return next((why for text in texts if text and (why := self.shell(text, depth + 1, far=far))), None)
+
+    def names_kept(self, text: str) -> bool:
+        """Return whether a text names a protected file, or has a value that a person sets."""
+        parts = (file.split("/")[-2:] for file in (*self.files.files, *self.files.settings))
+        return settings.names_kept(text) or any(all(part in text for part in pair) for pair in parts)
 
     def spoken(self, text: str) -> str | None:
         """Return why text that is not shell is stopped."""

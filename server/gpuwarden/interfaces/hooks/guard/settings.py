@@ -45,7 +45,7 @@ _KEPT_IN_CODE: Final = re.compile(
     r"|gpuwarden[/\\\"', ]{1,5}(?:policy\.toml|ledger\.db|hooks)|\.mcp\.json"
 )
 _WRITES_IN_CODE: Final = re.compile(
-    r"write|unlink|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
+    r"write|unlink|open\b[^;\n]{0,80}[\"']\s*\+?>|File\.open|\bopen\s*\([^)]{0,200}mode\s*=\s*[\"'][wax]|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
 )
 CLIENTS: Final = frozenset({"claude", "codex", "cursor", "cursor-agent", "gemini"})
 SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh", "glab", "jira", "sed", "awk", "cat",
@@ -100,6 +100,11 @@ def is_client_file(path: str) -> bool:
     return _CLIENT.search(path) is not None
 
 
+def watched(path: str) -> bool:
+    """Return whether it matters what is written into a file."""
+    return is_client_file(path) or _STARTUP.search(path) is not None
+
+
 def facts(text: str) -> tuple[bool, bool, frozenset[tuple[str, str]]]:
     """Return what must stay as it is: the guard is named, hooks are off, and gpuwarden's variables with values."""
     named = MARK in text or OLD_MARK in text or PLUGIN.search(text) is not None
@@ -131,6 +136,11 @@ def shell_written(path: str, text: str) -> str | None:
     if _STARTUP.search(path) and DECIDES.search(text):
         return f"{path} would change gpuwarden's variables; a person sets them"
     return None
+
+
+def names_kept(text: str) -> bool:
+    """Return whether a text names a file that a person changes, or has a value that a person sets."""
+    return any(pattern.search(text) for pattern in (_KEPT_IN_CODE, _OFF, _SET))
 
 
 def code_edits(text: str) -> str | None:
