@@ -60,7 +60,8 @@ WRAPS = [
     "f() {{\n{c}\n}}; f", "function g {{\n{c}\n}}\ng a b", "{{\n{c}\n}} > /dev/null 2>&1", "(\n{c}\n) | cat",
     "bash -c {q}", "sh -ec {q}", "eval {q}", "bash <<< {q}", "echo x | xargs -I@ sh -c {q}", "xargs sh -c {q} < ids",
     "env A=1 bash -c {q}", "nohup sh -c {q} &", "timeout -k 1 5 bash -c {q}", "sudo -u me sh -c {q}",
-    "nice -n 5 sh -c {q}", "find . -exec sh -c {q} \\;", "trap {q} EXIT", "echo $({c})", "x=$({c})", "cat <(\n{c}\n)",
+    "nice -n 5 sh -c {q}", "find . -exec sh -c {q} \\;", "trap {q} EXIT", "echo $( {c} )", "x=$( {c} )",
+    "cat <(\n{c}\n)",
     "bash <<'END{n}'\n{c}\nEND{n}\n", "A=1; {c}", "set -e\n{c}", "cd /tmp && {c}", "[ -f x ] && {c} || ls",
 ]  # fmt: skip
 POLICY, HOOKS = f"{CONFIG}/policy.toml", f"{USER}/.claude/settings.json"
@@ -70,6 +71,10 @@ WRITES = [
     f"tee {HOOKS} < a", f"cp a {POLICY}", f"mv a {POLICY}", f"install -m 600 a {HOOKS}", f"ln -sf a {POLICY}",
     f"dd if=a of={POLICY}", f"sed -i s/a/b/ {HOOKS}", f"jq . a > b && mv b {HOOKS}", f"curl -o {POLICY} https://a.b",
     f"nano {POLICY}", f"truncate -s 0 {HOOKS}", f"echo {OFF} > {LOCAL}", f"echo {OFF} | tee {LOCAL}",
+    f'f={HOOKS}; echo x > "$f"', f"d={CONFIG}\necho x > $d/policy.toml", f"cd {CONFIG} && echo x > policy.toml",
+    f'for f in a {HOOKS} b; do echo x > "$f"; done', f'echo {HOOKS} | while read -r f; do cp a "$f"; done',
+    f'w() {{\necho x > "$1"\n}}; w {POLICY}', f"echo {POLICY} | xargs -I% cp a %", f"cp policy.toml {CONFIG}/",
+    f"cp a {USER}/.claude/set*.json", f"cp a {CONFIG}/{{policy,other}}.toml", f"f={HOOKS}.bak; cp a ${{f%.bak}}",
     f"echo {OFF} > a && cp a {LOCAL}", f"cat <<'E' > {LOCAL}\n{{\"disableAllHooks\": true}}\nE\n",
 ]  # fmt: skip
 HARMLESS = ["ls", "echo x > notes.md", "cp a b", "sed -i s/a/b/ a.py", f"cat {POLICY}", "rm -rf build", f"jq . {HOOKS}"]

@@ -11,6 +11,7 @@ from typing import Final
 
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, roots
 from gpuwarden.interfaces.hooks.guard.reach import Reach, around, is_in, spellings, touches
+from gpuwarden.interfaces.hooks.guard.writes import COPIES
 
 DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio",
                             "remove-item", "ri", "del", "erase", "move-item", "rimraf"})  # fmt: skip
@@ -129,7 +130,7 @@ class Files:
             return self._rsync(args)
         if name in DELETES and (why := self._deleted(name, args, plain, far)):
             return why
-        if name == "cp" and "/dev/null" in plain[:-1] and (far or REMOTE.match(plain[-1])):
+        if name in COPIES and "/dev/null" in plain[:-1] and (far or REMOTE.match(plain[-1])):
             return _lost(plain[-1])
         if far and name == "dd":
             written = (a.removeprefix("of=") for a in args if a.startswith("of="))

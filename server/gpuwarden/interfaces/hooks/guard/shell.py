@@ -88,8 +88,8 @@ class Reader(Words):
                     self._read(found)
                 yield found
                 parts = [(child, Feed()) for child in _inside(node)]
-            elif kind in {"redirected_statement", "function_definition"}:
-                parts, whole = self._function(node) if kind[0] == "f" else self._redirected(node, feed)
+            elif kind in {"redirected_statement", "function_definition", "file_redirect"}:
+                parts, whole = self._redirected(node, feed)
                 if whole.targets:
                     yield whole
             else:
@@ -204,7 +204,12 @@ class Reader(Words):
 
         The parser gives `a && b > FILE` one redirection for both, where the shell gives it to the last.
         """
+        if node.type == "function_definition":
+            return self._function(node)
         body, own = node.child_by_field_name("body"), Command()
+        if node.type == "file_redirect":  # `$(> FILE)`
+            self._file(node, own, 0)
+            return [(child, Feed()) for child in node.named_children], own
         later: list[Part] = []
         piped: list[Node] = []
         for child in node.named_children:
