@@ -12,7 +12,7 @@ from typing import Any, Final
 from gpuwarden.interfaces.hooks.guard import settings
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.judge import Judge
-from gpuwarden.interfaces.hooks.guard.limits import TooMuch
+from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import AMBIGUOUS, Patterns
 
 OWN: Final = "gpuwarden"
@@ -74,8 +74,9 @@ class Rules:
         values = {"HOME": user, "PWD": cwd, "TMPDIR": "/tmp"}  # noqa: S108 - what the shell has
         values |= {"XDG_CONFIG_HOME": f"{user}/.config", "XDG_DATA_HOME": f"{user}/.local/share"}
         values |= {"GPUWARDEN_HOME": self.home} if self.home else {}
-        files = Files(self.home, self.files, self.runs, self.settings, cwd, user)
-        return Judge(self.patterns, files, self.typing, values)
+        budget = Budget()
+        files = Files(self.home, self.files, self.runs, self.settings, cwd, user, budget)
+        return Judge(self.patterns, files, self.typing, values, budget)
 
 
 class Question(str):

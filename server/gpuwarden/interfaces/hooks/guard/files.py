@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gpuwarden.interfaces.hooks.guard.limits import Budget
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, roots
-from gpuwarden.interfaces.hooks.guard.reach import Reach, around, is_in, spellings, touches
+from gpuwarden.interfaces.hooks.guard.reach import Reach, around, is_in, is_pattern, spellings, touches
 from gpuwarden.interfaces.hooks.guard.writes import COPIES
 
 DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio",
@@ -57,6 +58,7 @@ class Files:
     settings: tuple[str, ...] = ()
     cwd: str = "/"
     user: str = ""
+    budget: Budget = field(default_factory=Budget)
     question: str = ""
     """Why the user has to be asked, if anything else lets the call pass."""
     blind: str = ""
@@ -87,6 +89,7 @@ class Files:
         """Return why the removal of a path is stopped. Asks about a path that is not known while a job lives."""
         for spelling, known in spellings(text):
             place = self.place(spelling)
+            self.budget.spend(10 if is_pattern(place) else 1)
             found = {kept: min(known, touches(place, kept)) for kept in (*self.runs, self.home) if kept}
             for kept, reach in found.items():
                 if reach is Reach.SURELY and kept in self.runs:
@@ -105,6 +108,7 @@ class Files:
         """Return why a change of a file is stopped."""
         for spelling, known in spellings(text):
             place = self.place(spelling)
+            self.budget.spend(10 if is_pattern(place) else 1)
             for file in (*self.files, *self.settings):
                 reach = min(known, is_in(place, file))
                 if reach is Reach.SURELY and file in self.files:

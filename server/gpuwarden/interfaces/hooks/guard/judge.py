@@ -55,6 +55,8 @@ from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 DEEPEST = 12
 MOST_WRAPPERS = 15
+MOST_COPIED = 65_536
+"""The most bytes of a file that is copied, to know what its copy has."""
 
 
 @dataclass
@@ -298,6 +300,7 @@ class Judge:
         """Return why the call of a function is stopped. Inside its body its name is that of a program."""
         before = {name: value for name, value in self.values.items() if name[0] in "@*#0123456789"}
         before[f"{words[0]}()"] = body = self.values.pop(f"{words[0]}()")
+        self.budget.spend(15)
         self._bind(words[1:])
         try:
             return self.shell(body, depth + 1, far=far, feed=command.feed)
@@ -380,7 +383,7 @@ class Judge:
         """Return what a file has, as far as it is known now."""
         path = self.files.path(file)
         text = self.drafts.get(path)
-        text = settings.contents(path) if text is None else text
+        text = settings.contents(path, MOST_COPIED) if text is None else text
         self.budget.spend(len(text or "") // 64)
         return UNKNOWN if text is None else text
 

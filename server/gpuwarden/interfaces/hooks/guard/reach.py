@@ -11,6 +11,7 @@ from typing import Final
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, alternatives
 
 MOST_SPELLINGS: Final = 100
+MOST_NAME: Final = 255
 _SPECIAL: Final = re.compile(rf"[*?\[{UNKNOWN}]")
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _RANGE: Final = re.compile(r"\{[\w-]+\.\.[\w.-]+\}")
@@ -32,11 +33,13 @@ def spellings(text: str) -> Iterator[tuple[str, Reach]]:
     if "\n" not in text and "{" not in text and UNKNOWN not in text:
         yield text, Reach.SURELY
         return
-    for line in text.split("\n")[:MOST_SPELLINGS]:
-        for word in _braced(_RANGE.sub("*", line)):
-            options = alternatives(word)
-            for each in options:
-                yield each, Reach.SURELY if options == [word] else Reach.MAYBE
+    lines = text.split("\n")
+    words = [word for line in lines[:MOST_SPELLINGS] for word in _braced(_RANGE.sub("*", line))]
+    for word in words[:MOST_SPELLINGS]:
+        options = alternatives(word)
+        yield from ((each, Reach.SURELY if options == [word] else Reach.MAYBE) for each in options)
+    if max(len(lines), len(words)) > MOST_SPELLINGS:
+        yield UNKNOWN, Reach.MAYBE
 
 
 def _braced(text: str) -> list[str]:
@@ -47,10 +50,15 @@ def _braced(text: str) -> list[str]:
     return words
 
 
+def is_pattern(place: str) -> bool:
+    """Return whether a path may stand for several."""
+    return _SPECIAL.search(place) is not None
+
+
 def touches(place: str, kept: str) -> Reach:
     """Return whether a path is a kept one, a folder around it, or something inside it."""
     place = place.rstrip("/")
-    if not _SPECIAL.search(place):
+    if not is_pattern(place):
         near = place in {"", kept} or kept.startswith(place + "/") or place.startswith(kept + "/")
         return Reach.SURELY if near else Reach.NEVER
     for part, name in zip(place.split("/"), kept.split("/"), strict=False):
@@ -58,6 +66,8 @@ def touches(place: str, kept: str) -> Reach:
             return Reach.MAYBE if fnmatchcase(name, part[:at] + "*") else Reach.NEVER
         if part == "**":
             break
+        if len(part) > MOST_NAME:
+            return Reach.MAYBE
         if part != name and not fnmatchcase(name, part):
             return Reach.NEVER
     return Reach.SURELY
@@ -65,7 +75,7 @@ def touches(place: str, kept: str) -> Reach:
 
 def is_in(place: str, kept: str) -> Reach:
     """Return whether a path is a kept one, something inside it, or a file beside it with its name and a hyphen."""
-    if not _SPECIAL.search(place):
+    if not is_pattern(place):
         return Reach.SURELY if place == kept or place.startswith((kept + "-", kept + "/")) else Reach.NEVER
     found = touches(place, kept)
     parts = place.split("/")

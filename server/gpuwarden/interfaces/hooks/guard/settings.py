@@ -149,11 +149,11 @@ def code_edits(text: str) -> str | None:
     return f"the code writes `{found[0]}`; a person changes it" if found and _WRITES_IN_CODE.search(text) else None
 
 
-def contents(path: str) -> str | None:
+def contents(path: str, most: int = MOST_BYTES) -> str | None:
     """Return a file's text; None when it is not there, too big or not readable."""
     try:
         file = Path(path)
-        return file.read_text("utf-8", "replace") if file.stat().st_size <= MOST_BYTES else None
+        return file.read_text("utf-8", "replace") if file.stat().st_size <= most else None
     except (OSError, ValueError):
         return None
 

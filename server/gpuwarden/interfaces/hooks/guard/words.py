@@ -109,7 +109,7 @@ class Words:
         name = re.match(r"\$\{?[!#]?(\w+|[@*#?$!-])", raw)
         known = self.values.get(name[1]) if name else None
         if known is not None:
-            self.budget.spend(len(known) // 32)
+            self.budget.spend(len(known) if "%" in raw or "#" in raw else len(known) // 32)
             return _stripped(known, raw).replace("\x1f", " ")
         if node.type == "expansion" and re.match(r"\$\{\w+:?[-=]", raw) and node.named_child_count > 1:
             return " ".join(self.fields(node.named_children[-1], depth + 1))
@@ -133,7 +133,7 @@ class Words:
 def _stripped(value: str, raw: str) -> str:
     """Return a value without the prefix or the suffix that `${X#prefix}` or `${X%suffix}` takes away."""
     found = re.fullmatch(r"\$\{\w+(%%?|##?)([^}]*)\}", raw)
-    if found is None or len(value) > MOST_STRIPPED:
+    if found is None or len(value) > MOST_STRIPPED or len(found[2]) > MOST_STRIPPED:
         return value
     mark, pattern = found.groups()
     places = range(len(value) + 1) if mark in {"%%", "#"} else range(len(value), -1, -1)
