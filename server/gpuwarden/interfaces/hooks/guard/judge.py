@@ -300,7 +300,7 @@ class Judge:
         """Return why the call of a function is stopped. Inside its body its name is that of a program."""
         before = {name: value for name, value in self.values.items() if name[0] in "@*#0123456789"}
         before[f"{words[0]}()"] = body = self.values.pop(f"{words[0]}()")
-        self.budget.spend(15)
+        self.budget.spend(5)
         self._bind(words[1:])
         try:
             return self.shell(body, depth + 1, far=far, feed=command.feed)
