@@ -20,7 +20,7 @@ READS: Final = frozenset({
     ".", ":", "[", "ag", "awk", "b2sum", "base64", "basename", "bash", "bat", "batcat", "cat", "cd", "cksum",
     "claude", "cmp", "codex", "column", "comm", "cp", "curl", "cursor", "cut", "declare", "df", "diff", "dirname",
     "docker", "du", "echo", "egrep", "exit", "export", "false", "fd", "fgrep", "file", "find", "gawk", "gemini", "gh",
-    "git", "gpuwarden", "grep", "head", "hexdump", "jq", "json", "less", "local", "ls", "mawk", "md5sum", "mkdir",
+    "git", "gpuwarden", "grep", "head", "hexdump", "jq", "json.tool", "less", "local", "ls", "mawk", "md5sum", "mkdir",
     "more", "nl", "od", "open", "paste", "perl", "podman", "printf", "pushd", "read", "readlink", "readonly",
     "realpath", "return", "rg", "rsync", "ruby", "scp", "sed", "set", "sh", "sha1sum", "sha256sum", "sha512sum",
     "shasum", "sort", "source", "sqlite3", "ssh", "stat", "strings", "tac", "tail", "tar", "test", "tr", "tree",
@@ -78,8 +78,12 @@ class Files:
         return (os.path.normpath(folder) if folder else "") + slash + name + mark + rest
 
     def _at_home(self, text: str) -> str:
+        found = re.match(r"~(\+|[\w.-]*)(?=/|$)", text)
+        if found is None:
+            return text
         home = self.user or str(Path.home())
-        return home + text[1:] if text == "~" or text.startswith("~/") else text
+        other = os.path.dirname(home) + "/" + found[1]  # noqa: PTH120 - no more than a text
+        return (self.cwd if found[1] == "+" else other if found[1] else home) + text[found.end() :]
 
     def ask(self, why: str) -> None:
         """Note that the user has to be asked."""
@@ -141,6 +145,13 @@ class Files:
             return next((_lost(a) for a in written if a.startswith("/dev/") or WEIGHTS.search(a)), None)
         if name == "find":
             return self._found(args, far)
+        if name in {"docker", "podman"} and not far and "run" in args and any(name_of(a) in DELETES for a in args):
+            mounts = (
+                re.sub(r"^.*?(?:source|src)=|[:,].*$", "", a)
+                for a in args
+                if re.match(r"[^:]*/[^:]*:/|.*src=|.*source=", a)
+            )
+            return next((why for mount in mounts if (why := self.removal(mount))), None)
         if name == "git" and not far:
             return self._git(args)
         if name not in READS and not far and any(self.change(a.rpartition("=")[2], written=False) for a in args):

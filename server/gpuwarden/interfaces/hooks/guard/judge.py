@@ -34,6 +34,7 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     FOUND_RUNS,
     KEYWORDS,
     LATER,
+    REMOVERS,
     RUNNERS,
     SHELLS,
     SOURCED,
@@ -144,7 +145,8 @@ class Judge:
         if name.startswith(("python", "pypy")) and "-m" in words[1:6]:
             at = words.index("-m")
             module = words[at + 1] if at + 1 < len(words) else ""
-            known = module if self.patterns.knows(module.lower()) else module.partition(".")[0]
+            whole = self.patterns.knows(module.lower()) or module == "json.tool"
+            known = module if whole else module.partition(".")[0]
             return [known, *words[at + 2 :]]
         if name.startswith(("python", "pypy")) and self.patterns.knows(name_of(script_of(words[1:]))):
             return words[words.index(script_of(words[1:])) :]
@@ -227,6 +229,8 @@ class Judge:
         before, runs = self.files.question, RUNS_IN_CODE.search(text)
         for inner, elsewhere in commands_in_code(text):
             first = name_of((inner.split() or [""])[0])
+            if runs and inner.strip() in REMOVERS and (why := self.files.removal(UNKNOWN)):
+                return why
             writes = ">" in inner and settings.names_kept(inner)
             if first in SHELLS or first in WRAPPERS or first in ENDING or first in {"ssh", "scp"} or writes:
                 self.budget.spend(len(inner) // 8)
@@ -270,7 +274,7 @@ class Judge:
             runs = [i for i, a in enumerate(args) if a in FOUND_RUNS][:20]
             parts = [[word.replace("{}", found) for word in args[i + 1 :]] for i in runs]
             parts = [p if name == "find" or found in p else [*p, found] for p in parts]
-            parts = [p for p in parts if name != "find" or name_of("".join(p[:1])) not in {"rm", "mv"}]
+            parts = [p for p in parts if name != "find" or name_of("".join(p[:1])) != "rm"]
         elif name in RUNNERS:
             known = {*SHELLS, *WRAPPERS, *HTTP, "ssh"}
             if far or other_docker(args):
@@ -361,7 +365,7 @@ class Judge:
         unknown = UNKNOWN in text and settings.watched(path)
         if why := settings.shell_written(path, "\n".join([whole, *self.texts]) if unknown else whole):
             return why
-        if unknown and settings.is_client_file(path):
+        if settings.is_client_file(path) and (unknown or settings.may_be_off(text)):
             self.files.ask(f"{path} configures an agent's client, and what is written there is not known")
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Final
 
 UNKNOWN: Final = "\ue000"
@@ -60,6 +60,8 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
     """Return what a command prints in a folder."""
     name = name_of(words[0]) if words else ""
     args = list(words[1:])
+    if name == "printf" and args:
+        return _formatted(args[1:] if args[0] == "--" else args)
     if name in PRINTS:
         return " ".join(args)
     if name in FINDS and args:
@@ -72,6 +74,17 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
     if name in _PATHS:
         return _PATHS[name](args, plain, folder)
     return among(["*"]) if name in NAMES else f"{UNKNOWN}$()"
+
+
+def _formatted(args: Sequence[str]) -> str:
+    """Return what `printf` prints: its format, as often as its words need."""
+    said = args[0].replace("\\n", "\n").replace("\\t", "\t")
+    between = re.split(r"%[-+ #0-9.]*[sdbqiuxf]", said)
+    places = len(between) - 1
+    if not places:
+        return " ".join([said, *args[1:]])
+    rounds = [args[at : at + places] for at in range(1, max(len(args), 2), places)]
+    return "".join(w + t for words in rounds for w, t in zip_longest(["", *words], between, fillvalue=""))
 
 
 def _ls(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
@@ -88,6 +101,10 @@ def roots(args: Sequence[str]) -> list[str]:
     """Return the folders that `find` looks in."""
     end = next((i for i, a in enumerate(args) if a.startswith("-") or a in {"(", "!", "\\("}), len(args))
     return list(args[:end]) or ["."]
+
+
+def _parent(path: str) -> str:
+    return f"{UNKNOWN}$()" if UNKNOWN in path else posixpath.dirname(path) or "."
 
 
 def _temporary(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
@@ -107,5 +124,5 @@ _PATHS: Final[dict[str, Callable[[Sequence[str], Sequence[str], str], str]]] = {
     "pwd": lambda _args, _plain, folder: folder,
     "realpath": lambda _args, plain, _folder: plain[-1] if plain else f"{UNKNOWN}$()",
     "readlink": lambda _args, plain, _folder: plain[-1] if plain else f"{UNKNOWN}$()",
-    "dirname": lambda _args, plain, _folder: posixpath.dirname(plain[-1]) or "." if plain else f"{UNKNOWN}$()",
+    "dirname": lambda _args, plain, _folder: _parent(plain[-1]) if plain else f"{UNKNOWN}$()",
 }

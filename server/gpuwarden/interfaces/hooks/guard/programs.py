@@ -31,8 +31,9 @@ _LIST: Final = re.compile(r"\[\s*((?:(?:\"[^\"\n]{0,300}\"|'[^'\n]{0,300}')\s{0,
 _ELSEWHERE: Final = re.compile(r"\bexec_command\s*\(|\bConnection\s*\(|\bSSHClient\b")
 _REMOVES: Final = re.compile(
     r"(?:\b(rmtree|removedirs|rimraf)|\b(?:os|fs|fsp|promises|File|FileUtils|shutil)\s*\.\s*"
-    r"(remove|unlink(?:Sync)?|rmdir(?:Sync)?|rm(?:Sync)?|rm_rf|rm_r|delete)|\.(unlink|rmdir))"
+    r"(remove|unlink(?:Sync)?|rmdir(?:Sync)?|rm(?:Sync)?|rm_rf|rm_r|delete)|\.(unlink|unlinkSync|rmdir|rmdirSync|rmSync))"
     r"\s*\(\s*(?:[rf]?[\"'`]([^\"'`\n]{1,300})[\"'`](?!\s*[+%.]))?"
+    r"|\bFileUtils\.rm\w*\s+\S|\bunlink\s+(?:glob|[$@<])"
     r"|\bPath\(\s*[rf]?[\"']([^\"'\n]{1,300})[\"']\s*\)\.(?:unlink|rmdir)"
 )
 RUNS_IN_CODE: Final = re.compile(r"system|subprocess|popen|exec|spawn|check_|\brun\b|\bsh\b|`")
@@ -52,7 +53,7 @@ def removed_by_code(text: str) -> Iterator[tuple[str, bool]]:
     """Yield the paths that code removes, each with whether a whole folder goes; a path that is computed is empty."""
     for found in islice(_REMOVES.finditer(text), MOST_STRINGS):
         path = found[4] or found[5] or ""
-        yield re.sub(r"\$?\{[^{}]*\}", UNKNOWN, path), bool(found[1]) or (found[2] or "").startswith("rm")
+        yield re.sub(r"\$?\{[^{}]*\}", UNKNOWN, path), bool(found[1]) or (found[2] or found[3] or "").startswith("rm")
 
 
 def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:

@@ -13,6 +13,7 @@ from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, alternatives
 MOST_SPELLINGS: Final = 100
 MOST_NAME: Final = 255
 _SPECIAL: Final = re.compile(rf"[*?\[{UNKNOWN}]")
+_SEVERAL: Final = re.compile(rf"[\n{{{UNKNOWN}]")
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _RANGE: Final = re.compile(r"\{[\w-]+\.\.[\w.-]+\}")
 
@@ -30,7 +31,7 @@ def spellings(text: str) -> Iterator[tuple[str, Reach]]:
 
     A variable that a loop sets has several lines. Braces are several words. What a program prints is one of some.
     """
-    if "\n" not in text and "{" not in text and UNKNOWN not in text:
+    if not _SEVERAL.search(text):
         yield text, Reach.SURELY
         return
     lines = text.split("\n")

@@ -45,7 +45,7 @@ _KEPT_IN_CODE: Final = re.compile(
     r"|gpuwarden[/\\\"', ]{1,5}(?:policy\.toml|ledger\.db|hooks)|\.mcp\.json"
 )
 _WRITES_IN_CODE: Final = re.compile(
-    r"write|unlink|open\b[^;\n]{0,80}[\"']\s*\+?>|File\.open|\bopen\s*\([^)]{0,200}mode\s*=\s*[\"'][wax]|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
+    r"write|unlink|append|symlink|shutil\.|\bcopy\w*\s*\(|os\.replace|open\b[^;\n]{0,80}[\"']\s*\+?>|File\.open|\bopen\s*\([^)]{0,200}mode\s*=\s*[\"'][wax]|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
 )
 CLIENTS: Final = frozenset({"claude", "codex", "cursor", "cursor-agent", "gemini"})
 SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh", "glab", "jira", "sed", "awk", "cat",
@@ -141,6 +141,11 @@ def shell_written(path: str, text: str) -> str | None:
 def names_kept(text: str) -> bool:
     """Return whether a text names a file that a person changes, or has a value that a person sets."""
     return any(pattern.search(text) for pattern in (_KEPT_IN_CODE, _OFF, _SET))
+
+
+def may_be_off(text: str) -> bool:
+    """Return whether a text names the setting that switches hooks off, with a value that is not read."""
+    return re.search(r"disableAllHooks(?!\W{1,4}false)", text) is not None
 
 
 def code_edits(text: str) -> str | None:

@@ -45,7 +45,9 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--with-requirements", "--index-url", "--directory", "--env-file", "--spec"})  # fmt: skip
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
 """Options of `find` and `fd` that a program follows."""
-FILTERS: Final = frozenset({"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json", "perl", "column", "paste"})
+FILTERS: Final = frozenset(
+    {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
+)
 """Programs that print what they read, changed as their words say."""
 VERBATIM: Final = frozenset({"cat", "head", "tail", "tac", "sort", "grep", "tee"})
 """Programs that print what they read."""
@@ -55,6 +57,8 @@ FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansi
 """Programs that run a command on other machines, somewhere among their words."""
 ENDING: Final = frozenset({"rm", "rmdir", "shred", "unlink", "truncate", "find", "rsync", "shutdown", "poweroff",
                            "halt", "systemctl", "sudo"})  # fmt: skip
+REMOVERS: Final = frozenset({"rm", "rm -rf", "rm -r", "rm -fr", "rm -f", "rmdir", "unlink", "shred"})
+"""Commands without a path, as code has them that adds it."""
 WINDOWS: Final = frozenset({"powershell", "pwsh", "cmd"})
 SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")

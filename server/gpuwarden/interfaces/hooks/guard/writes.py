@@ -41,6 +41,8 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
     plain = [a for a in args if not a.startswith("-")]
     if name in COPIES:
         yield from _copied(name, args, plain)
+    elif name == "json.tool":
+        yield from (Write(a) for a in plain[1:2])
     elif name in TEES:
         yield from (Write(a.removeprefix("of="), fed=True) for a in plain if name != "dd" or a.startswith("of="))
     elif name in EDITS and not (name == "sqlite3" and "-readonly" in args):
