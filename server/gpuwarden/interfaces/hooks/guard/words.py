@@ -105,7 +105,8 @@ class Words:
         self.deeper(depth)
         raw = self.raw(node)
         if node.type == "command_substitution":
-            return self.said(node, depth + 1)
+            elsewhere = "pwd" in raw and re.search(r"\b(?:cd|pushd)\b", raw)
+            return UNKNOWN + "$()" if elsewhere else self.said(node, depth + 1)
         name = re.match(r"\$\{?[!#]?(\w+|[@*#?$!-])", raw)
         known = self.values.get(name[1]) if name else None
         if known is not None:
