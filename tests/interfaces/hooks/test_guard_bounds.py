@@ -110,6 +110,8 @@ PIECES = [
     *"|&;<>(){}$`'\"\\=#!*?[]~ \n\t", "$(", "${", "<<E\n", "\nE\n", "<<<", "&&", "||", ";;", "if ", "fi", "then ",
     "done", "for i in ", "do ", "case ", "esac", "[[ ", "]]", "((", "))", "vastai ", "destroy ", "bash -c ", "eval ",
     "env ", "x=", "$x", "echo ", "ssh h ", "rm -rf ", "/data/gw", "python -c ", "function f ", "docker run ",
+    "f() { ", "; }; ", "f ", "while read x; do ", "| xargs -I{} ", "${x%", "{a,b}", "find . -exec ", "jq . > ",
+    "cp ", "> ",
 ]  # fmt: skip
 FIELDS = ["command", "file_path", "edits", "old_string", "content", "x"]
 TOOLS = ["Bash", "Edit", "Write", "apply_patch", "mcp__a__delete_pod", "mcp__x", "MCP:y", "", "Read"]

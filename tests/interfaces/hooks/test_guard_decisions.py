@@ -54,7 +54,7 @@ def test_a_removal_of_what_is_not_known_is_asked_about_only_while_a_job_lives(sp
 # ----------------------------------------------------------------------------------- under every construct of the shell
 
 WRAPS = [
-    "true && {c}", "false || {c}", "ls; {c}", "{c}; ls", "ls | {c}", "(\n{c}\n)", "{{\n{c}\n}}", "! (\n{c}\n)",
+    "true && {c}", "false || {c}", "ls; {c}", "{c}\nls", "ls | {c}", "(\n{c}\n)", "{{\n{c}\n}}", "! (\n{c}\n)",
     "time (\n{c}\n)", "if true; then\n{c}\nfi", "if ls; then ls; else\n{c}\nfi", "for i in 1 2; do\n{c}\ndone",
     "while true; do\n{c}\nbreak; done", "until false; do\n{c}\nbreak; done", "case a in\na)\n{c}\n;;\nesac",
     "f() {{\n{c}\n}}; f", "function g {{\n{c}\n}}\ng a b", "{{\n{c}\n}} > /dev/null 2>&1", "(\n{c}\n) | cat",
@@ -62,7 +62,7 @@ WRAPS = [
     "env A=1 bash -c {q}", "nohup sh -c {q} &", "timeout -k 1 5 bash -c {q}", "sudo -u me sh -c {q}",
     "nice -n 5 sh -c {q}", "find . -exec sh -c {q} \\;", "trap {q} EXIT", "echo $( {c} )", "x=$( {c} )",
     "cat <(\n{c}\n)",
-    "bash <<'END{n}'\n{c}\nEND{n}\n", "A=1; {c}", "set -e\n{c}", "cd /tmp && {c}", "[ -f x ] && {c} || ls",
+    "bash <<'END{n}'\n{c}\nEND{n}\n", "A=1; {c}", "set -e\n{c}", "cd /tmp && {c}", "[ -f x ] || {c}",
 ]  # fmt: skip
 POLICY, HOOKS = f"{CONFIG}/policy.toml", f"{USER}/.claude/settings.json"
 LOCAL, OFF = f"{USER}/p/.claude/settings.local.json", shlex.quote('{"disableAllHooks": true}')

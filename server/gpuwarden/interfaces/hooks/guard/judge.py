@@ -95,7 +95,7 @@ class Judge:
 
     def command(self, command: Command, depth: int, *, far: bool) -> str | None:
         """Return why a simple command is stopped."""
-        self.budget.spend(1 + len(command.words) + sum(map(len, command.stdin)) // 64)
+        self.budget.spend(2 + len(command.words) + sum(map(len, command.stdin)) // 64)
         if why := self._outputs(command, far):
             return why
         if why := settings.decided(command.name, command.words[1:], command.assigned):
@@ -214,9 +214,10 @@ class Judge:
         code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
         if not code and "-" not in args and script_of(args):
             code, stdin = self._scripts(args), []
+        if why := settings.code_edits("\n".join([*args, *code, *stdin])):
+            return why
         for text in (*code, *stdin):
-            edits = settings.code_edits("\n".join([text, *args]))
-            if why := self.spoken(text) or edits or self._run_by_code(text, depth, far):
+            if why := self.spoken(text) or self._run_by_code(text, depth, far):
                 return why
             for path, deep in removed_by_code(text):
                 lost = self.files.lost(path or "*", deep=deep) if far and (path or deep) else None
@@ -289,16 +290,17 @@ class Judge:
                     or program.endswith(SCRIPTS)
                 )
 
-            parts = []
-            for part in candidates(args, worth_a_look):
-                key = hash(tuple(part))
-                if key not in self.seen:  # runners within runners have the same ends
-                    self.seen.add(key)
-                    parts.append(part)
+            parts = list(candidates(args, worth_a_look))
         else:
             return None
-        given = (Command(part, stdin=command.stdin, fed=command.fed) for part in parts)
-        return next((w for each in given if (w := self.command(each, depth + 1, far=far))), None)
+        for part in parts:
+            key = hash((*part, *command.stdin, self.files.cwd))
+            if key not in self.seen:  # runners within runners have the same ends
+                self.seen.add(key)
+                inner = Command(part, stdin=command.stdin, fed=command.fed)
+                if why := self.command(inner, depth + 1, far=far):
+                    return why
+        return None
 
     def _function(self, words: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return why the call of a function is stopped. Inside its body its name is that of a program."""
@@ -345,7 +347,7 @@ class Judge:
     def _writes(self, name: str, args: list[str], command: Command) -> str | None:
         """Return why a program is stopped by the files that it writes besides its output."""
         for write in written_by(name, args):
-            self.budget.spend()
+            self.budget.spend(15)
             if write.folder:
                 self.files.unpacked(write.target)
                 continue
