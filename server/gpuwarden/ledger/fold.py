@@ -149,14 +149,17 @@ class LeaseRecord:
     def cost_by(self, until: float, price: float | None = None) -> float | None:
         """Return the upper bound of the cost until a time: the provider's figure, and the price for the time since.
 
-        It never falls while time goes on, whatever the provider answers or leaves unanswered. `price` counts before the
-        provider names one. None where neither a price nor a figure is known.
+        It never falls while the machine may bill, whatever the provider answers or leaves unanswered; the bill of one
+        that is off replaces it. It counts from the order, because a machine may be found long after that, and with
+        `price` until the provider names one. None where neither a price nor a figure is known.
         """
-        named = (seen.price_usd_per_hour for _, seen in self.answers)
-        price = next((value for value in named if value is not None and value > 0), price)
-        total, rate, at = 0.0, price or 0.0, self._begun()
+        if not price:
+            named = (seen.price_usd_per_hour for _, seen in self.answers)
+            price = next((value for value in named if value is not None and value > 0), None)
+        total, rate, at = 0.0, price or 0.0, self.opened_at
         for when, seen in self.answers:
-            total = max(total + rate * max(0.0, when - at) / 3600, seen.cost_usd or 0.0)
+            total, bill = total + rate * max(0.0, when - at) / 3600, seen.cost_usd or 0.0
+            total = bill if seen.meter is False and bill > 0 else max(total, bill)
             if seen.price_usd_per_hour is not None and seen.price_usd_per_hour > 0:
                 price = seen.price_usd_per_hour
             rate = max(0.0, (seen.stopped_usd_per_hour if seen.meter is False else price) or 0.0)
@@ -164,13 +167,6 @@ class LeaseRecord:
         if price is None and self.billed is None:
             return None
         return total + rate * max(0.0, until - at) / 3600
-
-    def _begun(self) -> float:
-        """Return when the machine began to bill at the earliest: it may have been found long after its order."""
-        if not self.answers:
-            return self.opened_at
-        first, seen = self.answers[0]
-        return min(first, max(self.opened_at, seen.created_at or 0.0))
 
 
 @dataclass(frozen=True)
