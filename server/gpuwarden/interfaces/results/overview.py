@@ -39,8 +39,10 @@ class WaitingReply(Guided):
     text: str
     since: float
     job_id: str | None = None
+    name: str = ""
     platform: str = ""
     cost_usd: float | None = None
+    cost_estimated: bool = False
     price_usd_per_hour: float | None = None
     expires_at: float | None = None
     hint: str = ""
@@ -192,8 +194,10 @@ def waiting_reply(waiting: Waiting) -> WaitingReply:
         text=quoted(waiting.text, 400),
         since=waiting.since,
         job_id=waiting.job_id,
+        name=waiting.name,
         platform=waiting.platform,
         cost_usd=waiting.cost_usd,
+        cost_estimated=waiting.estimated,
         price_usd_per_hour=waiting.price_usd_per_hour,
         expires_at=waiting.expires_at,
         next=waiting.next_steps,

@@ -10,6 +10,7 @@ from gpuwarden.core.models import Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.execution.situation import Arranged, arranged
+from gpuwarden.lifecycle.monitoring.alert_conditions import open_alerts
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
@@ -91,14 +92,15 @@ def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
     ended = {j: lines.pop(j) if j in lines else line_of(ctx, read_job(ctx.ledger, j)) for j in fresh}
     old = {j: lines.pop(j) for j, line in list(lines.items()) if line.job.state in TERMINAL_JOBS}  # and bills still
     every = (*lines.values(), *old.values(), *ended.values())
+    waiting = what_waits(ctx)
     return Overview(
         at=now,
         running=tuple(lines.values()),
-        waiting=tuple(what_waits(ctx)),
+        waiting=tuple(waiting),
         ended=(*old.values(), *ended.values()),
         spending=_spending(ctx, now, every),
         accounts=tuple(known_funds(ctx)),
-        alerts=tuple(Alert.read(event) for event in ctx.ledger.standing_alerts()),
+        alerts=tuple(open_alerts(ctx, waiting)),
         unknown=unknown,
     )
 
