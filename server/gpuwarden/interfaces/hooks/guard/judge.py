@@ -10,10 +10,11 @@ from itertools import pairwise
 
 from gpuwarden.interfaces.hooks.guard import settings
 from gpuwarden.interfaces.hooks.guard.desired import desired
+from gpuwarden.interfaces.hooks.guard.drafts import Drafts
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import SCRIPTS, Patterns
-from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, as_written, name_of, printed, roots
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, printed, roots
 from gpuwarden.interfaces.hooks.guard.programs import (
     HTTP,
     RUNS_IN_CODE,
@@ -29,7 +30,6 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     CODE,
     DOERS,
     ENDING,
-    FILTERS,
     FLEETS,
     FOUND_RUNS,
     KEYWORDS,
@@ -39,7 +39,6 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     SHELLS,
     SOURCED,
     SSH_VALUED,
-    VERBATIM,
     WINDOWS,
     WRAPPERS,
     after_c,
@@ -52,17 +51,14 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     other_docker,
     script_of,
 )
-from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 DEEPEST = 12
 MOST_WRAPPERS = 15
-MOST_COPIED = 65_536
-"""The most bytes of a file that is copied, to know what its copy has."""
 
 
 @dataclass
 class Judge:
-    """Judges what one call would run. It keeps what the text sets: variables, aliases, written files, the folder."""
+    """Judges what one call would run. It keeps what the text sets: variables, aliases, drafts, the folder."""
 
     patterns: Patterns
     files: Files
@@ -71,19 +67,16 @@ class Judge:
     values: dict[str, str] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     aliases: dict[str, str] = field(default_factory=dict)
-    written: dict[str, str] = field(default_factory=dict)
-    """By path: what was plainly printed there."""
-    drafts: dict[str, str] = field(default_factory=dict)
-    """By path: all that may have been written there."""
-    texts: list[str] = field(default_factory=list)
-    """All shell that was read."""
     seen: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.drafts = Drafts(self.files, self.budget)
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
         """Return why a text is stopped; None lets it pass. Raises TooMuch. `far`: it runs on another machine."""
         if depth > DEEPEST:
             raise TooMuch("the command is nested too deep to be read")
-        self.texts.append(text)
+        self.drafts.texts.append(text)
         reader = Reader(text, self.values, self.budget, feed)
         for command in reader.commands():
             self.files.cwd = self.values.get("PWD", self.files.cwd)
@@ -124,7 +117,7 @@ class Judge:
                     or self._elsewhere(name, args, command, depth)
                     or self._inner(name, args, command, depth, far)
                     or (called(name, request, self.patterns) if request else None)
-                    or (None if far else self._writes(name, args, command))
+                    or (None if far else self.drafts.written_by(name, args, command))
                     or self.files.judged(name, args, far=far)
                 )
             words = unfolded
@@ -192,7 +185,11 @@ class Judge:
             if name in SHELLS:
                 self.values["PWD"] = before
             return why
-        if written := self.written.get(self.files.path(command.words[0])) if name != "cat" and command.words else None:
+        if (
+            written := self.drafts.printed.get(self.files.path(command.words[0]))
+            if name != "cat" and command.words
+            else None
+        ):
             return self._any([written], depth, far)
         if name == "trap":
             return self._any(args[:1], depth, far)
@@ -242,7 +239,8 @@ class Judge:
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
         """Return the texts of the files among the words that this very call wrote before."""
-        return [self.written[path] for a in args if self.written and (path := self.files.path(a)) in self.written]
+        printed = self.drafts.printed
+        return [printed[path] for a in args if printed and (path := self.files.path(a)) in printed]
 
     def _elsewhere(self, name: str, args: list[str], command: Command, depth: int) -> str | None:
         """Return why a command on another machine is stopped."""
@@ -334,72 +332,17 @@ class Judge:
         if far:
             empties = command.name in {"", ":", "true"} or command.words == ["cat", "/dev/null"]
             return next((w for t in command.targets if empties and (w := self.files.lost(t, deep=False))), None)
-        text = self._said(command) if command.targets else ""
-        plain = printed(command.words, command.stdin, self.files.cwd)
-        for target in dict.fromkeys(command.targets):
-            if why := self._written(target, text):
-                return why
-            if not plain.startswith(UNKNOWN):
-                path = self.files.path(target)
-                self.written[path] = "\n".join(filter(None, [self.written.get(path), as_written(plain)]))
-        return None
-
-    def _writes(self, name: str, args: list[str], command: Command) -> str | None:
-        """Return why a program is stopped by the files that it writes besides its output."""
-        for write in written_by(name, args):
-            self.budget.spend(15)
-            if write.folder:
-                self.files.unpacked(write.target)
-                continue
-            text = "\n".join(map(self._content, write.sources)) if write.sources else f"{UNKNOWN}$()"
-            text = " ".join(args) if write.said else "\n".join(command.stdin) if write.fed and command.stdin else text
-            if why := self._written(write.target, text):
-                return why
-        return None
-
-    def _written(self, target: str, text: str) -> str | None:
-        """Return why a file may not be written, and remember the text."""
-        self.budget.spend(len(text) // 64)
-        if why := self.files.change(target):
-            return why
-        path = self.files.path(target)
-        whole = self.drafts[path] = "\n".join(filter(None, [self.drafts.get(path), text]))
-        unknown = UNKNOWN in text and settings.watched(path)
-        if why := settings.shell_written(path, "\n".join([whole, *self.texts]) if unknown else whole):
-            return why
-        if settings.is_client_file(path) and (unknown or settings.may_be_off(text)):
-            self.files.ask(f"{path} configures an agent's client, and what is written there is not known")
-        return None
-
-    def _said(self, command: Command) -> str:
-        """Return what a command prints. Words of a filter say what it adds to the files and the text that it reads."""
-        if command.words and f"{command.words[0]}()" in self.values:
-            return ""
-        said = printed(command.words, command.stdin, self.files.cwd)
-        if UNKNOWN not in said:
-            return said
-        if command.name in FILTERS | VERBATIM:
-            files = [self._content(a) for a in command.words[1:] if not a.startswith("-")]
-            files = [f for f in files if command.name in VERBATIM or f != UNKNOWN]
-            words = [] if command.name in VERBATIM else command.words
-            return "\n".join([*words, *command.stdin, *files])
-        return "\n".join([*command.words, *command.stdin, UNKNOWN])
-
-    def _content(self, file: str) -> str:
-        """Return what a file has, as far as it is known now."""
-        path = self.files.path(file)
-        text = self.drafts.get(path)
-        text = settings.contents(path, MOST_COPIED) if text is None else text
-        self.budget.spend(len(text or "") // 64)
-        return UNKNOWN if text is None else text
+        function = bool(command.words) and f"{command.words[0]}()" in self.values
+        return self.drafts.redirected(command, printed_elsewhere=function)
 
     def _any(self, texts: Iterable[str], depth: int, far: bool) -> str | None:
         return next((why for text in texts if text and (why := self.shell(text, depth + 1, far=far))), None)
 
-    def names_kept(self, text: str) -> bool:
-        """Return whether a text names a protected file, or has a value that a person sets."""
-        parts = (file.split("/")[-2:] for file in (*self.files.files, *self.files.settings))
-        return settings.names_kept(text) or any(all(part in text for part in pair) for pair in parts)
+    def names_kept(self) -> bool:
+        """Return whether the call names a protected file, or has a value that a person sets."""
+        text = "\n".join(self.drafts.texts)
+        ends = ("/".join(file.split("/")[-2:]) for file in (*self.files.files, *self.files.settings))
+        return settings.names_kept(text) or any(end in text for end in ends)
 
     def spoken(self, text: str) -> str | None:
         """Return why text that is not shell is stopped."""

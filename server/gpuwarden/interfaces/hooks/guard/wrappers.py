@@ -45,12 +45,6 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--with-requirements", "--index-url", "--directory", "--env-file", "--spec"})  # fmt: skip
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
 """Options of `find` and `fd` that a program follows."""
-FILTERS: Final = frozenset(
-    {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
-)
-"""Programs that print what they read, changed as their words say."""
-VERBATIM: Final = frozenset({"cat", "head", "tail", "tac", "sort", "grep", "tee"})
-"""Programs that print what they read."""
 BETWEEN: Final = "\x1f"
 """Between the arguments of a function."""
 FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansible", "salt", "salt-ssh", "fab", "aws"})
