@@ -54,7 +54,7 @@ def test_a_removal_of_what_is_not_known_is_asked_about_only_while_a_job_lives(sp
 # ----------------------------------------------------------------------------------- under every construct of the shell
 
 WRAPS = [
-    "true && {c}", "false || {c}", "ls; {c}", "{c}\nls", "ls | {c}", "(\n{c}\n)", "{{\n{c}\n}}", "! (\n{c}\n)",
+    "true && {c}", "false || {c}", "ls; {c}", "{c}\nls", "ls | {{\n{c}\n}}", "(\n{c}\n)", "{{\n{c}\n}}", "! (\n{c}\n)",
     "time (\n{c}\n)", "if true; then\n{c}\nfi", "if ls; then ls; else\n{c}\nfi", "for i in 1 2; do\n{c}\ndone",
     "while true; do\n{c}\nbreak; done", "until false; do\n{c}\nbreak; done", "case a in\na)\n{c}\n;;\nesac",
     "f() {{\n{c}\n}}; f", "function g {{\n{c}\n}}\ng a b", "{{\n{c}\n}} > /dev/null 2>&1", "(\n{c}\n) | cat",

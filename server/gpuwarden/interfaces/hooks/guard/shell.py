@@ -83,10 +83,14 @@ class Reader(Words):
             kind = node.type
             parts: list[Part]
             if kind in {"command", "declaration_command", "unset_command"}:
+                own = self._own(node) if kind == "command" else {}
+                self.values.update(own)
                 found = self.command(node, feed) if kind == "command" else self._declaration(node, feed)
                 if found.name == "read":
                     self._read(found)
                 yield found
+                for name in own:
+                    self.values.pop(name, None)
                 parts = [(child, Feed()) for child in _inside(node)]
             elif kind in {"redirected_statement", "function_definition", "file_redirect"}:
                 parts, whole = self._redirected(node, feed)
@@ -111,6 +115,11 @@ class Reader(Words):
             self.values[name] = value
         back: list[Part] = [(("PWD", self.values["PWD"]), Feed())] if kind in APART and "PWD" in self.values else []
         return [*((child, feed) for child in inner), *back]
+
+    def _own(self, node: Node) -> dict[str, str]:
+        """Return the variables that only this command has: `A=1 command`."""
+        given = dict(self._assignment(c) for c in node.named_children if c.type == "variable_assignment")
+        return {name: value for name, value in given.items() if name not in self.values}
 
     def command(self, node: Node, feed: Feed, depth: int = 0) -> Command:
         """Put one simple command together."""
