@@ -75,7 +75,7 @@ async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: Parked) 
     house.ctx.policy = WEALTHY
     assert house.handle(job).place.park is not None
     said = house.ctx.ledger.last(f"job/{job}", ParkingOrdered)
-    assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, house.ctx.policy_digest)
+    assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, house.ctx.in_force.digest)
 
 
 async def test_a_standing_orders_grace_passes_before(tmp_path: Path, processes: Processes) -> None:
@@ -85,7 +85,7 @@ async def test_a_standing_orders_grace_passes_before(tmp_path: Path, processes: 
 
 
 async def test_another_policy_than_the_recorded_one_allows_nothing(house: Parked) -> None:
-    house.ctx.notices = (Notice("other_policy", "other.toml", "policy.toml"),)
+    house.ctx.more_notices = (Notice("other_policy", "other.toml", "policy.toml"),)
     from gpuwarden.lifecycle.ending.parking import parking_for
 
     assert parking_for(house.ctx, None) is None

@@ -49,7 +49,7 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(ending_house: 
     ordered = ending_house.ctx.ledger.last(f"job/{job}", EndingOrdered)
     assert ordered is not None and (ordered.data.through, ordered.data.policy) == (
         "policy",
-        ending_house.ctx.policy_digest,
+        ending_house.ctx.in_force.digest,
     )
     raised_kinds = await ending_house.watched(9)
     assert raised_kinds.count("ending_soon") == 1 and ending_house.bills(), "the grace has not passed"
@@ -397,7 +397,7 @@ def test_no_variable_sets_an_order(tmp_path: Path) -> None:
 
 @pytest.mark.attack("agent", "names another policy file that orders the end")
 async def test_another_policy_or_ledger_than_the_recorded_one_orders_nothing(ending_house: Ordered) -> None:
-    ending_house.ctx.notices = (Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml"),)
+    ending_house.ctx.more_notices = (Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml"),)
     assert orders.order_for(ending_house.ctx, "r1") is None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpuwarden.core.errors import WardenError
 from gpuwarden.core.guidance import Action, NextStep, do, steps
 from gpuwarden.core.models import InstanceState, Verb
 from gpuwarden.core.next_step import Machine, Situation, plan
@@ -155,6 +157,8 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
     """Return what was decided about the end of a job's machine; None where a person is asked then."""
     ordered = ctx.ledger.last(job.subject, EndingOrdered)
     objected = ctx.ledger.last(job.subject, EndingObjected)
+    if ordered is not None and not _given(ctx, ordered.data):
+        ordered = None
     park = job.handle.place.park if job.handle is not None and objected is None else None
     if ordered is None and park is None:
         return None
@@ -174,7 +178,17 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
 
 
 def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:
-    """Return the order under which a job's machine ends without a further question; None after an objection."""
+    """Return the order under which a job's machine ends without a further question; None after an objection.
+
+    An order through the policy holds while the policy in force gives it too.
+    """
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
-    return ordered.data if ordered is not None and objected is None else None
+    return ordered.data if ordered is not None and objected is None and _given(ctx, ordered.data) else None
+
+
+def _given(ctx: Context, order: EndingOrdered) -> bool:
+    """Return whether an order still holds. A policy that can't be read gives none, and a terminate covers a stop."""
+    with contextlib.suppress(WardenError):
+        return order.through == "approval" or ctx.policy.ending.when_proven in {order.verb, "terminate"}
+    return False

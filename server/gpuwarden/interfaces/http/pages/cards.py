@@ -122,7 +122,7 @@ async def job_card(ctx: Context, seen: Checked) -> View:
 
 async def machines_card(ctx: Context, reply: InstancesReply) -> View:
     """Return the view of every machine. The meter counts what bills, or may."""
-    reply = warned(reply.model_copy(), ctx.notices, in_commands)
+    reply = warned(reply.model_copy(), ctx.warnings, in_commands)
     # As the platform says, or else as the price and the hours come to.
     costs = [
         row.cost_usd
