@@ -21,7 +21,6 @@ from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces import results
 from gpuwarden.ledger.events import (
     ArtifactsPulled,
-    EndingOrdered,
     LeaseCameBack,
     ParkingOrdered,
     ResumeIntent,

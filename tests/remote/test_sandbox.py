@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -442,7 +443,7 @@ async def test_a_job_gets_an_address_for_its_metrics_where_it_can_reach_one(
     keys = {"GPUWARDEN_REPORT_TOKEN": "gwj_token", "GPUWARDEN_REPORT_KEY": "gwk_key"}
     assert isinstance(backend, Confining)
     for token, network, said in (("t-dark", False, "False\n\n"), ("t-lit", True, "True\n200\n")):
-        backend.confine(lambda: Local(network=network), [])
+        backend.confine(partial(Local, network=network), [])
         handle = await backend.submit(spec, place, token, secrets=keys)
         assert (await ended(backend, handle)).state is Job.SUCCEEDED
         assert (await backend.logs(handle)).text == said
@@ -474,7 +475,7 @@ async def test_a_program_that_a_job_made_shows_nothing(
     real: Sandbox, victims: Victims, backend: Backend, place: Place, program: str
 ) -> None:
     assert isinstance(backend, Confining)
-    backend.confine(lambda: Local(), [victims.home])
+    backend.confine(Local, [victims.home])
     makes = (
         LINKS + "open('venv/bin/own', 'w').write('#!/bin/sh\\nexec /bin/sh \"$@\"'); os.chmod('venv/bin/own', 0o755)"
     )

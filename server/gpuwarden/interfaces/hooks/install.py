@@ -163,7 +163,9 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
 def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
     """Return the settings of this user, of a project's folder and of plugins that have a hook which answers forms."""
     folders = [*homes.values(), project / ".claude"]
-    files = {f for folder in folders for name in ("settings", "settings.local", "hooks") for f in [folder / f"{name}.json"]}
+    files = {
+        f for folder in folders for name in ("settings", "settings.local", "hooks") for f in [folder / f"{name}.json"]
+    }
     files |= {f for folder in homes.values() for f in folder.glob("plugins/cache/*/*/*/hooks/hooks.json")}
     found = []
     for file in sorted(files):

@@ -22,7 +22,6 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import object_to
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
 
-
 CHANNEL: Final = "elicitation"
 
 
