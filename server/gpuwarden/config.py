@@ -27,7 +27,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.inputs import in_words
 from gpuwarden.core.policy import Policy, policy_fields
-from gpuwarden.policy_record import InForce, Notice, Record, Standing, decide, digest_of
+from gpuwarden.policy_record import InForce, Notice, Record, Standing, decide, digest_of, read_record
 
 PREFIX = "GPUWARDEN_"
 NOTES = "notes.toml"
@@ -80,13 +80,16 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
     """Read the policy file and the environment. Raises BadRequest that names the file or variable at fault.
 
     Raises LedgerError when the record of the policy in use can't be read. `before` is what this process read last: it
-    is returned while the file has the same text, and a file that has lost its text since is an error.
+    is returned while record and file have the same text, and a file that has lost its text since is an error.
     """
     env = os.environ if env is None else env
-    home = Path(env.get(f"{PREFIX}HOME") or platformdirs.user_data_dir("gpuwarden", appauthor=False)).expanduser()
-    default = Path(platformdirs.user_config_dir("gpuwarden", appauthor=False)) / "policy.toml"
     named = env.get(f"{PREFIX}POLICY")
-    standing = decide(home, Path(named) if named else None, default)
+    if before is not None and before.recorded is not None and before.recorded == read_record(before.home):
+        home, standing = before.home, before.standing
+    else:
+        home = Path(env.get(f"{PREFIX}HOME") or platformdirs.user_data_dir("gpuwarden", appauthor=False)).expanduser()
+        default = Path(platformdirs.user_config_dir("gpuwarden", appauthor=False)) / "policy.toml"
+        standing = decide(home, Path(named) if named else None, default)
     content = _read(standing.file, required=bool(named) and not any(n.question for n in standing.notices))
     digest = digest_of(content)
     if before is not None and before.standing == standing and before.digest == digest:

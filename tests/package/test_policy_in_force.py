@@ -34,6 +34,7 @@ from waiting import soon
 
 pytestmark = pytest.mark.anyio
 SPEC = build(JobSpec, JOB)
+CAPS = "[rehearsal_caps]\nper_job_usd = 9\nper_day_usd = 9\nper_instance_usd = 9\n"
 ASKS = "[rehearsal_caps]\nper_job_usd = 0\n"
 BROKEN: dict[str, Callable[[Path], object]] = {
     "no TOML": lambda file: file.write_text("caps ="),
@@ -72,10 +73,10 @@ async def test_lowered_caps_are_obeyed_at_the_next_decision(home: Path, ctx: Con
 
 async def test_an_edit_that_keeps_size_and_time_is_obeyed(home: Path, ctx: Context) -> None:
     file = policy_file(home)
-    file.write_text(POLICY + ASKS.replace("0", "9"))
+    file.write_text(POLICY + CAPS)
     assert not (await submit(ctx, SPEC, dry_run=True)).ask
     was = file.stat()
-    file.write_text(POLICY + ASKS)
+    file.write_text(POLICY + CAPS.replace("9", "0"))
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
     assert file.stat().st_size == was.st_size and (await submit(ctx, SPEC, dry_run=True)).ask
 
@@ -187,19 +188,19 @@ async def test_a_receipt_is_void_for_another_text_behind_the_same_address(
         return Known(Fetched(text=texts["now"]))
 
     monkeypatch.setattr("gpuwarden.lifecycle.submission.facts.fetch_script", fetched)
-    command = ("python", "https://huggingface.co/me/scripts/raw/main/train.py")
+    command = ("uv", "run", "https://huggingface.co/me/scripts/raw/main/train.py")
     spec = SPEC.model_copy(update={"script": None, "command": command})
     assert "script" in await changed(ctx, spec, lambda: texts.update(now=texts["now"] + "# another\n"))
 
 
 async def test_an_approval_counts_for_the_policy_that_it_was_given_under(home: Path, ctx: Context) -> None:
-    """A receipt above the caps was approved; then the user lowers them further."""
+    """A receipt above the caps was approved; then the user changes what else the policy allows."""
     policy_file(home).write_text(POLICY + ASKS)
     receipt = str((await submit(ctx, SPEC)).receipt)
     with pytest.raises(NeedsApproval):
         await submit(ctx, SPEC, receipt=receipt)
     grant_spending(ctx, open_spending(ctx, receipt), "terminal", "me")
-    policy_file(home).write_text(POLICY + ASKS + "per_day_usd = 0\n")
+    policy_file(home).write_text(POLICY + ASKS + "[watch]\nidle_minutes = 5\n")
     with pytest.raises(Conflict):
         await submit(ctx, SPEC, receipt=receipt)
 
@@ -223,7 +224,7 @@ async def test_a_running_watch_obeys_an_order_that_is_taken_back(home: Path) -> 
     argv, shown = [sys.executable, "-m", "gpuwarden", "watch", "--every", "1"], home.parent / "shown"
     with shown.open("wb") as out, subprocess.Popen(argv, env=env, stdout=out, stderr=out) as watch:
         try:
-            await soon(lambda: ctx.ledger.standing_alerts() and "ending_soon" in shown.read_text())
+            await soon(lambda: "ending_soon" in shown.read_text())
             file.write_text(POLICY)
             clock.write_text("240")
             for _ in range(3):
