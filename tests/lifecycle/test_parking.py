@@ -72,11 +72,11 @@ async def test_it_is_off_by_default(house: Parked) -> None:
 
 
 async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: Parked) -> None:
-    job = await house.started()
+    job, digest = await house.started(), house.ctx.in_force.digest
     house.ctx.policy = WEALTHY
     assert house.handle(job).place.park is not None
     said = house.ctx.ledger.last(f"job/{job}", ParkingOrdered)
-    assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, house.ctx.in_force.digest)
+    assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, digest)
 
 
 async def test_a_standing_orders_grace_passes_before(tmp_path: Path, processes: Processes) -> None:

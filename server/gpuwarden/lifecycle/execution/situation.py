@@ -157,15 +157,14 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
     """Return what was decided about the end of a job's machine; None where a person is asked then."""
     ordered = ctx.ledger.last(job.subject, EndingOrdered)
     objected = ctx.ledger.last(job.subject, EndingObjected)
-    if ordered is not None and not _given(ctx, ordered.data):
-        ordered = None
+    order = _in_force(ctx, ordered.data) if ordered is not None else None
     park = job.handle.place.park if job.handle is not None and objected is None else None
-    if ordered is None and park is None:
+    if order is None and park is None:
         return None
     found = Arranged(parks_after_s=park.after_s if park else None, objected_at=objected.at if objected else None)
-    if ordered is None:
+    if ordered is None or order is None:
         return found
-    said, order = ctx.ledger.last(job.subject, EndingAnnounced), ordered.data
+    said = ctx.ledger.last(job.subject, EndingAnnounced)
     return replace(
         found,
         verb=order.verb,
@@ -184,11 +183,18 @@ def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:
     """
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
-    return ordered.data if ordered is not None and objected is None and _given(ctx, ordered.data) else None
+    return _in_force(ctx, ordered.data) if ordered is not None and objected is None else None
 
 
-def _given(ctx: Context, order: EndingOrdered) -> bool:
-    """Return whether an order still holds. A policy that can't be read gives none, and a terminate covers a stop."""
+def _in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
+    """Return an order as it holds now: with the longer grace, and a terminate covers a stop.
+
+    A policy that can't be read orders nothing.
+    """
+    if order.through == "approval":
+        return order
     with contextlib.suppress(WardenError):
-        return order.through == "approval" or ctx.policy.ending.when_proven in {order.verb, "terminate"}
-    return False
+        ending = ctx.policy.ending
+        if ending.when_proven in {order.verb, "terminate"}:
+            return order.model_copy(update={"grace_s": max(order.grace_s, ending.grace_minutes * 60.0)})
+    return None
