@@ -70,7 +70,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         client: ClientContext[Any, Any],
     ) -> Annotated[CallToolResult, results.TeardownReply]:
         """Ask for a job's machine to be ended. Refused until its outputs are pulled and proven; then a person
-        approves, in the client or with `gpuwarden approve`. Nothing you pass approves it. Call again to follow.
+        approves with `gpuwarden approve`. Nothing you pass approves it. Call again to follow.
         """
         choice = said.data if isinstance(said, AcceptedElicitation) else None
         if isinstance(choice, Yes) and choice.approve:
