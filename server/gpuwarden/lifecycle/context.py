@@ -59,8 +59,8 @@ class Context:
     """What a job's inputs are named below; None for the process's own working directory."""
     more_notices: tuple[Notice, ...] = ()
     """Notices besides those about the policy: other servers with another ledger."""
-    seen: dict[str, Instance] = field(default_factory=dict)
-    """By lease: the provider's last answer to this process. The ledger keeps only what changed a belief."""
+    seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
+    """By lease: the provider's last answer to this process, with its time. The ledger keeps what changed a belief."""
     unseen: dict[str, str] = field(default_factory=dict)
     """By lease: why this process's last look at its instance told nothing."""
     observed: dict[str, Observation] = field(default_factory=dict)
