@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuwarden.config import Config, load_config
+from gpuwarden.config import Config, load_config, policy_reader
 from gpuwarden.core.clock import Clock, ShiftedClock, SystemClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.store import Ledger
@@ -41,15 +41,12 @@ def open_context(
     own = config.policy_file.parent / "profiles"
     return Context(
         ledger=Ledger(config.home / "ledger.db", clock, f"{actor}/{user_here()}"),
-        policy=config.policy,
+        source=policy_reader(config, env),
         clock=clock,
         home=config.home,
         env=env,
         own_profiles=own if own.is_dir() else None,
         notes_file=config.notes_file,
-        policy_file=config.policy_file,
-        policy_digest=config.digest,
-        notices=config.notices,
     )
 
 

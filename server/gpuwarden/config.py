@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -27,7 +27,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.inputs import in_words
 from gpuwarden.core.policy import Policy, policy_fields
-from gpuwarden.policy_record import Notice, Record, decide, digest_of
+from gpuwarden.policy_record import InForce, Notice, Record, Standing, decide, digest_of, read_record
 
 PREFIX = "GPUWARDEN_"
 NOTES = "notes.toml"
@@ -48,14 +48,27 @@ class Config:
     """The effective configuration."""
 
     home: Path
-    policy_file: Path
     policy: Policy
     settings: tuple[Setting, ...]
     digest: str
     """SHA-256 of the policy file's text."""
-    recorded: Record | None = None
-    """This ledger's own record of the policy in use, where it has one."""
+    standing: Standing
     notices: tuple[Notice, ...] = ()
+
+    @property
+    def policy_file(self) -> Path:
+        """Return the policy file in force."""
+        return self.standing.file
+
+    @property
+    def recorded(self) -> Record | None:
+        """Return this ledger's own record of the policy in use, where it has one."""
+        return self.standing.own
+
+    @property
+    def in_force(self) -> InForce:
+        """Return the policy in force."""
+        return InForce(self.policy, self.digest, self.notices, self.policy_file)
 
     @property
     def notes_file(self) -> Path:
@@ -63,23 +76,34 @@ class Config:
         return self.policy_file.parent / NOTES
 
 
-def load_config(env: Mapping[str, str] | None = None) -> Config:
+def load_config(env: Mapping[str, str] | None = None, before: Config | None = None) -> Config:
     """Read the policy file and the environment. Raises BadRequest that names the file or variable at fault.
 
-    Raises LedgerError when the record of the policy in use can't be read.
+    Raises LedgerError when the record of the policy in use can't be read. `before` is what this process read last: it
+    is returned while record and file have the same text, and a file that has lost its text since is an error.
     """
     env = os.environ if env is None else env
-    home = Path(env.get(f"{PREFIX}HOME") or platformdirs.user_data_dir("gpuwarden", appauthor=False)).expanduser()
-    default = Path(platformdirs.user_config_dir("gpuwarden", appauthor=False)) / "policy.toml"
     named = env.get(f"{PREFIX}POLICY")
-    standing = decide(home, Path(named) if named else None, default)
+    if before is not None and before.recorded is not None and before.recorded == read_record(before.home):
+        home, standing = before.home, before.standing
+    else:
+        home = Path(env.get(f"{PREFIX}HOME") or platformdirs.user_data_dir("gpuwarden", appauthor=False)).expanduser()
+        default = Path(platformdirs.user_config_dir("gpuwarden", appauthor=False)) / "policy.toml"
+        standing = decide(home, Path(named) if named else None, default)
     content = _read(standing.file, required=bool(named) and not any(n.question for n in standing.notices))
+    digest = digest_of(content)
+    if before is not None and before.standing == standing and before.digest == digest:
+        return before
+    if before is not None and before.policy_file == standing.file and before.digest != digest and not content:
+        raise BadRequest(
+            f"the policy file {standing.file} is empty or gone, and was not before",
+            "Put it back. A process that is started again takes the defaults.",
+        )
     table = _parsed(standing.file, content)
     origins = dict.fromkeys(_paths_in(table), "file")
     policy, ignored = _tightened(_validated(table, origins, standing.file), env, origins, standing.file)
     return Config(
         home=home,
-        policy_file=standing.file,
         policy=policy,
         settings=tuple(
             Setting(
@@ -90,10 +114,21 @@ def load_config(env: Mapping[str, str] | None = None) -> Config:
             )
             for f in policy_fields()
         ),
-        digest=digest_of(content),
-        recorded=standing.own,
+        digest=digest,
+        standing=standing,
         notices=(*standing.notices, *ignored),
     )
+
+
+def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForce]:
+    """Return a function that reads the policy in force now, and raises what `load_config` does while it is broken."""
+
+    def read() -> InForce:
+        nonlocal config
+        config = load_config(env, config)
+        return config.in_force
+
+    return read
 
 
 def read_policy(file: Path) -> tuple[Policy, str]:

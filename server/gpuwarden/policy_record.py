@@ -22,6 +22,7 @@ import platformdirs
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Frozen
+from gpuwarden.core.policy import Policy
 from gpuwarden.core.sanitize import line
 from gpuwarden.running_servers import known_homes
 
@@ -37,12 +38,12 @@ class Notice:
     `other_policy`: the file `name` is named and `kept` is in force. `other_ledger`: the folder `name` is named and
     `kept` is the usual one. `unnamed_ledger`: no folder is named, so it is the ledger in `name`, `kept` is the one that
     this account uses, and `about` is the policy in force. `other_server`: the server `name` works with the ledger in
-    `kept` and the policy `about`.
+    `kept` and the policy `about`. `broken`: `name` is the error of a policy that can't be read now.
     """
 
-    kind: Literal["looser", "file_only", "other_policy", "other_ledger", "unnamed_ledger", "other_server"]
+    kind: Literal["looser", "file_only", "other_policy", "other_ledger", "unnamed_ledger", "other_server", "broken"]
     name: str
-    kept: str
+    kept: str = ""
     about: str = ""
     may: str = ""
 
@@ -70,6 +71,8 @@ class Notice:
                 f"The policy file {name} is named, but {kept} is the recorded one and stays in force. A person "
                 "is asked about any spending until one accepts the new file."
             )
+        if self.kind == "broken":
+            return f"Nothing is launched, approved or ended automatically for now: {name}."
         if self.kind == "other_server":
             return f"{name} uses another ledger: {kept}, with the policy {line(self.about, 200)}."
         if self.kind == "unnamed_ledger":
@@ -90,6 +93,19 @@ class Notice:
         if self.kind == "unnamed_ledger":
             return (do(Action.SETUP, "so that the client passes it on"), do(Action.USE_POLICY, alternative=True))
         return (do(Action.USE_POLICY),) if self.kind == "other_ledger" else ()
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The policy at one moment, the file that it comes from with the digest of its text, and the notices about it.
+
+    A policy from no file has the digest of its values.
+    """
+
+    policy: Policy
+    digest: str
+    notices: tuple[Notice, ...] = ()
+    file: Path | None = None
 
 
 class Record(Frozen):

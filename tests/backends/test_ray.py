@@ -52,7 +52,7 @@ RESUMES = 'n=$(cat count 2>/dev/null || echo 0); echo "from $n"; echo $((n + 1))
 @pytest.fixture
 def backend() -> RayBackend:
     backend = RayBackend(SystemClock())
-    backend.confine(Local(unsandboxed=True), [])
+    backend.confine(lambda: Local(unsandboxed=True), [])
     return backend
 
 
@@ -210,7 +210,7 @@ async def test_jobs_without_a_sandbox_are_closed_until_a_person_opens_them(
         await closed.admit(engine.job("true"), rehearsed=False)
     with pytest.raises(NoSandbox):
         await closed.submit(engine.job("true"), place, "r-closed", secrets={})
-    closed.confine(Local(), [tmp_path / "home"])
+    closed.confine(Local, [tmp_path / "home"])
     with pytest.raises(NoSandbox):
         await closed.submit(engine.job("true"), place.model_copy(update={"host": "192.0.2.1"}), "r-home", secrets={})
     assert not head.jobs("gw-r-closed") and not head.jobs("gw-r-home")

@@ -255,7 +255,7 @@ class Dashboard:
             platform="ray/x", host=f"127.0.0.1:{self.server.server_address[1]}", run_root=str(folder / "runs")
         )
         self.backend = RayBackend(SystemClock())
-        self.backend.confine(Local(unsandboxed=True), [])
+        self.backend.confine(lambda: Local(unsandboxed=True), [])
 
     def jobs(self, *rows: dict[str, Any]) -> None:
         self.replies["GET /api/jobs/"] = (200, json.dumps(rows))

@@ -42,6 +42,15 @@ JOB = {
 }  # fmt: skip
 
 
+POLICY = """[approval]
+channels = ["terminal", "page", "elicitation"]
+[secrets]
+allowed = ["HF_TOKEN", "MY_TOKEN", "PLAIN_NAME"]
+[local]
+unsandboxed = true
+"""
+
+
 def environment(home: Path, **more: str) -> dict[str, str]:
     """The variables of a process whose gpuwarden lives in `home`."""
     keep = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
@@ -62,7 +71,7 @@ def policy_file(home: Path) -> Path:
     file = home.parent / "policy.toml"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text('[secrets]\nallowed = ["HF_TOKEN", "MY_TOKEN", "PLAIN_NAME"]\n[local]\nunsandboxed = true\n')
+        file.write_text(POLICY)
     return file
 
 

@@ -207,7 +207,9 @@ def busy_world(home: Path, clock: FakeClock | None = None) -> World:
         platform="runpod", price=23.92, worst_cost=287.0, ask="above the cap of $100.00 for a job",
     )  # fmt: skip
     world.add("receipt/r7mixt", ask)
-    world.add("job/jlive", ev.EndingOrdered(verb="terminate", grace_s=900, through="policy"))
+    world.add(
+        "job/jlive", ev.EndingOrdered(verb="terminate", grace_s=900, through="approval", receipt="r0live", by="me")
+    )
     report(world, "jlive", 2_310, seed=1)
     report(world, "jtwin", 1_150, seed=2)
     stray = Instance(id="pod-81c2", state=InstanceState.RUNNING, meter=True, price_usd_per_hour=0.44)

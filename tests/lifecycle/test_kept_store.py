@@ -19,7 +19,7 @@ from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.models import Artifact, Known, Manifest, SealLine, Unknown
-from gpuwarden.core.policy import Caps, Keep, Policy
+from gpuwarden.core.policy import Approval, Caps, Keep, Policy
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Teardown
@@ -117,6 +117,7 @@ async def test_a_store_that_agrees_is_a_copy_and_a_person_may_end_the_machine(tm
     assert KEEP in findings(view)["TD-LOAD-001"] and view.record.state is Teardown.AWAITING_HUMAN
     assert all(file.stored and not file.copied for file in view.dying) and not view.complete
     assert view.record.digest
+    ctx.policy = ctx.policy.model_copy(update={"approval": Approval(channels=("terminal", "elicitation"))})
     with pytest.raises(Refused):
         await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by="test")
     assert read_teardown(ctx.ledger, view.record.id).state is Teardown.AWAITING_HUMAN

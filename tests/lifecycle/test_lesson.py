@@ -122,7 +122,7 @@ def test_success_without_a_change_is_no_lesson(
 ) -> None:
     mark, here = tmp_path / "mark", ctx.backend("local")
     assert isinstance(here, Confining)
-    here.confine(Local(unsandboxed=True, paths=(str(tmp_path),)), [ctx.home])
+    here.confine(lambda: Local(unsandboxed=True, paths=(str(tmp_path),)), [ctx.home])
     flaky = (
         TRAIN + f"\nif not os.path.exists({str(mark)!r}):\n    open({str(mark)!r}, 'w').close()\n    sys.exit('boom')\n"
     )

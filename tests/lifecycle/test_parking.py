@@ -20,7 +20,6 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces import results
 from gpuwarden.ledger.events import (
-    EndingOrdered,
     LeaseCameBack,
     ParkingOrdered,
     ResumeIntent,
@@ -36,6 +35,7 @@ from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import TRAIN, WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
@@ -73,11 +73,11 @@ async def test_it_is_off_by_default(house: Parked) -> None:
 
 
 async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: Parked) -> None:
-    job = await house.started()
+    job, digest = await house.started(), house.ctx.in_force.digest
     house.ctx.policy = WEALTHY
     assert house.handle(job).place.park is not None
     said = house.ctx.ledger.last(f"job/{job}", ParkingOrdered)
-    assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, house.ctx.policy_digest)
+    assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, digest)
 
 
 async def test_a_standing_orders_grace_passes_before(tmp_path: Path, processes: Processes) -> None:
@@ -87,7 +87,8 @@ async def test_a_standing_orders_grace_passes_before(tmp_path: Path, processes: 
 
 
 async def test_another_policy_than_the_recorded_one_allows_nothing(house: Parked) -> None:
-    house.ctx.notices = (Notice("other_policy", "other.toml", "policy.toml"),)
+    doubted = replace(house.ctx.in_force, notices=(Notice("other_policy", "other.toml", "policy.toml"),))
+    house.ctx.source = lambda: doubted
     from gpuwarden.lifecycle.ending.parking import parking_for
 
     assert parking_for(house.ctx, None) is None
@@ -208,16 +209,29 @@ async def test_a_standing_order_is_carried_out_in_the_morning(ordered: Parked) -
 
 
 @pytest.mark.slow
-async def test_an_order_that_is_edited_meanwhile_changes_nothing(ordered: Parked) -> None:
+async def test_an_order_that_the_policy_takes_back_starts_and_ends_nothing(ordered: Parked) -> None:
     job = await ordered.asleep()
-    ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": Ending()})
-    assert ordered.ctx.ledger.last(f"job/{job}", EndingOrdered) is not None
-    for _ in range(24):
-        await ordered.round(60)
-        await ordered.watcher.keeper.round()
-        await prove(ordered.ctx, job)
-    assert ordered.state() == "gone"
+    before, ordered.ctx.policy = ordered.ctx.policy, ordered.ctx.policy.model_copy(update={"ending": Ending()})
+    for policy, state in ((ordered.ctx.policy, "stopped"), (before, "gone")):
+        ordered.ctx.policy = policy
+        for _ in range(24):
+            await ordered.round(60)
+            await ordered.watcher.keeper.round()
+            await prove(ordered.ctx, job)
+        assert ordered.state() == state
     ordered.holds()
+
+
+async def test_a_machine_is_not_told_to_park_once_the_policy_lets_none(house: Parked) -> None:
+    checked = await submit(house.ctx, house.spec())
+    kill = patch("gpuwarden.lifecycle.submission.submit.advance", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        await submit(house.ctx, house.spec(), receipt=checked.receipt)
+    (accepted,) = house.ctx.ledger.events(kind=ParkingOrdered)
+    job = accepted.subject.removeprefix("job/")
+    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": Ending()})
+    await house.after(1, job)
+    assert (await house.after(11, job)).job.state is Job.RUNNING and house.handle(job).place.park is None
 
 
 async def test_two_watches_start_it_once(ordered: Parked) -> None:

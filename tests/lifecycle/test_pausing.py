@@ -342,6 +342,16 @@ async def test_what_the_pause_cost_shortens_the_run_where_the_caps_leave_no_more
     assert 1_100 < (house.backend.timeouts[1] or 0) < 1_210
 
 
+async def test_nothing_is_resumed_on_a_platform_that_was_forbidden_since(house: Paused) -> None:
+    job = await house.paused()
+    before, house.ctx.policy = house.ctx.policy, house.ctx.policy.model_copy(update={"platforms": ("local",)})
+    with pytest.raises(Refused):
+        await resume(house.ctx, job)
+    house.ctx.policy = before
+    await resume(house.ctx, job)
+    assert read_job(house.ctx.ledger, job).attempt == 2
+
+
 async def test_nothing_is_started_above_what_was_approved_and_the_caps(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     await house.stopped(job)

@@ -60,7 +60,7 @@ class Engine(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="gpuwarden-queue-"))
         self.clock, self.fuse = FakeClock(), Fuse()
         self.queue = PretendQueue(self.clock)
-        self.queue.confine(POLICY.local, ())
+        self.queue.confine(lambda: POLICY.local, ())
         self.receipts: dict[str, JobSpec] = {}
         self.open()
 

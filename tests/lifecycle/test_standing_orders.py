@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -33,7 +34,7 @@ from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.policy_record import Notice
+from gpuwarden.policy_record import InForce, Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, prove, records
 from orders_kit import MINUTE, Ordered
@@ -49,7 +50,7 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(ending_house: 
     ordered = ending_house.ctx.ledger.last(f"job/{job}", EndingOrdered)
     assert ordered is not None and (ordered.data.through, ordered.data.policy) == (
         "policy",
-        ending_house.ctx.policy_digest,
+        ending_house.ctx.in_force.digest,
     )
     raised_kinds = await ending_house.watched(9)
     assert raised_kinds.count("ending_soon") == 1 and ending_house.bills(), "the grace has not passed"
@@ -174,16 +175,68 @@ async def test_an_objection_in_the_grace_keeps_the_machine(ending_house: Ordered
     assert (await ending_house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
 
 
-async def test_changing_the_order_changes_nothing_under_way(ending_house: Ordered) -> None:
-    before = await ending_house.started()
-    ending_house.ctx.policy = ending_house.ctx.policy.model_copy(update={"ending": Ending(when_proven="ask")})
-    ending_house.backend.write(ending_house.handle(before), "model", b"weights")
-    ending_house.backend.end(ending_house.handle(before))
-    await ending_house.after(1, before)
-    await ending_house.watcher.keeper.round()
-    await prove(ending_house.ctx, before)
-    await ending_house.watched(15)
-    assert not ending_house.bills(), "it was accepted under the order"
+def now_orders(house: Ordered, verb: str) -> None:
+    """Edit the policy under way."""
+    ending = house.ctx.policy.ending.model_copy(update={"when_proven": verb})
+    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": ending})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("order", "now", "ends"), [
+    ("terminate", "ask", False), ("terminate", "stop", False), ("stop", "ask", False), ("stop", "terminate", True),
+])  # fmt: skip
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_an_order_holds_while_the_policy_gives_it(
+    tmp_path: Path, processes: Processes, order: str, now: str, *, ends: bool, noticed: bool
+) -> None:
+    house = Ordered(tmp_path / "home", processes, order)
+    job = await house.proven()
+    await house.watched(5 if noticed else 0)
+    now_orders(house, now)
+    raised_kinds = await house.watched(60)
+    assert house.bills() is not ends
+    assert bool({"approval", "finished_billing"} & set(raised_kinds)) is not ends, "else a person is asked"
+    assert object_to(house.ctx, job, "command line", "test") is True, "the order may come back with the policy"
+    now_orders(house, order)
+    await house.watched(60)
+    assert house.bills() is not ends
+    house.holds()
+
+
+@pytest.mark.slow
+async def test_an_order_that_was_taken_back_while_the_watch_was_dead_ends_nothing(ending_house: Ordered) -> None:
+    """It dies between the recorded approval and the call, and the policy changes before it comes back."""
+    await ending_house.proven()
+    kill = patch("gpuwarden.lifecycle.ending.teardown._execute", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        await ending_house.watched(15)
+    (granted,) = [e for e in ending_house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
+    assert granted.data.channel == "standing_order"
+    now_orders(ending_house, "ask")
+    await ending_house.watched(30)
+    assert ending_house.bills()
+    now_orders(ending_house, "terminate")
+    await ending_house.watched(30)
+    assert not ending_house.bills()
+    ending_house.holds()
+
+
+async def test_a_broken_policy_orders_nothing_and_hides_no_machine(ending_house: Ordered) -> None:
+    await ending_house.proven()
+    ordering = ending_house.ctx.source
+
+    def broken() -> InForce:
+        raise BadRequest("the policy file is not valid TOML", "Fix that line.")
+
+    ending_house.ctx.source = broken
+    for _ in range(30):
+        ending_house.clock.advance(MINUTE)
+        done = await ending_house.watcher.round()
+        assert "not valid TOML" in done.trouble["watch"]
+    assert ending_house.bills()
+    ending_house.ctx.source = ordering
+    await ending_house.watched(30)
+    assert not ending_house.bills()
 
 
 async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path: Path, processes: Processes) -> None:
@@ -397,7 +450,9 @@ def test_no_variable_sets_an_order(tmp_path: Path) -> None:
 
 @pytest.mark.attack("agent", "names another policy file that orders the end")
 async def test_another_policy_or_ledger_than_the_recorded_one_orders_nothing(ending_house: Ordered) -> None:
-    ending_house.ctx.notices = (Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml"),)
+    notice = Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml")
+    doubted = replace(ending_house.ctx.in_force, notices=(notice,))
+    ending_house.ctx.source = lambda: doubted
     assert orders.order_for(ending_house.ctx, "r1") is None
 
 

@@ -135,21 +135,25 @@ async def test_two_watches_of_two_processes_end_a_machine_once(ending_house: Ord
 # ------------------------------------------------------------------------------------ an order edited in mid-flight
 
 
-@pytest.mark.parametrize("later", ["ask", "stop"])
-async def test_a_policy_edited_in_the_grace_changes_nothing_under_way(ending_house: Ordered, later: str) -> None:
-    """The order is the one of the job's acceptance; a person who wants to keep the machine objects."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("later", "ends"), [("ask", False), ("stop", False), ("terminate", True)])
+async def test_a_policy_edited_in_the_grace_takes_the_order_back_or_gives_it_longer(
+    ending_house: Ordered, later: str, *, ends: bool
+) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
     said = ending_house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
     assert said is not None and said.data.verb == "terminate"
     ending_house.ctx.policy = ending_house.ctx.policy.model_copy(
-        update={"ending": Ending.model_validate({"when_proven": later, "grace_minutes": 600})}
+        update={"ending": Ending.model_validate({"when_proven": later, "grace_minutes": 60})}
     )
     ending_house.watcher = Watcher(ending_house.ctx)  # a new process reads the edited file
     await ending_house.watched(3)
-    assert ending_house.bills(), "the notice is not shortened either"
     await ending_house.watched(20)
-    assert [r.state for r in records(ending_house.cloud)] == [InstanceState.GONE]
+    assert ending_house.bills(), "the longer grace holds"
+    await ending_house.watched(60, step_s=300)
+    state = InstanceState.GONE if ends else InstanceState.RUNNING
+    assert [r.state for r in records(ending_house.cloud)] == [state]
     ending_house.holds()
 
 

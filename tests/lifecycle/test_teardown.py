@@ -10,6 +10,7 @@ import pytest
 
 from gpuwarden.core.errors import BadRequest, Conflict, Refused
 from gpuwarden.core.models import Handle, Manifest, Resources
+from gpuwarden.core.policy import Approval
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
@@ -24,6 +25,7 @@ from teardown_kit import House
 from wording import Wording
 
 pytestmark = pytest.mark.anyio
+FORMS = Approval(channels=("terminal", "elicitation"))
 
 
 @pytest.fixture
@@ -85,7 +87,8 @@ async def test_an_undeclared_checkpoint_is_not_deleted_by_a_plain_yes(house: Hou
     job, view = await undeclared(house)
     assert view.record.state is Teardown.BLOCKED and rules(view) == {"TD-ELSE-002"}
     assert view.record.digest is not None
-    for channel in ("terminal", "elicitation"):
+    house.ctx.policy = house.ctx.policy.model_copy(update={"approval": FORMS})
+    for channel in FORMS.channels:
         with pytest.raises(Refused):
             await approve(house.ctx, view.record.id, view.record.digest, channel=channel, by="test")  # type: ignore[arg-type]
     with pytest.raises(BadRequest):
@@ -185,10 +188,12 @@ async def test_a_failed_job_that_saved_nothing_can_be_torn_down(house: House, wo
     assert pulled.missing == ("out",) and not pulled.received.files
     view = await house.asks(job)
     assert view.record.state is Teardown.AWAITING_HUMAN and "TD-OUT-001" in rules(view)
-    with pytest.raises(Refused) as refused:
-        assert view.record.digest
-        await approve(house.ctx, view.record.id, view.record.digest, channel="elicitation", by="test")
-    wording(refused)
+    assert view.record.digest
+    for approval in (house.ctx.policy.approval, FORMS):
+        house.ctx.policy = house.ctx.policy.model_copy(update={"approval": approval})
+        with pytest.raises(Refused) as refused:
+            await approve(house.ctx, view.record.id, view.record.digest, channel="elicitation", by="test")
+        wording(refused)
     assert (await house.until_off(await house.yes(view))).record.state is Teardown.VERIFIED_STOPPED
 
 

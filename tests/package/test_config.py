@@ -24,6 +24,7 @@ def load(tmp_path: Path, text: str | None = None, **env: str) -> Config:
 def test_defaults_allow_no_spending_without_a_question(tmp_path: Path) -> None:
     policy = load(tmp_path, "").policy
     assert policy == Policy()
+    assert policy.approval.channels == ("terminal", "page"), "a script can answer a client's form"
     assert policy.caps_for("runpod").per_job_usd == 0
     assert policy.caps_for("rehearsal/runpod").per_job_usd > 0
 

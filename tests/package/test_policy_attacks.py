@@ -122,7 +122,7 @@ async def test_no_variable_spends_above_the_file(
     for variable, value in ATTACKS[name](theirs).items():
         monkeypatch.setenv(variable, value)
     ctx = open_context("mcp")
-    assert ctx.policy == before.policy and ctx.policy_digest == before.digest, "the person's file stays in force"
+    assert ctx.policy == before.policy and ctx.in_force.digest == before.digest, "the person's file stays in force"
     first = await called(ctx, "submit_job", **JOB)
     assert first["code"] == "approval_required" and first["warnings"], first
     if name not in {"caps", "channel and PIN", "secrets and platforms"}:
@@ -232,11 +232,11 @@ async def test_a_person_accepts_another_file(home: Path, ctx: Context, theirs: P
 async def test_the_policy_can_be_shown(home: Path, ctx: Context, theirs: Path) -> None:
     env = {"GPUWARDEN_POLICY": str(theirs)}
     body = json.loads(gpuwarden(home, "policy", "show", "--json", **env).stdout)
-    assert body["file"] == str(home.parent / "policy.toml") and body["digest"] == ctx.policy_digest and body["since"]
+    assert body["file"] == str(home.parent / "policy.toml") and body["digest"] == ctx.in_force.digest and body["since"]
     assert {"setting": "approval.pin_hash", "value": "set", "origin": "file"} in body["settings"]
     shown = gpuwarden(home, "policy", "show", **env).stdout
     assert "warning" in shown and str(theirs) in shown.replace("\n", "") and "scrypt" not in shown
-    assert ctx.policy_file in ctx.kept, "it goes to no machine as an input"
+    assert ctx.in_force.file in ctx.kept, "it goes to no machine as an input"
 
 
 @pytest.mark.slow
@@ -260,19 +260,19 @@ async def test_where_no_terminal_may_approve_none_accepts_a_file(home: Path, the
 
 
 async def test_every_approval_says_by_which_policy(home: Path, ctx: Context) -> None:
-    assert ctx.policy_digest == digest_of(STRICT.encode())
+    assert ctx.in_force.digest == digest_of(STRICT.encode())
     assert (await typed(ctx, await spending(ctx), "yes", PIN))[0] == "approved"
     [granted] = ctx.ledger.events(kind="approval.granted")
-    assert granted.body["policy"] == ctx.policy_digest
+    assert granted.body["policy"] == ctx.in_force.digest
 
 
 async def test_an_edit_of_the_recorded_file_is_followed(home: Path, ctx: Context) -> None:
-    before = read_record(home)
+    before, strict = read_record(home), ctx.in_force.digest
     (home.parent / "policy.toml").write_text(GENEROUS)
     fresh = quick_warden(home)
     after = read_record(home)
     assert before is not None and after is not None and (before.path, fresh.notices) == (after.path, ())
-    assert before.digest == ctx.policy_digest != after.digest == fresh.policy_digest
+    assert before.digest == strict != after.digest == fresh.in_force.digest == ctx.in_force.digest
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"path": 5, "digest": "", "at": 0}', "\xff"])

@@ -427,7 +427,7 @@ async def test_uv_is_brought_where_the_policy_allows_it(ctx: Context, wheel: Pat
     backend = await without_uv(ctx)
     job = far_spec(script=header("no-such-thing>=1"))
     assert "PF-PLACE-003" in await refused(ctx, job)
-    backend.supply(Hosts(bring_uv=True), tmp_path / "tools")
+    backend.supply(lambda: Hosts(bring_uv=True), tmp_path / "tools")
     done = await submit(ctx, job)
     (brought,) = [f for f in done.findings if f.rule == "PF-PLACE-003"]
     assert brought.severity is Severity.INFO and "no-such-thing>=1" in brought.message
@@ -496,7 +496,7 @@ async def test_the_real_wheel_runs_a_script_on_a_machine_without_uv(ctx: Context
     except (Unreachable, NotSupported) as error:
         pytest.skip(f"the package index: {error.message}")
     backend = await without_uv(ctx)
-    backend.supply(Hosts(bring_uv=True), tmp_path / "tools")
+    backend.supply(lambda: Hosts(bring_uv=True), tmp_path / "tools")
     argv = await (await backend._start(ctx.owned_place("ssh/box"))).interpreter(
         far_spec(script=header("no-such-thing>=1"))
     )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ async def test_the_same_attack_succeeds_without_a_sandbox(
     ticket = await victims.ticket()
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: ABSENT)
     assert isinstance(backend, Confining)
-    backend.confine(Local(unsandboxed=True), [])
+    backend.confine(lambda: Local(unsandboxed=True), [])
     with subprocess.Popen(["sleep", "600"], env={"KEY": KEY}) as server:
         try:
             argument = victims.given(server.pid, ticket, kill=False)
@@ -391,7 +392,7 @@ async def test_a_folder_that_a_person_names_can_be_written_but_for_what_is_hidde
         await backend.submit(spec, place, "t-paths", secrets={})
     wording(refused)
     assert isinstance(backend, Confining)
-    backend.confine(Local(paths=(str(open_),)), [hidden])
+    backend.confine(lambda: Local(paths=(str(open_),)), [hidden])
     handle = await backend.submit(spec, place, "t-paths", secrets={})
     await ended(backend, handle)
     assert (open_ / "new").read_text() == "x\n" and (hidden / "policy.toml").read_text() == "mine"
@@ -411,7 +412,7 @@ async def test_the_hubs_cache_can_be_read_and_its_token_can_not(
     log = await run_to_the_end(backend, look, place, "t-cache")
     assert log.startswith("weights") and "Read-only" in log and log.endswith("1\n") and KEY not in log
     assert isinstance(backend, Confining)
-    backend.confine(Local(caches=False), [])
+    backend.confine(lambda: Local(caches=False), [])
     assert "weights\n" not in await run_to_the_end(backend, shell("ls $HF_HOME; :"), place, "t-none")
 
 
@@ -424,7 +425,7 @@ async def test_the_network_is_there_when_a_person_allows_it(real: Sandbox, backe
         handle = await backend.submit(spec, place, "t-net", secrets={})
         assert (await ended(backend, handle)).state is Job.FAILED
         assert isinstance(backend, Confining)
-        backend.confine(Local(network=True), [])
+        backend.confine(lambda: Local(network=True), [])
         assert await run_to_the_end(backend, spec, place, "t-net-2") == "in\n"
 
 
@@ -442,7 +443,7 @@ async def test_a_job_gets_an_address_for_its_metrics_where_it_can_reach_one(
     keys = {"GPUWARDEN_REPORT_TOKEN": "gwj_token", "GPUWARDEN_REPORT_KEY": "gwk_key"}
     assert isinstance(backend, Confining)
     for token, network, said in (("t-dark", False, "False\n\n"), ("t-lit", True, "True\n200\n")):
-        backend.confine(Local(network=network), [])
+        backend.confine(partial(Local, network=network), [])
         handle = await backend.submit(spec, place, token, secrets=keys)
         assert (await ended(backend, handle)).state is Job.SUCCEEDED
         assert (await backend.logs(handle)).text == said
@@ -474,7 +475,7 @@ async def test_a_program_that_a_job_made_shows_nothing(
     real: Sandbox, victims: Victims, backend: Backend, place: Place, program: str
 ) -> None:
     assert isinstance(backend, Confining)
-    backend.confine(Local(), [victims.home])
+    backend.confine(Local, [victims.home])
     makes = (
         LINKS + "open('venv/bin/own', 'w').write('#!/bin/sh\\nexec /bin/sh \"$@\"'); os.chmod('venv/bin/own', 0o755)"
     )
@@ -499,7 +500,7 @@ async def test_a_linked_output_leads_nowhere(
     shared, user = tmp_path / "shared", victims.folder / "user"
     shared.mkdir()
     assert isinstance(backend, Confining)
-    backend.confine(Local(paths=(str(shared),)), [victims.home])
+    backend.confine(lambda: Local(paths=(str(shared),)), [victims.home])
     text = f"mkdir -p {shared}/fine; echo x > {shared}/fine/x; ln -s {user} {shared}/out"
     spec = shell(text, outputs=(f"{shared}/out", f"{shared}/fine"))
     handle = await backend.submit(spec, place, "t-linked", secrets={})

@@ -222,8 +222,8 @@ class Keyed(Backend, Protocol):
 class Confining(Backend, Protocol):
     """A backend whose jobs run on this machine, in a sandbox."""
 
-    def confine(self, policy: Local, hidden: Sequence[Path]) -> None:
-        """Take what a person allows to jobs, and the folders that no job ever sees."""
+    def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
+        """Take what a person allows to jobs, which is asked at each start, and the folders that no job ever sees."""
         ...
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
@@ -247,8 +247,8 @@ class Startable(Backend, Protocol):
 class Supplying(Backend, Protocol):
     """A backend that may put programs on machines."""
 
-    def supply(self, policy: Hosts, tools: Path) -> None:
-        """Take what a person allows on machines, and the folder here where fetched programs are kept."""
+    def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
+        """Take what a person allows on machines, asked at each start, and the folder here for fetched programs."""
         ...
 
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -62,14 +62,17 @@ class LocalBackend(MachineBackend):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._allowed = boxes.Allowed()
-        self._unsandboxed = False
+        self._policy: Callable[[], Local] = Local
+        self._hidden: tuple[str, ...] = ()
 
-    def confine(self, policy: Local, hidden: Sequence[Path]) -> None:
-        """Take what a person allows to jobs, and the folders that no job ever sees."""
-        self._unsandboxed = policy.unsandboxed
-        kept = tuple(str(path.absolute()) for path in hidden)
-        self._allowed = boxes.Allowed(policy.network, policy.caches, policy.paths, kept)
+    def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
+        """Take what a person allows to jobs, which is asked at each start, and the folders that no job ever sees."""
+        self._policy, self._hidden = policy, tuple(str(path.absolute()) for path in hidden)
+
+    @property
+    def _allowed(self) -> boxes.Allowed:
+        policy = self._policy()
+        return boxes.Allowed(policy.network, policy.caches, policy.paths, self._hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
         """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do."""
@@ -78,7 +81,7 @@ class LocalBackend(MachineBackend):
             _check_reach(() if rehearsed else spec.outputs, self._allowed)
             if rehearsed:  # on this machine itself a rule says so, among everything else
                 self.interpreter(spec)
-        elif not self._unsandboxed:
+        elif not self._policy().unsandboxed:
             raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
 
     async def check(self, place: Place) -> list[Finding]:

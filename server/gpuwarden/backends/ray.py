@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -78,16 +78,16 @@ class RayBackend(EngineBackend):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._files = _SharedFolder(clock)
-        self._unconfined = False
+        self._policy: Callable[[], Local] = Local
         self._hidden: tuple[Path, ...] = ()
 
     def files(self, place: Place) -> LocalBackend:
         """Return the way to the shared path."""
         return self._files
 
-    def confine(self, policy: Local, hidden: Sequence[Path]) -> None:
+    def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
         """Take whether a person lets jobs run next to gpuwarden's own files without a sandbox."""
-        self._unconfined, self._hidden = policy.unsandboxed, tuple(hidden)
+        self._policy, self._hidden = policy, tuple(hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
         """Raise `NoSandbox` for a cluster of this machine, unless a person allows that."""
@@ -96,7 +96,7 @@ class RayBackend(EngineBackend):
 
     async def _allow(self, host: str, run_dir: str = "") -> None:
         """Refuse jobs that could write what a person decides: those of this machine, and of a shared home folder."""
-        if self._unconfined:
+        if self._policy().unsandboxed:
             return
         here = not host or await to_thread.run_sync(is_here, host)
         if here or (run_dir and await to_thread.run_sync(_same_storage, run_dir, self._hidden)):

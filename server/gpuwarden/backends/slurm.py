@@ -17,7 +17,7 @@ import json
 import shutil
 import sys
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -85,7 +85,7 @@ class SlurmBackend(EngineBackend):
         self._clock = clock
         self._here = _LoginNode(clock)
         self._far = _FarLoginNode(clock, config)
-        self._unconfined = False
+        self._policy: Callable[[], Local] = Local
 
     async def aclose(self) -> None:
         """Close all connections; the next call opens what it needs."""
@@ -95,16 +95,16 @@ class SlurmBackend(EngineBackend):
         """Return the way to the files: this machine's, or those behind SSH."""
         return self._far if place.host else self._here
 
-    def confine(self, policy: Local, hidden: Sequence[Path]) -> None:
+    def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
         """Take whether a person lets jobs run next to gpuwarden's own files without a sandbox."""
-        self._unconfined = policy.unsandboxed
+        self._policy = policy
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
         """Raise `NoSandbox` for the cluster of this machine's own login node, unless a person allows that.
 
         Its jobs run as this user, with this home folder, and in no sandbox: they could write what a person decides.
         """
-        if spec.platform.partition("/")[2] == "local" and not self._unconfined:
+        if spec.platform.partition("/")[2] == "local" and not self._policy().unsandboxed:
             raise NoSandbox(
                 "jobs of this machine's own Slurm share its home folder, gpuwarden's files included, in no sandbox",
                 (

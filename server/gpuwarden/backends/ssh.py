@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -84,6 +84,7 @@ class SshBackend(MachineBackend):
         self._clock = clock
         self._config = config
         self._machines: dict[tuple[str, int | None, str | None], _Machine] = {}
+        self._policy: Callable[[], Hosts] = Hosts
         self._tools: Path | None = None
 
     async def aclose(self) -> None:
@@ -147,9 +148,9 @@ class SshBackend(MachineBackend):
 
     # ------------------------------------------------------------------------------------------------------- start
 
-    def supply(self, policy: Hosts, tools: Path) -> None:
+    def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
         """Take whether uv may be brought to machines, and the folder here where it is kept."""
-        self._tools = tools if policy.bring_uv else None
+        self._policy, self._tools = policy, tools
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
         """Return what the machine lacks, with the interpreter that scripts get there, of what a job needs."""
@@ -157,7 +158,8 @@ class SshBackend(MachineBackend):
 
     async def _start(self, place: Place) -> SshStart:
         host = await self.host_info(place)
-        return SshStart((await self._at(place)).ssh, host, place, _run_root(place, host), self._tools)
+        tools = self._tools if self._policy().bring_uv else None
+        return SshStart((await self._at(place)).ssh, host, place, _run_root(place, host), tools)
 
     # ------------------------------------------------------------------------------------------------------ launch
 

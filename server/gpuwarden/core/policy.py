@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator
@@ -23,7 +23,10 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.core.store_address import StoreAddress, StorePattern
 
 Channel = Literal["elicitation", "terminal", "page", "rehearsal"]
-"""The channel of an approval. `rehearsal` is a flag instead of a person, which only simulated machines accept."""
+"""The channel of an approval. `elicitation` is weak: a client's form, which a script can answer. `rehearsal` is a flag
+instead of a person, which only simulated machines accept.
+"""
+WEAK: Final = frozenset({"elicitation"})
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Caps(Frozen):
 class Approval(Frozen):
     """How a person approves. `pin_hash` is made by `gpuwarden approve --set-pin`; the PIN itself is stored nowhere."""
 
-    channels: Annotated[tuple[Channel, ...], FEWER] = ("terminal", "elicitation", "page")
+    channels: Annotated[tuple[Channel, ...], FEWER] = ("terminal", "page")
     pin_hash: str | None = None
     ttl_s: Annotated[int, LOWER] = Field(default=900, ge=30, le=86_400)
 

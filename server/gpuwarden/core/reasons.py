@@ -54,6 +54,7 @@ class Code(StrEnum):
     REFUSED_HOST = "refused_host"
     REFUSED_LAUNCH = "refused_launch"
     REFUSED_RENT = "refused_rent"
+    FORBIDDEN = "forbidden"
     REFUSAL_UNSETTLED = "refusal_unsettled"
     UNFIT_HOST = "unfit_host"
     NO_INSTANCE_RENTED = "no_instance_rented"
@@ -128,6 +129,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.REFUSED_HOST: "{message}",
     Code.REFUSED_LAUNCH: "the job could not be launched: {message}",
     Code.REFUSED_RENT: "the platform refused to rent a machine: {message}",
+    Code.FORBIDDEN: "the policy does not allow {platform} any more, so no machine was rented",
     Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second look settles whether it "
     "rented one all the same",
     Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billing.",

@@ -24,7 +24,7 @@ from gpuwarden.known_secrets import KnownSecrets
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.metrics.store import MetricStore
 from gpuwarden.notes import Notes, load_notes
-from gpuwarden.policy_record import Notice, digest_of
+from gpuwarden.policy_record import InForce, Notice, digest_of
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
 
@@ -48,7 +48,8 @@ class Context:
     """One process's access to the state folder. `env` is where the values of named secrets come from."""
 
     ledger: Ledger
-    policy: Policy
+    source: Policy | Callable[[], InForce]
+    """Reads the policy in force at each decision; or a policy that comes from no file."""
     clock: Clock
     home: Path
     env: Mapping[str, str]
@@ -56,11 +57,8 @@ class Context:
     notes_file: Path | None = None
     cwd: Path | None = None
     """What a job's inputs are named below; None for the process's own working directory."""
-    policy_file: Path | None = None
-    policy_digest: str = ""
-    """Of the policy file in force; of the values themselves where the policy came from no file."""
-    notices: tuple[Notice, ...] = ()
-    """What there is to say about the policy: ignored variables, another file or ledger than the recorded one."""
+    more_notices: tuple[Notice, ...] = ()
+    """Notices besides those about the policy: other servers with another ledger."""
     seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
     """By lease: the provider's last answer to this process, with its time. The ledger keeps what changed a belief."""
     unseen: dict[str, str] = field(default_factory=dict)
@@ -78,8 +76,34 @@ class Context:
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.policy_digest = self.policy_digest or digest_of(self.policy.model_dump_json().encode())
+    @property
+    def in_force(self) -> InForce:
+        """Read the policy in force now. Raises BadRequest or LedgerError while it is broken."""
+        if isinstance(self.source, Policy):
+            return InForce(self.source, digest_of(self.source.model_dump_json().encode()))
+        return self.source()
+
+    @property
+    def policy(self) -> Policy:
+        """Read the policy in force now. Raises BadRequest or LedgerError while it is broken."""
+        return self.source if isinstance(self.source, Policy) else self.source().policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.source = policy
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """Return the notices: ignored variables, another policy file or ledger than the recorded one, other servers."""
+        return (*self.in_force.notices, *self.more_notices)
+
+    @property
+    def warnings(self) -> tuple[Notice, ...]:
+        """Return the notices for a reply, in which a broken policy is one of them."""
+        try:
+            return self.notices
+        except WardenError as error:
+            return (Notice("broken", error.message), *self.more_notices)
 
     def platforms(self) -> list[str]:
         """Return every platform that can be named, with rehearsals. One of many is listed as `ssh/ALIAS`."""
@@ -132,9 +156,9 @@ class Context:
             backend = self._backends[name] = load_backend(name, self.clock)
             if isinstance(backend, Confining):
                 folders = (self.home, *([self.notes_file.parent] if self.notes_file else []))
-                backend.confine(self.policy.local, folders)
+                backend.confine(lambda: self.policy.local, folders)
             if isinstance(backend, Supplying):
-                backend.supply(self.policy.hosts, self.home / "tools")
+                backend.supply(lambda: self.policy.hosts, self.home / "tools")
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
@@ -181,7 +205,7 @@ class Context:
         """List the files that are sent to no machine and that only gpuwarden and its user write."""
         folder = self.notes_file.parent if self.notes_file else None
         beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
-        return (self.home, *beside, *([self.policy_file] if self.policy_file else []))
+        return (self.home, *beside, *filter(None, [self.in_force.file]))
 
     @cached_property
     def notes(self) -> Notes:

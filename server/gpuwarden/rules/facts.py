@@ -182,12 +182,21 @@ class SubmitFacts:
         return self.price * spec.timeout_s / 3600 * runs * self.attempts
 
     @property
+    def parts(self) -> dict[str, str]:
+        """Return the digests of the policy, the profile and a fetched script. A receipt is bound to each."""
+        return {
+            "policy": digest(self.policy),
+            "profile": digest(self.profile) if self.profile else "",
+            "script": self.script.fetched if self.script else "",
+        }
+
+    @property
     def digest(self) -> str:
         """Return the digest of exactly what was checked. A receipt is bound to it."""
         return digest(
             {
                 "spec": self.spec.model_dump(mode="json"),
-                "profile": self.profile.model_dump(mode="json") if self.profile else None,
+                "parts": self.parts,
                 "price": self.price,
                 "unset_secrets": list(self.unset_secrets),
                 "hub": self.hub.watched if self.hub else {},

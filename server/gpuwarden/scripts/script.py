@@ -46,7 +46,7 @@ class ScriptFacts:
     """The facts that rules read. `error` says why the text can't be parsed as Python; the rest is then empty.
 
     `grammar` is the construct of the latest Python that the script uses, where that is later than 3.11. `newer`: the
-    header requires a Python whose grammar is not known here.
+    header requires a Python whose grammar is not known here. `fetched` is the digest of a text from an address.
     """
 
     header: Header | None = None
@@ -55,6 +55,7 @@ class ScriptFacts:
     newer: bool = False
     grammar: Construct | None = None
     uses: Uses = field(default_factory=Uses)
+    fetched: str = ""
 
 
 def read_script(

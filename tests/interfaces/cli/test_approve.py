@@ -41,7 +41,7 @@ async def test_a_person_approves_and_sees_the_meter_stop(home: Path, ctx: Contex
     code, shown = await typed(ctx, ticket)
     assert code == "verified_stopped" and shown == "", "a used ticket is not asked about again"
     assert len(ctx.ledger.events(kind="approval.used")) == 1
-    assert [e.body["policy"] for e in ctx.ledger.events(kind="approval.granted")] == [ctx.policy_digest]
+    assert [e.body["policy"] for e in ctx.ledger.events(kind="approval.granted")] == [ctx.in_force.digest]
 
 
 @pytest.mark.slow

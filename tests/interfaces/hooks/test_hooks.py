@@ -80,6 +80,31 @@ def test_a_hook_that_somebody_put_into_our_group_stays(tmp_path: Path, env: dict
     assert [h["command"] for h in json.loads(file.read_text())["hooks"]["PreToolUse"][0]["hooks"]] == ["mine.sh"]
 
 
+@pytest.mark.parametrize("event", ["Elicitation", "ElicitationResult"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".claude/settings.json",
+        "project/.claude/settings.local.json",
+        ".claude/plugins/cache/market/theirs/1.0/hooks/hooks.json",
+    ],
+)
+def test_a_hook_that_answers_forms_is_named(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, name: str, event: str
+) -> None:
+    file, project = tmp_path / name, tmp_path / "project"
+    (tmp_path / ".claude").mkdir()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    project.mkdir(exist_ok=True)
+    monkeypatch.chdir(project)
+    table = {"hooks": {event: [{"hooks": [{"type": "command", "command": "yes.sh"}]}]}}
+    for text, found in ((json.dumps({"hooks": {event: []}}), []), ("[", []), (json.dumps(table), [str(file)])):
+        if text != "[" or name != ".claude/settings.json":  # a client's own settings that are no JSON are an error
+            file.write_text(text)
+            reply = hooks("status", (), load_config(env), env)
+            assert reply.answering == found and (str(file) in reply.message) is bool(found)
+
+
 @pytest.mark.parametrize("text", ["{ // comment\n}", "[]", '{"hooks": []}', '{"hooks": {"PreToolUse": {}}}'])
 def test_settings_that_are_not_understood_are_not_touched(tmp_path: Path, env: dict[str, str], text: str) -> None:
     file = tmp_path / ".claude" / "settings.json"

@@ -18,12 +18,13 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, ElicitResult, InputRequiredResult
 
-from doors import JOB, TRAIN, at_terminal, environment, quick_warden
+from doors import JOB, TRAIN, at_terminal, environment, policy_file, quick_warden
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.sanitize import HIDDEN
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import withdraw
+from gpuwarden.lifecycle.execution.situation import standing_order
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
 from talk_kit import ERAS, TOOLS, Person, Talk, metering, says, talking, truth
 from wording import Wording
@@ -272,6 +273,10 @@ NO: dict[str, Callable[[], Person | None]] = {
 }
 
 
+UNANSWERED = {"decline": "decline", "cancel": "cancel", "no elicitation": "no form"}
+"""What is no answer, and how it is recorded."""
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("mode", ERAS)
 async def test_nothing_but_a_clear_yes_destroys_anything(ctx: Context, mode: str) -> None:
@@ -284,11 +289,30 @@ async def test_nothing_but_a_clear_yes_destroys_anything(ctx: Context, mode: str
         async with talking(ctx, person, mode) as talk:
             body = await talk.call("teardown_request", job_id=job_id, verb="terminate")
             assert metering(ctx) and not ctx.ledger.events(kind="approval.granted"), name
-            assert body["code"] in {"declined", "refused", "approval_required"}, (name, body)
-            assert (person is None) == (body["code"] == "approval_required"), (name, body)
+            code = {"accept with no": "declined"} | dict.fromkeys(UNANSWERED, "approval_required")
+            assert body["code"] == code.get(name, "refused"), (name, body)
             assert body["hint"] and (person is None or len(person.asked) == 1), name
             if "ticket" in body:
                 await withdraw(ctx, body["ticket"], "the next one is asked about it as well")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ERAS)
+@pytest.mark.parametrize("name", ["accept with no", "accept with a string", *UNANSWERED])
+async def test_only_a_no_in_the_form_objects_to_an_automatic_end(ctx: Context, mode: str, name: str) -> None:
+    """A client may decline every form unseen, and the machine would bill on."""
+    file = policy_file(ctx.home)
+    file.write_text(file.read_text() + '[ending]\nwhen_proven = "terminate"\n')
+    person = {**NO, "accept with a string": lambda: Person(says("yes"))}[name]()
+    async with talking(ctx, person, mode) as talk:
+        job_id = await talk.proven()
+        for _ in range(2):
+            await talk.call("teardown_request", job_id=job_id, verb="terminate")
+    objected = ctx.ledger.events(f"job/{job_id}", kind="ending.objected")
+    assert bool(objected) is (standing_order(ctx, job_id) is None) is (name == "accept with no")
+    noted = [event.body["how"] for event in ctx.ledger.events(kind="approval.unanswered")]
+    assert noted == ([UNANSWERED[name]] if name in UNANSWERED else []), "once for the same facts"
+    assert metering(ctx) and not ctx.ledger.events(kind="approval.granted")
 
 
 @pytest.mark.slow
@@ -333,7 +357,7 @@ async def test_a_question_does_not_stand_open_for_ever(
 
 @pytest.mark.slow
 async def test_a_no_is_not_asked_about_again_until_the_facts_change(ctx: Context, wording: Wording) -> None:
-    person = Person(ElicitResult(action="decline"))
+    person = Person(says(False))
     async with talking(ctx, person) as talk:
         job_id = await talk.proven()
         first = await talk.call("teardown_request", job_id=job_id, verb="terminate")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doors import environment, policy_file, quick_warden
+from doors import JOB, POLICY, environment, policy_file, quick_warden
 from gpuwarden.interfaces.mcp.first_answers import (
     FILE,
     LISTS,
@@ -404,6 +404,63 @@ def test_a_server_that_cant_start_says_why_to_whoever_asks(tmp_path: Path) -> No
         assert server.ask(b"{")["error"]["code"] == PARSE
         code, shown = server.leave()
     assert code == 2 and "per_job_usd" in shown
+
+
+def called(number: int, tool: str, **arguments: object) -> dict[str, Any]:
+    return request(number, "tools/call", {"name": tool, "arguments": arguments})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("era", OPENINGS)
+def test_a_server_that_could_not_start_does_so_at_the_next_call(tmp_path: Path, era: str) -> None:
+    home, envelope = tmp_path / "home", ENVELOPE if era == "modern" else {}
+    file = policy_file(home)
+    file.write_text("caps.per_job_usd = 'much'", "utf-8")
+    call = called(3, "list_instances")
+    call["params"] |= envelope
+    with serving(home) as server:
+        assert "result" in server.ask(OPENINGS[era])
+        if era == "legacy":
+            server.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        for wrong in ("per_job_usd", "per_day_usd"):
+            file.write_text(f"caps.{wrong} = 'much'", "utf-8")
+            assert wrong in server.ask(call)["error"]["message"]
+        file.write_text(POLICY, "utf-8")
+        assert server.ask(call)["result"]["structuredContent"]["ok"] is True
+        listed = server.ask(request(4, "tools/list", envelope or None))
+        assert len(listed["result"]["tools"]) == 10
+        code, _ = server.leave()
+    assert code == 0
+
+
+@pytest.mark.slow
+def test_a_running_server_obeys_the_policy_of_now(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    file = policy_file(home)
+    quick_warden(home)
+    asks = POLICY + "[rehearsal_caps]\nper_job_usd = 0\n"
+    with serving(home) as server:
+        server.ask(handshake())
+        server.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+        def submits(**more: object) -> dict[str, Any]:
+            body = server.ask(called(5, "submit_job", **JOB, **more))["result"]["structuredContent"]
+            assert isinstance(body, dict)
+            return body
+
+        checked = submits()
+        assert checked["code"] == "checked"
+        file.write_text(asks, "utf-8")
+        assert submits(receipt=checked["receipt"])["code"] == "conflict", "it was checked under another policy"
+        asked = submits()
+        assert asked["code"] == submits(receipt=asked["receipt"])["code"] == "approval_required"
+        file.write_text('platforms = ["local"]\n' + POLICY, "utf-8")
+        assert "PF-PLT-002" in {f["rule"] for f in submits()["findings"]}
+        file.write_text("caps =", "utf-8")
+        broken = submits()
+        assert broken["code"] == "bad_request" and "TOML" in broken["message"]
+        file.write_text(POLICY, "utf-8")
+        assert submits(receipt=submits()["receipt"])["code"] == "accepted"
 
 
 def test_a_server_that_cant_start_leaves_a_client_that_it_never_answered(tmp_path: Path) -> None:

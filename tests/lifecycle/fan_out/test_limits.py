@@ -150,14 +150,15 @@ async def test_what_a_person_approved_only_a_person_raises_and_it_does_not_expir
     ctx = open_house(tmp_path / "home", clock_of_today(), policy=policy)
     cloud = rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=0.002))
-    ctx.policy = WEALTHY  # the caps would allow it now
+    local = ctx.policy.local
+    ctx.policy = WEALTHY.model_copy(update={"local": local})  # the caps would allow it now
     rise = await _rise(ctx, fan_id, max_cost_usd=300.0)
     wording(rise.issued.ask, "$0.002", fan_id)
     with pytest.raises(NeedsApproval):
         await change_limits(ctx, fan_id, "test", max_cost_usd=300.0, receipt=rise.receipt)
     grant_spending(ctx, open_spending(ctx, rise.receipt), "terminal", "user x")
     await change_limits(ctx, fan_id, "test", max_cost_usd=300.0, receipt=rise.receipt)
-    ctx.policy = policy
+    ctx.policy = policy.model_copy(update={"local": local})
     await ctx.clock.sleep(2 * policy.receipt_ttl_s)
     assert (await advance_fan_out(ctx, fan_id)).held is None and len(records(cloud)) == 1
 

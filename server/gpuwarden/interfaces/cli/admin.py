@@ -114,9 +114,9 @@ def _opened(client: str, listed: contextlib.ExitStack) -> Context:
     from gpuwarden.running_servers import elsewhere, entered
 
     ctx = open_context("mcp")
-    place = absolute(ctx.home), ctx.policy_file or absolute(ctx.home)
+    place = absolute(ctx.home), ctx.in_force.file or absolute(ctx.home)
     others = [Notice("other_server", s.title, s.home, about=s.policy) for s in elsewhere(*place)]
-    ctx.notices = (*ctx.notices, *others[:MOST_OTHERS])
+    ctx.more_notices = tuple(others[:MOST_OTHERS])
     listed.enter_context(entered(client, *place))
     return ctx
 

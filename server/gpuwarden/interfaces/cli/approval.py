@@ -125,10 +125,15 @@ NOTHING: Final = Decided()
 
 async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, decided: Decided = NOTHING) -> Result:
     """Show what a ticket is about and ask. Raises NotFound, Conflict, or Refused when the answer is no."""
-    if "terminal" not in ctx.policy.approval.channels:
-        raise Refused("the policy takes no approval on a terminal", "See approval.channels in gpuwarden doctor.")
+    _check_channel(ctx)
     with open_terminal() as terminal:
         return await ask(ctx, ticket, terminal, without_proof=without_proof, decided=decided)
+
+
+def _check_channel(ctx: Context) -> None:
+    """Raise Refused unless the policy in force allows approval at a terminal."""
+    if "terminal" not in ctx.policy.approval.channels:
+        raise Refused("the policy takes no approval on a terminal", "See approval.channels in gpuwarden doctor.")
 
 
 async def ask(
@@ -287,6 +292,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
         terminal.say(f"  question, and resume from the proven copy: {usd(budget)} in all, besides the cost above.")
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
+    _check_channel(ctx)  # the policy may have changed since the question was put
     await check_pin(ctx, terminal)
     grant_spending(ctx, found, "terminal", user(), order, budget)
     resume = do(Action.SUBMIT, receipt=receipt)
@@ -313,7 +319,7 @@ def grant_spending(
         digest=issued.data.facts_digest,
         channel=channel,
         by=by,
-        policy=ctx.policy_digest,
+        policy=ctx.in_force.digest,
         expires_at=issued.data.expires_at,
     )
     if order is not None:
@@ -348,6 +354,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
         answer = terminal.ask("Type yes to run it: ")
     if answer != "yes":
         raise Refused("not allowed; nothing was run")
+    _check_channel(ctx)
     await check_pin(ctx, terminal)
     allow(ctx, asked, "terminal", user())
     return Result(code="approved", message="Allowed, for exactly this script.", next=(do(Action.REHEARSE),))
@@ -420,7 +427,7 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
     ctx.ledger.add("policy/local", PolicyAllowed(what="local.unsandboxed", channel="terminal", by=user()))
     return Result(
         message=f"Jobs on this machine may run without a sandbox ({config.policy_file}).",
-        hint="A server that runs already reads this when it is started again. Take it back by removing the line.",
+        hint="Take it back by removing the line.",
     )
 
 

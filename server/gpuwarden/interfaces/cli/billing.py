@@ -39,7 +39,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
         object_to(ctx, job_id, "withdrawn request", user())
         await use_case.withdraw(ctx, view.record.id, "withdrawn on the command line")
         view = await use_case.proceed(ctx, view.record.id)
-    return answer(warned(results.torn_down(view), ctx.notices), as_json, "torn_down")
+    return answer(warned(results.torn_down(view), ctx.warnings), as_json, "torn_down")
 
 
 @cli.command()
@@ -132,7 +132,7 @@ async def instances(as_json: bool) -> int:
     from gpuwarden.lifecycle.monitoring.inventory import list_instances
 
     ctx = open_context()
-    return answer(warned(results.listed(await list_instances(ctx)), ctx.notices), as_json, "listed")
+    return answer(warned(results.listed(await list_instances(ctx)), ctx.warnings), as_json, "listed")
 
 
 @cli.command()
@@ -210,8 +210,8 @@ async def watch(
     ctx = open_context("watch")
     watcher = Watcher(ctx, every_s)
     if once:
-        return answer(warned(results.watched(await watcher.once()), ctx.notices), as_json, "standing")
-    first = warned(results.watched(await (watcher.round() if watcher.leads() else watcher.follow())), ctx.notices)
+        return answer(warned(results.watched(await watcher.once()), ctx.warnings), as_json, "standing")
+    first = warned(results.watched(await (watcher.round() if watcher.leads() else watcher.follow())), ctx.warnings)
     console.standing(results.worded(first, in_commands))
     said = first.unknown
 

@@ -15,7 +15,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.guidance import steps
 from gpuwarden.core.plural import counted
-from gpuwarden.core.policy import Policy
+from gpuwarden.core.policy import WEAK, Policy
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.cli import watch_service
 from gpuwarden.interfaces.cli.notes_service import summary
@@ -166,9 +166,14 @@ PROGRAMS = (
 
 
 def in_short_unless_secret(path: str, value: object) -> str:
-    """Show a value of the policy; of the PIN's hash and of a webhook's address only whether there is one."""
+    """Show a value of the policy; of the PIN's hash and of a webhook's address only whether there is one.
+
+    A weak channel of approval is named as such.
+    """
     if path.endswith(("pin_hash", "_url")):  # the address of a webhook is as good as its key
         return "set" if value else "not set"
+    if isinstance(value, tuple):
+        value = tuple(f"{name} (weak: a script can answer it)" if name in WEAK else name for name in value)
     return in_short(value)
 
 

@@ -170,8 +170,9 @@ async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
     for text in ending_of(decided):
         stage.say(escape(text))
     stage.say(f"kept store: the machine uploads what the job saves to hf://{REPO}")
-    ctx.policy = ctx.policy.model_copy(update={"ending": Ending()})
+    ordering, ctx.policy = ctx.policy, ctx.policy.model_copy(update={"ending": Ending()})
     twin = await _launched(night, "asked")
+    ctx.policy = ordering
     stage.say("the same job without any of that: its person will be asked")
     return ordered, twin
 

@@ -94,5 +94,5 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
         remember(absolute(ctx.home))
     return Result(
         message=f"{file} is the policy file of the ledger in {ctx.home} from now on.",
-        hint="Start running MCP servers again: each reads the policy when it starts.",
+        hint="Running servers obey it at once. Notes and profiles beside it are read when a server starts.",
     )

@@ -38,6 +38,9 @@ LIMITS: Final = (
     "computed or encoded command, what is typed into a program that runs already, another program that has the "
     "account's key, or a person."
 )
+ANSWERING: Final = ("Elicitation", "ElicitationResult")
+"""Events of Claude Code whose hooks answer a server's form, or change the answer."""
+FORMS: Final = "A hook answers forms in your place there: keep elicitation out of approval.channels in the policy."
 TRUST: Final = "Codex runs no hook that nobody trusted: in Codex, a person types /hooks and trusts this one."
 # Claude Code shows a model this text whenever the guard says no, as part of the command: so it is short.
 GONE: Final = "the guard failed, so nothing passes: gpuwarden hooks install"
@@ -123,6 +126,8 @@ class HooksReply(Result):
 
     clients: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)
+    answering: list[str] = Field(default_factory=list)
+    """The settings files with a hook that answers forms."""
 
 
 def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str, str]) -> HooksReply:
@@ -150,7 +155,24 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
         name: brought for name, state in states.items() if state == "absent" and (brought := by_plugin(name, env))
     }
     said = f"{LIMITS} {TRUST}" if "untrusted" in states.values() else LIMITS
-    return HooksReply(message=said, clients=states, files={c.name: str(f) for c, f in files.items()})
+    found = answering_hooks(homes, Path.cwd())
+    said = f"{said} {', '.join(found)}: {FORMS}" if found else said
+    return HooksReply(message=said, clients=states, files={c.name: str(f) for c, f in files.items()}, answering=found)
+
+
+def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
+    """Return the settings of this user, of a project's folder and of plugins that have a hook which answers forms."""
+    folders = [*homes.values(), project / ".claude"]
+    files = {
+        f for folder in folders for name in ("settings", "settings.local", "hooks") for f in [folder / f"{name}.json"]
+    }
+    files |= {f for folder in homes.values() for f in folder.glob("plugins/cache/*/*/*/hooks/hooks.json")}
+    found = []
+    for file in sorted(files):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            events = json.loads(file.read_text("utf-8-sig")).get("hooks", {})
+            found += [str(file)] if any(events.get(event) for event in ANSWERING) else []
+    return found
 
 
 def hook_lines(name: str, config: Config, env: Mapping[str, str]) -> tuple[Path, str]:

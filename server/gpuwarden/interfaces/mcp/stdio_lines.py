@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
 
@@ -75,6 +76,7 @@ class StdioLines:
         self._early = early
         self._in, self._out = _claim(0), _claim(1)
         self._lines: SimpleQueue[Line | None] = SimpleQueue()
+        self._again: deque[Line] = deque()
         self._writing = threading.Lock()
         self.answered = False
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
@@ -97,7 +99,11 @@ class StdioLines:
 
     def next(self) -> Line | None:
         """Wait for the next line; None at the end of the input."""
-        return self._lines.get()
+        return self._again.popleft() if self._again else self._lines.get()
+
+    def unread(self, lines: Iterable[Line]) -> None:
+        """Put lines back in front of what comes next."""
+        self._again.extendleft(reversed([*lines]))
 
     def hand_over(self) -> None:
         """Answer nothing early any more: the server is up."""

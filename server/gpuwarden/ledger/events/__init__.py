@@ -111,6 +111,7 @@ from gpuwarden.ledger.events.rehearsal import (
 from gpuwarden.ledger.events.teardown import (
     ApprovalDeclined,
     ApprovalGranted,
+    ApprovalUnanswered,
     ApprovalUsed,
     EndingAnnounced,
     EndingObjected,
@@ -198,6 +199,7 @@ AnyEvent = Annotated[
     | TeardownAwaitingHuman
     | ApprovalGranted
     | ApprovalDeclined
+    | ApprovalUnanswered
     | ApprovalUsed
     | TeardownVerifiedStopped
     | TeardownWithdrawn
@@ -268,6 +270,7 @@ __all__ = [
     "ApprovalCodeWrong",
     "ApprovalDeclined",
     "ApprovalGranted",
+    "ApprovalUnanswered",
     "ApprovalUsed",
     "ArrayIntent",
     "ArtifactsExaminedThere",

@@ -18,8 +18,8 @@ class ReceiptIssued(Body):
 
     `cells` counts the runs of a fan-out on at most so many `machines`; `fan_out` is the one whose limits would change.
     `choices` are the platforms of a job that may run on several, in order; price and cost are then the highest of them.
-    `spec` or `roster` is what a launch by the receipt alone runs, and `script_file` the file below the working
-    directory that its script came from.
+    `parts` are the digests of the policy, the profile and a fetched script. `spec` or `roster` is what a launch by the
+    receipt alone runs, and `script_file` the file below the working directory that its script came from.
     """
 
     event: Literal["receipt.issued"] = "receipt.issued"
@@ -33,6 +33,7 @@ class ReceiptIssued(Body):
     timeout_s: int | None = None
     ask: str = ""
     hub: dict[str, Any] = Field(default_factory=dict)
+    parts: dict[str, str] = Field(default_factory=dict)
     inputs: dict[str, str] = Field(default_factory=dict)
     keep: str = ""
     job: str | None = None

@@ -64,8 +64,19 @@ class ApprovalGranted(Judged):
         return self.expires_at is not None and now <= self.expires_at
 
 
+class ApprovalUnanswered(Body):
+    """A client's form about the facts of `digest` got no answer; the client is not asked about them again.
+
+    `how` is the action that came instead, or `no form` where the client shows none.
+    """
+
+    event: Literal["approval.unanswered"] = "approval.unanswered"
+    digest: str | None = None
+    how: Literal["decline", "cancel", "no form"] = "decline"
+
+
 class ApprovalDeclined(Body):
-    """A person was shown the facts of `digest` and did not approve; they are not asked about the same facts again."""
+    """A person was shown the facts of `digest` and said no; they are not asked about the same facts again."""
 
     event: Literal["approval.declined"] = "approval.declined"
     digest: str | None = None
@@ -108,7 +119,7 @@ class EndingOrdered(Body):
     """A person decided in advance how a job's machine ends once everything is proven.
 
     `through` is where they did: the policy file with the digest `policy`, or the approval of the receipt `receipt`.
-    Recorded when the job is accepted, so that a later edit of the policy changes nothing under way.
+    Recorded when the job is accepted. An order through the policy holds only while the policy gives it too.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"

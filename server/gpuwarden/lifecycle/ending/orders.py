@@ -21,10 +21,10 @@ from gpuwarden.ledger.events import (
     EndingAnnounced,
     EndingObjected,
     EndingOrdered,
+    ParkingOrdered,
 )
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.parking import allowed_to_park
 from gpuwarden.lifecycle.execution.situation import open_ticket, standing_order
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.parked import parked
@@ -44,7 +44,9 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
     `at` is when the approval has to be good, where that is not now. What a person said about this one job comes before
     the policy. Another policy or ledger than the recorded one orders nothing.
     """
-    said, grace_s = carried(ctx, receipt, at), ctx.policy.ending.grace_minutes * 60.0
+    in_force = ctx.in_force
+    ending = in_force.policy.ending
+    said, grace_s = carried(ctx, receipt, at), ending.grace_minutes * 60.0
     if said is not None and said.end_when_proven is not None:
         return EndingOrdered(
             verb=said.end_when_proven,
@@ -54,10 +56,9 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
             receipt=receipt,
             by=said.by,
         )
-    verb = ctx.policy.ending.when_proven
-    if verb == "ask" or any(notice.question for notice in ctx.notices):
+    if ending.when_proven == "ask" or any(notice.question for notice in in_force.notices):
         return None
-    return EndingOrdered(verb=verb, grace_s=grace_s, through="policy", policy=ctx.policy_digest)
+    return EndingOrdered(verb=ending.when_proven, grace_s=grace_s, through="policy", policy=in_force.digest)
 
 
 def object_to(ctx: Context, job_id: str, channel: str, by: str) -> bool:
@@ -66,7 +67,9 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> bool:
     Raises NotFound.
     """
     job = read_job(ctx.ledger, job_id)
-    if standing_order(ctx, job.id) is None and allowed_to_park(ctx, job.id) is None:
+    kinds = (EndingObjected, EndingOrdered, ParkingOrdered)
+    objected, *allowed = (ctx.ledger.last(job.subject, kind) for kind in kinds)
+    if objected is not None or not any(allowed):  # an order that the policy took back may come back with it
         return False
     ctx.ledger.add(job.subject, EndingObjected(channel=channel, by=by))
     return True

@@ -7,6 +7,7 @@ output outlives a stop. A machine that parked itself is started again for a pull
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 from gpuwarden.backends.base import Parking
@@ -46,19 +47,24 @@ def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | N
 
     A standing order comes first: its grace passes before any machine parks.
     """
-    after_s = ctx.policy.ending.self_park_minutes * 60.0
-    if after_s <= 0 or any(notice.question for notice in ctx.notices):
+    in_force = ctx.in_force
+    after_s = in_force.policy.ending.self_park_minutes * 60.0
+    if after_s <= 0 or any(notice.question for notice in in_force.notices):
         return None
-    return ParkingOrdered(after_s=max(after_s, order.grace_s + MARGIN_S if order else 0.0), policy=ctx.policy_digest)
+    return ParkingOrdered(after_s=max(after_s, order.grace_s + MARGIN_S if order else 0.0), policy=in_force.digest)
 
 
 def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
-    """Return the order under which a job's machine may park itself; None after an objection."""
-    ordered, objected = (
-        ctx.ledger.last(f"job/{job_id}", ParkingOrdered),
-        ctx.ledger.last(f"job/{job_id}", EndingObjected),
-    )
-    return ordered.data if ordered is not None and objected is None else None
+    """Return the order under which a job's machine may park itself.
+
+    None after an objection, and where the policy in force lets no machine park, or can't be read.
+    """
+    ordered = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
+    objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
+    with contextlib.suppress(WardenError):
+        if ordered is not None and objected is None and ctx.policy.ending.self_park_minutes > 0:
+            return ordered.data
+    return None
 
 
 def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:

@@ -16,13 +16,12 @@ from gpuwarden.backends.base import Keyed
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Unknown, Verb, Verdict
-from gpuwarden.core.policy import Channel
+from gpuwarden.core.policy import WEAK, Channel
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.ledger.events import (
     ApprovalGranted,
     ApprovalUsed,
-    EndingObjected,
     EndingOrdered,
     LeaseStopping,
     TeardownAwaitingHuman,
@@ -38,7 +37,7 @@ from gpuwarden.lifecycle.ending.facts import facts_digest, gather
 from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.provisioning import tend
-from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.execution.situation import following, standing_order
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -244,12 +243,13 @@ async def approve(
             raise Conflict(f"the facts of ticket {ticket} changed since they were shown", "Look at them again.")
         _check_channel(ctx, view, channel, loss)
         record = view.record
+        in_force = ctx.in_force
         granted = ApprovalGranted(
             digest=seen,
             channel=channel,
             by=by,
-            policy=ctx.policy_digest,
-            expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s,
+            policy=in_force.digest,
+            expires_at=ctx.clock.now() + in_force.policy.approval.ttl_s,
             findings=record.findings,
             without_proof=loss is not None and record.state is Teardown.BLOCKED,
         )
@@ -282,7 +282,7 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
         raise BadRequest(
             "what will be lost was not named", f"Type the job's name, {view.job.spec.name!r}, on a terminal."
         )
-    if channel == "elicitation" and not view.complete:
+    if channel in WEAK and not view.complete:
         raise Refused(
             "a click in a client is not enough here: something is not proven",
             approval(record.id),
@@ -313,8 +313,8 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
             raise Conflict(f"the facts of ticket {ticket} changed since the notice")
         if not silent(view) or view.record.verb != order.verb:
             raise Refused(f"something about ticket {ticket} is left to a person", approval(ticket), view.findings)
-        if ctx.ledger.last(view.job.subject, EndingObjected) is not None:
-            raise Refused(f"somebody objected to the end of job {view.job.id}", approval(ticket))
+        if standing_order(ctx, view.job.id) != order:
+            raise Refused(f"the order to end the machine of job {view.job.id} was taken back", approval(ticket))
         origin = f"the approval of {order.receipt}" if order.through == "approval" else "the policy file"
         granted = ApprovalGranted(
             digest=seen,
@@ -339,9 +339,11 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
     if not fresh:
         facts, pulled = await gather(ctx, record)
         findings = tuple(run_rules(rules_of("teardown"), facts))
+        revoked = granted.data.channel == "standing_order" and standing_order(ctx, record.job_id) is None
         expired = not granted.data.holds_at(ctx.clock.now())
-        if expired or facts_digest(record, facts, pulled, findings) != granted.data.digest:
+        if revoked or expired or facts_digest(record, facts, pulled, findings) != granted.data.digest:
             why = "the approval expired" if expired else "the facts changed after the approval"
+            why = "the order was taken back" if revoked else why
             ctx.ledger.add(record.subject, TeardownRequested(why=why))
             await _judge(ctx, read_teardown(ctx.ledger, record.id))
             return

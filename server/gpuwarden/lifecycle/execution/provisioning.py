@@ -86,15 +86,21 @@ def _in_hurry(ctx: Context, job: JobRecord) -> bool:
 
 
 async def rent(ctx: Context, job: JobRecord) -> bool:
-    """Write that an instance will be rented, and under which account, then rent it."""
+    """Write that an instance will be rented, and under which account, then rent it.
+
+    The platform may have been forbidden since the job was accepted.
+    """
+    platform = job.spec.platform
+    if not ctx.policy.allows(platform):
+        return move(ctx, job, JobFailed(code=Refused.code), because(Code.FORBIDDEN, platform=platform))
     try:
-        account = await account_in_use(ctx, job.spec.platform)
+        account = await account_in_use(ctx, platform)
     except AuthFailed as missing:
         return _refused(ctx, job, missing.message, missing.code)
     generation = job.generation + 1
     lease = f"{job.id}-i{generation}"
     with ctx.ledger.transaction():
-        intent = CreateIntent(job=job.id, platform=job.spec.platform, generation=generation, account=account)
+        intent = CreateIntent(job=job.id, platform=platform, generation=generation, account=account)
         ctx.ledger.add(f"lease/{lease}", intent, token=lease)
         rents = JobProvisioning(lease=lease, generation=generation)
         ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)

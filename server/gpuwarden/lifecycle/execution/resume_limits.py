@@ -32,6 +32,8 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
     What ran before the pauses counts, and so does the money: the attempt ends where the approved amount does. Raises
     Refused where nothing approved or capped is left for it.
     """
+    if not ctx.policy.allows(job.spec.platform):
+        raise _refused(job, "the policy does not allow its platform any more")
     limit = job.spec.timeout_s
     ran = ran_s(ctx, job)
     if limit is not None and ran >= limit:

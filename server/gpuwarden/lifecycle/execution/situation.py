@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpuwarden.core.errors import WardenError
 from gpuwarden.core.guidance import Action, NextStep, do, steps
 from gpuwarden.core.models import InstanceState, Verb
 from gpuwarden.core.next_step import Machine, Situation, plan
@@ -155,13 +157,14 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
     """Return what was decided about the end of a job's machine; None where a person is asked then."""
     ordered = ctx.ledger.last(job.subject, EndingOrdered)
     objected = ctx.ledger.last(job.subject, EndingObjected)
+    order = _in_force(ctx, ordered.data) if ordered is not None else None
     park = job.handle.place.park if job.handle is not None and objected is None else None
-    if ordered is None and park is None:
+    if order is None and park is None:
         return None
     found = Arranged(parks_after_s=park.after_s if park else None, objected_at=objected.at if objected else None)
-    if ordered is None:
+    if ordered is None or order is None:
         return found
-    said, order = ctx.ledger.last(job.subject, EndingAnnounced), ordered.data
+    said = ctx.ledger.last(job.subject, EndingAnnounced)
     return replace(
         found,
         verb=order.verb,
@@ -174,7 +177,24 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
 
 
 def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:
-    """Return the order under which a job's machine ends without a further question; None after an objection."""
+    """Return the order under which a job's machine ends without a further question; None after an objection.
+
+    An order through the policy holds while the policy in force gives it too.
+    """
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
-    return ordered.data if ordered is not None and objected is None else None
+    return _in_force(ctx, ordered.data) if ordered is not None and objected is None else None
+
+
+def _in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
+    """Return an order as it holds now: with the longer grace, and a terminate covers a stop.
+
+    A policy that can't be read orders nothing.
+    """
+    if order.through == "approval":
+        return order
+    with contextlib.suppress(WardenError):
+        ending = ctx.policy.ending
+        if ending.when_proven in {order.verb, "terminate"}:
+            return order.model_copy(update={"grace_s": max(order.grace_s, ending.grace_minutes * 60.0)})
+    return None

@@ -206,7 +206,8 @@ async def read_spec(
         return said if spec.command[0] == "uv" else replace(said, header=None, third_party=()), Known("")
     fetched = await fetch_script(spec.command, config())
     if isinstance(fetched, Known) and fetched.value.text:
-        return read_script(fetched.value.text, spec.env, spec.command, files), Known("")
+        text = fetched.value.text
+        return replace(read_script(text, spec.env, spec.command, files), fetched=digest(text)), Known("")
     trouble = fetched if isinstance(fetched, Unknown) else Known(fetched.value.trouble if fetched else "")
     return read_command(spec.command, spec.env), trouble
 

@@ -172,6 +172,7 @@ async def submit(
         timeout_s=facts.spec.timeout_s,
         ask=ask,
         hub=facts.hub.watched if facts.hub else {},
+        parts=facts.parts,
         inputs={file.path: file.sha256 for file in facts.inputs},
         keep=facts.spec.keep,
         choices=checked.choices,
@@ -340,7 +341,15 @@ def _change(issued: ReceiptIssued, checked: Checked) -> str:
         return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
     then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
     missing = next((f"{name} was {then.get(name)} and is {seen.get(name)}" for name in then.keys() ^ seen.keys()), "")
-    return moved(issued, checked) or missing or "the platform's profile or the secrets that have values"
+    parts = (_PARTS[name] for name, seen in checked.facts.parts.items() if issued.parts.get(name) != seen)
+    return moved(issued, checked) or missing or next(parts, "the secrets that have values")
+
+
+_PARTS: Final = {
+    "policy": "the policy is another one",
+    "profile": "the platform's profile is another one",
+    "script": "the script at its address is another text",
+}
 
 
 def moved(issued: ReceiptIssued, checked: Checked) -> str:

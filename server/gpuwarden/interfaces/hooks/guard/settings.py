@@ -31,6 +31,8 @@ _OFF: Final = re.compile(
     r"|gpuwarden@[\w-]{1,80}[\"']?\s*:\s*false|gpuwarden@[\w-]{1,80}[\"']?\]\s*enabled\s*=\s*false"
     r"|(?s:hooksConfig.{0,300}(?:enabled\W{1,4}false|disabled\W{1,9}\w))"
 )
+_ANSWERS: Final = re.compile(r"\bElicitation(?:Result)?\b")
+"""Hooks that answer a client's forms in the user's place."""
 _CLIENT: Final = re.compile(
     r"(?:^|/)(?:\.claude/[\w.-]*\.json|\.claude\.json|\.?mcp\.json|claude_desktop_config\.json|managed-settings\.json"
     r"|\.codex/(?:config\.toml|hooks\.json)|\.cursor/(?:hooks|mcp|cli-config)\.json|\.gemini/settings\.json"
@@ -119,6 +121,8 @@ def edited(path: str, before: str, after: str) -> str | None:
             return f"{path} names this guard; a person changes it"
         if off_after and not off:
             return f"{path} would switch hooks off; a person decides that"
+        if len(_ANSWERS.findall(after)) > len(_ANSWERS.findall(before)):
+            return f"{path} would let a script answer forms; a person decides that"
         if variables != variables_after:
             return f"{path} would change gpuwarden's variables; a person sets them"
     elif _STARTUP.search(path) and facts(before)[2] != facts(after)[2]:
@@ -131,7 +135,7 @@ def shell_written(path: str, text: str) -> str | None:
     if is_client_file(path):
         before = contents(path) or ""
         drops = bool(text) and "GPUWARDEN_" in before and "GPUWARDEN_" not in text
-        if drops or _OFF.search(text) or DECIDES.search(text):
+        if drops or _OFF.search(text) or _ANSWERS.search(text) or DECIDES.search(text):
             return f"{path} configures an agent's client; a person changes it"
     if _STARTUP.search(path) and DECIDES.search(text):
         return f"{path} would change gpuwarden's variables; a person sets them"

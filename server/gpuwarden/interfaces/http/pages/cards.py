@@ -121,7 +121,7 @@ async def job_card(ctx: Context, seen: Checked) -> View:
 
 async def machines_card(ctx: Context, reply: InstancesReply) -> View:
     """Return the view of every machine. The meter counts what bills, or may."""
-    reply = warned(reply.model_copy(), ctx.notices, in_commands)
+    reply = warned(reply.model_copy(), ctx.warnings, in_commands)
     rows = [machine_row(row) for row in reply.instances[:ROWS]]
     for row in [row for row in rows if row["job"]][:FOLLOWED]:
         row |= await anyio.to_thread.run_sync(_progress, ctx, row["job"])

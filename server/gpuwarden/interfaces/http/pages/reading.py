@@ -147,7 +147,7 @@ class Pages:
         reply = results.status_of(seen)
         if everything.error is not None:
             reply.unknown["platforms"] = everything.error.message
-        return clean(self.ctx, now_view(results.warned(reply, self.ctx.notices, in_commands)))
+        return clean(self.ctx, now_view(results.warned(reply, self.ctx.warnings, in_commands)))
 
     async def jobs(self, request: Request) -> Response:
         """GET /jobs: every job, a page at a time."""

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
     """Return a reply as short text and as structured content, without tokens and the values of the user's secrets."""
-    reply = worded(warned(reply, ctx.notices, in_calls), in_calls)
+    reply = worded(warned(reply, ctx.warnings, in_calls), in_calls)
     full = _structured(reply)
     values = ctx.hidden(full, secrets)
     body, short = scrubbed(full, values), scrubbed(reply.short(), values)
@@ -62,7 +62,7 @@ def cause(error: ToolError | MCPError) -> WardenError:
     if isinstance(raised, WardenError):
         return raised
     if isinstance(error, MCPError) or (isinstance(raised, ToolError) and not isinstance(raised, UnexpectedToolError)):
-        return Refused("the client's answer can't be used, so it counts as no; nothing was touched", ASK_OUTSIDE)
+        return Refused("the client's answer can't be used, so it counts as no answer; nothing was touched", ASK_OUTSIDE)
     if isinstance(raised, ValidationError) and not isinstance(error, UnexpectedToolError):
         return bad_arguments(raised)
     logger.error("a tool crashed", exc_info=raised or error)

@@ -1,14 +1,14 @@
 """The tool teardown_request, and the question that it may put to the person at the client."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.elicitation import AcceptedElicitation, DeclinedElicitation, ElicitationResult
+from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
 from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver import Elicit, MCPServer, Resolve
 from mcp_types import CallToolResult
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictBool
 
 from gpuwarden.core.models import Verb
 from gpuwarden.core.money import usd, usd_per_hour
@@ -17,16 +17,18 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import ENDS, JobId, answer
-from gpuwarden.ledger.events import ApprovalDeclined
+from gpuwarden.ledger.events import ApprovalDeclined, ApprovalUnanswered
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import object_to
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
+
+CHANNEL: Final = "elicitation"
 
 
 class Yes(BaseModel):
     """The form that a person answers."""
 
-    approve: bool = Field(description="Stop the meter and delete what is listed")
+    approve: StrictBool = Field(description="Stop the meter and delete what is listed")
 
 
 class Unasked(BaseModel):
@@ -48,9 +50,14 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         declared = client.client_capabilities.elicitation if client.client_capabilities else None
         # A client that declares only links shows no forms.
         shows_forms = declared is not None and (declared.form is not None or declared.url is None)
-        no = ctx.ledger.last(view.record.subject, ApprovalDeclined)
-        declined = no is not None and no.data.digest == view.record.digest  # the same facts are not asked about again
-        if declined or not (asks and shows_forms and "elicitation" in ctx.policy.approval.channels):
+        kinds = (ApprovalDeclined, ApprovalUnanswered)
+        before = (ctx.ledger.last(view.record.subject, kind) for kind in kinds)
+        if any(said is not None and said.data.digest == view.record.digest for said in before):
+            return Unasked()  # the same facts are asked about once
+        if not asks or CHANNEL not in ctx.policy.approval.channels:
+            return Unasked()
+        if not shows_forms:
+            ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how="no form"))
             return Unasked()
         return Elicit(question(view), Yes)
 
@@ -63,7 +70,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         client: ClientContext[Any, Any],
     ) -> Annotated[CallToolResult, results.TeardownReply]:
         """Ask for a job's machine to be ended. Refused until its outputs are pulled and proven; then a person
-        approves, in the client or with `gpuwarden approve`. Nothing you pass approves it. Call again to follow.
+        approves with `gpuwarden approve`. Nothing you pass approves it. Call again to follow.
         """
         choice = said.data if isinstance(said, AcceptedElicitation) else None
         if isinstance(choice, Yes) and choice.approve:
@@ -74,13 +81,15 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
                 token := get_access_token()
             ) is not None:  # over HTTP, where the client has a name that a person gave it
                 info = f"token {token.subject}, {info}"
-            await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by=line(info, 120))
+            await approve(ctx, view.record.id, view.record.digest, channel=CHANNEL, by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
-        if isinstance(said, DeclinedElicitation) or (isinstance(choice, Yes) and not choice.approve):
-            declined = ApprovalDeclined(digest=view.record.digest, channel="elicitation", by="the person at the client")
+        if isinstance(choice, Yes):  # only this is an objection
+            declined = ApprovalDeclined(digest=view.record.digest, channel=CHANNEL, by="the person at the client")
             ctx.ledger.add(view.record.subject, declined)
             object_to(ctx, job_id, declined.channel, declined.by)
-        return answer(ctx, results.torn_down(view, declined=not isinstance(choice, Unasked)))
+        elif said.action != "accept":  # perhaps the client's own doing, which nobody saw
+            ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how=said.action))
+        return answer(ctx, results.torn_down(view, declined=isinstance(choice, Yes)))
 
 
 def question(view: TeardownView) -> str:
