@@ -34,17 +34,23 @@ def history(subject: str | None, as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("query", nargs=-1, required=True)
+@click.argument("query", nargs=-1)
 @click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True, help="How many answers.")
 @JSON
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Look a failure up: cause, fix, page.
 
-    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole.
+    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole. `-`, or nothing behind a
+    pipe, reads standard input.
     """
     from gpuwarden.interfaces.results.references import LEAD, entry, look_up
+    from gpuwarden.knowledge.log_lines import read_log
 
-    words = " ".join(query).strip()
+    source = click.get_binary_stream("stdin")
+    piped = query == ("-",) or (not query and not source.isatty())
+    if not (query or piped):
+        raise click.UsageError("Missing QUERY.", click.get_current_context())
+    words = (read_log(source) if piped else " ".join(query)).strip()
     whole = entry(words)
     if whole is not None:
         return answer(whole, as_json, "entry")
