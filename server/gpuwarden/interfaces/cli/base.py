@@ -73,7 +73,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 def cli(ctx: click.Context, as_json: bool) -> int | None:
     """The safety layer between coding agents and metered GPUs. Alone it shows what runs, waits for you and bills.
 
-    New here? `gpuwarden demo` shows a training job's whole life in ten seconds, at no cost.
+    New here? `gpuwarden demo` shows a training job's whole life in half a minute, at no cost.
     """
     if ctx.invoked_subcommand is not None:
         return None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PRACTICE = "rehearsal/runpod"
 """The platform of the printed command if none is named: it costs nothing."""
+GUESS_S = 4 * 3600
 
 
 @cli.group()
@@ -111,12 +112,12 @@ async def write(
         refuse_to_overwrite(target)
     except OSError as error:
         raise DiskError.of(error) from error
-    limit = more.pop("timeout_s")
-    more["gpu"], timeout_s, known = await sized(ctx, str(target), filled.args, platform, more["gpu"])
-    reply = filled_reply(filled, platform, str(target), {**more, "timeout_s": limit or timeout_s})
+    more["gpu"], estimated = await sized(ctx, str(target), filled.args, platform, more["gpu"])
+    more["timeout_s"] = more["timeout_s"] or estimated
+    reply = filled_reply(filled, platform, str(target), {**more, "timeout_s": more["timeout_s"] or GUESS_S})
     reply.submit["script"] = str(target)
-    if not limit and not (known and known.cards and known.cards[0].seconds):
-        reply.message += f" The time is not estimated: --timeout {timeout_s} is a guess."
+    if not more["timeout_s"]:
+        reply.message = f"{reply.message} The time can't be estimated: --timeout {GUESS_S} is a guess.".strip()
     if as_json:
         return answer(reply, as_json, "message")
     print_filled(without_secrets(reply))
