@@ -157,7 +157,7 @@ def with_value(tree: ast.Module, number: int, value: str) -> str:
     """A script with another value for one of the arguments of its calls."""
     changed = copy.deepcopy(tree)
     calls = [node for node in ast.walk(changed) if isinstance(node, ast.Call)]
-    places = [(part, name) for call in calls for part, name in ((call, n) for n in range(len(call.args)))]
+    places = [(call, place) for call in calls for place in range(len(call.args))]
     keywords = [keyword for call in calls for keyword in call.keywords if keyword.arg]
     new = ast.parse(value, mode="eval").body
     if number < len(places):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -26,15 +27,27 @@ def build(model: type[M], values: Mapping[str, Any]) -> M:
         raise bad_arguments(error) from error
 
 
-def need_whole(values: Mapping[str, Any]) -> None:
-    """Raise BadRequest for text with an unpaired surrogate, which can't be encoded as UTF-8."""
+def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
+    """Raise BadRequest for text that can't be encoded as UTF-8, and for more than `most` bytes of values."""
+    size = 0
     for name, value in values.items():
+        if len(name) > most or (isinstance(value, str) and len(value) > most):  # to write it as JSON takes much longer
+            raise _too_large(name, most)
         try:
-            json.dumps(value, ensure_ascii=False, default=str).encode()
+            size += len(json.dumps(value, ensure_ascii=False, default=str).encode())
         except UnicodeEncodeError:
             raise BadRequest(
                 f"{line(name, 80)} has an unpaired surrogate, which no file and no digest can", "Write it again."
             ) from None
+        if size > most:
+            raise _too_large(name, most)
+
+
+def _too_large(name: str, most: float) -> BadRequest:
+    return BadRequest(
+        f"with {line(name, 80)} the arguments have more than {most:,} bytes; nothing was done",
+        "Give less of it; of a log its end.",
+    )
 
 
 def bad_arguments(error: ValidationError) -> BadRequest:
