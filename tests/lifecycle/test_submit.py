@@ -54,7 +54,7 @@ async def test_a_rehearsal_is_checked_without_what_its_launch_needs(
         raise BadRequest("torch is not here", "Install uv.")
 
     monkeypatch.setattr("gpuwarden.backends.local.interpreter_for", lacking)
-    cloud, spec = rent_cloud(ctx), training(tmp_path / "said")
+    cloud, spec = rent_cloud(ctx), training(tmp_path / "said", command=(), script="print(1)\n")
     for dry_run in (True, False):
         checked = await submit(ctx, spec, dry_run=dry_run)
         told = [f.severity for f in checked.findings if f.rule == "PF-PLACE-001"]
