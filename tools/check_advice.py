@@ -34,7 +34,9 @@ def main() -> int:
     for package, name, last, gone, shows in (*loading(folder), *arguments(folder)):
         good = shows == (True, False)
         wrong += not good
-        print(f"{'right' if good else 'WRONG'} {package} {name}: in {last} {shows[0]}, in {gone} {shows[1]}", flush=True)
+        print(
+            f"{'right' if good else 'WRONG'} {package} {name}: in {last} {shows[0]}, in {gone} {shows[1]}", flush=True
+        )
     return int(wrong > 0)
 
 

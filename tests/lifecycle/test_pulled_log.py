@@ -32,7 +32,7 @@ class Rotated(Backend):
 async def test_a_pulled_log_that_lost_its_beginning_says_so(tmp_path: Path, first: int) -> None:
     (tmp_path / STAGING).mkdir()
     handle = Handle(backend="ssh", token="t", run_dir="/r", place=Place(platform="p", run_root="/"))
-    path, lost = await pull._pull_log(Rotated(first), handle, tmp_path, ())  # noqa: SLF001
+    path, lost = await pull._pull_log(Rotated(first), handle, tmp_path, ())
     assert (path, lost) == (tmp_path / LOG_NAME, first)
     head, _, rest = path.read_text("utf-8").partition("step")
     assert f"step{rest}".encode() == LINES[first:]
@@ -43,5 +43,5 @@ async def test_a_log_beyond_the_limit_counts_what_is_left_out(tmp_path: Path, mo
     (tmp_path / STAGING).mkdir()
     monkeypatch.setattr(pull, "LOG_LIMIT", len(LINES) - LINES.index(b"step 9"))
     handle = Handle(backend="ssh", token="t", run_dir="/r", place=Place(platform="p", run_root="/"))
-    _, lost = await pull._pull_log(Rotated(0), handle, tmp_path, ())  # noqa: SLF001
+    _, lost = await pull._pull_log(Rotated(0), handle, tmp_path, ())
     assert lost == LINES.index(b"step 9")

@@ -54,9 +54,7 @@ def test_without_a_sandbox_no_job_runs_until_a_person_allows_it(
     assert doctor_of(run)["ok"] is False
 
 
-@pytest.mark.parametrize(
-    ("platform", "severity"), [("local", Severity.ERROR), ("rehearsal/vastai", Severity.WARNING)]
-)
+@pytest.mark.parametrize(("platform", "severity"), [("local", Severity.ERROR), ("rehearsal/vastai", Severity.WARNING)])
 def test_a_dry_run_needs_no_sandbox(
     none: None, home: Path, run: Cli, tmp_path: Path, platform: str, severity: Severity
 ) -> None:

@@ -167,7 +167,7 @@ class Anatomy(Evidence):
     big_endian: bool = False
     # Nothing in the file can be checked; only equality with a recorded digest can prove it.
     opaque: bool = False
-    # Arrays with NaN or infinity in a format that stores data as well as weights; `values/data_arrays.py` tells them apart.
+    # Arrays with NaN or infinity in a format of data as well as weights; `values/data_arrays.py` tells them apart.
     not_finite: list[str] = field(default_factory=list)
     # Work that costs a read of the whole file, done at level content only; it may raise Broken or add findings.
     later: list[Callable[[], None]] = field(default_factory=list)

@@ -113,7 +113,7 @@ async def test_ten_megabytes_of_arguments_reach_no_tool(
     ctx: Context, tool: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = make_server(ctx)
-    monkeypatch.setattr(server._tool_manager, "call_tool", None)  # noqa: SLF001
+    monkeypatch.setattr(server._tool_manager, "call_tool", None)
     refused = await server.call_tool(tool, arguments)
     assert isinstance(refused, CallToolResult) and refused.structured_content
     assert refused.structured_content["code"] == "bad_request" and len(str(refused)) < 2_000

@@ -93,7 +93,9 @@ def need_no_slip(counts: Counter[Any], source: str) -> None:
         near = difflib.get_close_matches(name, [n for n in usual if n != name], 1, NEAR) if counts[name] <= RARE else []
         same = [n for n in usual if n != name and n.strip().lower() == name.strip().lower()]
         if meant := same or near:
-            message = f"{source} has the label {name!r} {counts[name]} times, beside {meant[0]!r}, {counts[meant[0]]} times"
+            message = (
+                f"{source} has the label {name!r} {counts[name]} times, beside {meant[0]!r}, {counts[meant[0]]} times"
+            )
             raise Stop(Exit.DATA, message, fix)
 
 

@@ -316,7 +316,9 @@ def attempt(
 def no_room(settings: Settings, reporter: Reporter | None) -> int:
     """End a run whose disk is full; what an unfinished save left there makes room for its result."""
     out = Path(settings.out)
-    stop = Stop(Exit.ENVIRONMENT, f"the disk of {out} is full", "make room or take a larger disk; the same command goes on")
+    stop = Stop(
+        Exit.ENVIRONMENT, f"the disk of {out} is full", "make room or take a larger disk; the same command goes on"
+    )
     complain(stop)
     shutil.rmtree(out / ".saving", ignore_errors=True)
     with contextlib.suppress(OSError):

@@ -101,7 +101,9 @@ def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Jud
         said.step = made
         said.proved.append(f"is at step {made:,}")
     elif said.step != made:
-        said.warnings.append(f"the folder is called {short(folder.path.name, 60)}, its optimizer has made {made:,} steps")
+        said.warnings.append(
+            f"the folder is called {short(folder.path.name, 60)}, its optimizer has made {made:,} steps"
+        )
 
 
 def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:

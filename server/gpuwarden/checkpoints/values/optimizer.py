@@ -139,7 +139,9 @@ def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
     for entry in entries:
         tensors = entry.anatomy.tensors if entry.anatomy and not entry.problems else []
         # A distributed checkpoint has the optimizer under a name of the program's choice.
-        prefixes = {t.name[: t.name.index("state.")] for t in tensors if t.name.endswith(".step") and "state." in t.name}
+        prefixes = {
+            t.name[: t.name.index("state.")] for t in tensors if t.name.endswith(".step") and "state." in t.name
+        }
         with found.open(found.place(entry.path), entry.path) as source:
             made += [n for prefix in prefixes if (n := steps(source, tensors, prefix)) is not None]
     return max(made, default=None)
