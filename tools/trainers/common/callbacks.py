@@ -132,7 +132,7 @@ class Metrics(Watcher):
 
 
 class Varying(Watcher):
-    """Warn of rewards that are the same for all answers to a prompt: their advantage is zero, and nothing is learned."""
+    """Warn of rewards that are the same for all answers to a prompt: nothing is learned from them."""
 
     def __init__(self) -> None:
         self.flat = self.logs = 0
@@ -153,8 +153,9 @@ class Varying(Watcher):
 
     def warn(self) -> None:
         """Print the warning."""
-        say("WARNING: all answers to a prompt get the same reward, so nothing is learned; look at the reward, the prompts "
-            "and --temperature")  # fmt: skip
+        say(
+            "WARNING: all answers to a prompt get the same reward, so nothing is learned; change --reward or the prompts"
+        )
 
 
 class Interrupted(Watcher):

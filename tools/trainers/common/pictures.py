@@ -81,7 +81,7 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
 
 
 def need_no_slip(counts: Counter[Any], source: str) -> None:
-    """Raise Stop where a label may be a slip: a number far above the others, or a rare name that is nearly a usual one."""
+    """Raise Stop for a number far above the others, and for a rare name that is nearly a usual one."""
     fix = "correct the row, or name every class with --labels"
     numbers = sorted(n for n in counts if isinstance(n, int))
     if len(numbers) > 1 and numbers[-1] > numbers[-2] + 1:
@@ -89,13 +89,11 @@ def need_no_slip(counts: Counter[Any], source: str) -> None:
         raise Stop(Exit.DATA, message, fix)
     names = [name for name in counts if isinstance(name, str)]
     for name in names:
-        usual = [n for n in names if counts[n] >= USUAL * counts[name] or n.strip().lower() == name.strip().lower()]
-        near = difflib.get_close_matches(name, [n for n in usual if n != name], 1, NEAR) if counts[name] <= RARE else []
-        same = [n for n in usual if n != name and n.strip().lower() == name.strip().lower()]
-        if meant := same or near:
-            message = (
-                f"{source} has the label {name!r} {counts[name]} times, beside {meant[0]!r}, {counts[meant[0]]} times"
-            )
+        others = [n for n in names if n != name]
+        same = [n for n in others if n.strip().lower() == name.strip().lower()]
+        usual = [n for n in others if counts[name] <= RARE and counts[n] >= USUAL * counts[name]]
+        for meant in same or difflib.get_close_matches(name, usual, 1, NEAR):
+            message = f"{source} has the label {name!r} ({counts[name]} times) beside {meant!r} ({counts[meant]} times)"
             raise Stop(Exit.DATA, message, fix)
 
 
