@@ -1682,9 +1682,7 @@ class Varying(Watcher):
 
     def warn(self) -> None:
         """Print the warning."""
-        say(
-            "WARNING: all answers to a prompt get the same reward, so nothing is learned; change --reward or the prompts"
-        )
+        say("WARNING: all answers to a prompt get the same reward: nothing is learned; change --reward or the prompts")
 
 
 class Interrupted(Watcher):
