@@ -219,8 +219,8 @@ def test_a_mask_may_hold_infinity_and_weights_may_not(tmp_path: Path, wording: W
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "anything"])
 def test_positive_infinity_beside_zeros_is_no_mask(tmp_path: Path, name: str) -> None:
-    values = np.zeros((64, 64), "f4")
-    values[3, 5] = np.inf
+    values = np.zeros((8, 4), "f4")
+    values[3, 2] = np.inf
     save_file({name: values}, tmp_path / "a.safetensors")
     assert verify(tmp_path / "a.safetensors").causes == (Cause.NOT_FINITE,)
 
@@ -229,8 +229,8 @@ def test_positive_infinity_beside_zeros_is_no_mask(tmp_path: Path, name: str) ->
 def test_negative_infinity_beside_zeros_is_a_mask_unless_it_is_a_parameter(
     tmp_path: Path, name: str, verdict: Verdict
 ) -> None:
-    values = np.zeros((64, 64), "f4")
-    values[3, 5] = -np.inf
+    values = np.zeros((8, 4), "f4")
+    values[3, 2] = -np.inf
     save_file({name: values}, tmp_path / "a.safetensors")
     assert verify(tmp_path / "a.safetensors").verdict is verdict
 

@@ -107,7 +107,7 @@ def test_of_several_files_the_one_of_the_highest_step_counts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("whole", "bare"), [("a.pt", "b.pt"), ("b.pt", "a.pt")])
-def test_of_two_files_of_one_step_the_one_with_an_optimizer_counts(tmp_path: Path, whole: str, bare: str) -> None:
+def test_of_two_equally_old_files_the_one_with_an_optimizer_counts(tmp_path: Path, whole: str, bare: str) -> None:
     made = state()
     torch().save(made, tmp_path / whole)
     del made["optimizer"], made["scheduler"]
