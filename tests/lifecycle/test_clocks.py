@@ -78,7 +78,7 @@ def test_the_stop_that_gpuwarden_asked_for_is_a_danger_only_to_what_a_stop_delet
     rented(ctx, tmp_path, "rehearsal/runpod", InstanceState.RUNNING, outputs=(output,))
     seen = Instance(id="i1", state=InstanceState.RUNNING, ends_at=ends_at)
     ctx.ledger.append("lease/l1", "lease.observed", {"instance": seen.model_dump(mode="json")})
-    ctx.ledger.append("job/j1", "job.succeeded", {}, state=Job.SUCCEEDED)
+    ctx.ledger.append("job/j1", "job.canceled", {}, state=Job.CANCELED)
     (clock,) = clocks_of(ctx, read_lease(ctx.ledger, "l1"), read_job(ctx.ledger, "j1"))
     assert clock.at == ends_at and clock.after_job is not (danger or after < DAY)
 

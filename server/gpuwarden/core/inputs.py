@@ -29,25 +29,21 @@ def build(model: type[M], values: Mapping[str, Any]) -> M:
 
 def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
     """Raise BadRequest for text that can't be encoded as UTF-8, and for more than `most` bytes of values."""
-    size = 0
+    left = most
     for name, value in values.items():
-        if len(name) > most or (isinstance(value, str) and len(value) > most):  # to write it as JSON takes much longer
-            raise _too_large(name, most)
+        # To write a long text as JSON takes much longer than to refuse it.
+        size = len(name) + (len(value) if isinstance(value, str) else 0)
         try:
-            size += len(json.dumps(value, ensure_ascii=False, default=str).encode())
+            if size <= left:
+                size = len(name) + len(json.dumps(value, ensure_ascii=False, default=str).encode())
         except UnicodeEncodeError:
             raise BadRequest(
                 f"{line(name, 80)} has an unpaired surrogate, which no file and no digest can", "Write it again."
             ) from None
-        if size > most:
-            raise _too_large(name, most)
-
-
-def _too_large(name: str, most: float) -> BadRequest:
-    return BadRequest(
-        f"with {line(name, 80)} the arguments have more than {most:,} bytes; nothing was done",
-        "Give less of it; of a log its end.",
-    )
+        if size > left:
+            told = f"{line(name, 80)} has {size - len(name):,} bytes, and all arguments may have {most:,}"
+            raise BadRequest(f"{told}; nothing was done", "Give less of it; of a log its end.")
+        left -= size
 
 
 def bad_arguments(error: ValidationError) -> BadRequest:

@@ -48,9 +48,9 @@ def test_search_reads_standard_input(home: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_search_without_words_at_a_terminal_is_wrong_usage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = io.BytesIO()
+    typed = io.StringIO()
     typed.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed))
+    monkeypatch.setattr(sys, "stdin", typed)
     done = in_process(home, "search", "--json")
     assert (done.returncode, answer(done)["code"]) == (2, "bad_request")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import BinaryIO
 
 import click
@@ -46,11 +47,11 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     from gpuwarden.interfaces.results.references import LEAD, entry, look_up
     from gpuwarden.knowledge.log_lines import read_log
 
-    source = click.get_binary_stream("stdin")
-    piped = query == ("-",) or (not query and not source.isatty())
-    if not (query or piped):
-        raise click.UsageError("Missing QUERY.", click.get_current_context())
-    words = (read_log(source) if piped else " ".join(query)).strip()
+    words = " ".join(query).strip()
+    if not query or query == ("-",):
+        if not query and (sys.stdin is None or sys.stdin.isatty()):
+            raise click.UsageError("Missing QUERY.", click.get_current_context())
+        words = read_log(sys.stdin.buffer).strip()
     whole = entry(words)
     if whole is not None:
         return answer(whole, as_json, "entry")
