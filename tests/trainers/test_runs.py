@@ -153,7 +153,7 @@ def test_a_kill_behind_the_last_checkpoint_adds_no_step(trainers: Trainers, rank
     assert (ended := trainers.run("sft", "late", *words)).code == 0, ended.log
     assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
     assert weights(out / "final") == whole and result(trainers, "late")["step"] == 4
-    assert result(trainers, "late")["metrics"] == metrics
+    assert all(result(trainers, "late")["metrics"][name] == metrics[name] for name in ("eval_loss", "train_loss"))
 
 
 def test_an_adapter_does_not_go_on_over_other_weights(trainers: Trainers) -> None:
@@ -188,7 +188,7 @@ def test_a_resumed_run_does_not_miss_its_best_checkpoint(trainers: Trainers) -> 
     assert trainers.run("sft", "best", *words, fault="Killed", step=5).code == -9
     for state in (trainers.folder / "best").glob("checkpoint-*/trainer_state.json"):
         best = json.loads(state.read_text())["best_model_checkpoint"]
-        assert best is None or Path(best).is_dir(), best
+        assert best is None or (trainers.folder / best).is_dir(), best
     ended = trainers.run("sft", "best", *words)
     assert ended.code == 0 and "does not exist" not in " ".join(ended.log.split()), ended.log
 
@@ -462,7 +462,7 @@ def test_pictures_that_can_not_be_trained_on_are_named(
 
 LABELS = (
     ("null", ["red", "green", None], "None"),
-    ("floats", [0.0, 1.0, 1.5], "0.0"),
+    ("floats", [0.0, 1.0, 1.5], "whole numbers"),
     ("slip", ["red"] * 10 + ["green"] * 10 + ["gren"], "'gren'"),
     ("other-case", ["red"] * 3 + ["Red"] * 3 + ["green"], "'red'"),
     ("far-index", [0, 1, 2, 7], "7"),
