@@ -52,13 +52,13 @@ class NonFinite:
     @property
     def masklike(self) -> bool:
         """Return true if it looks like an attention mask or a lone counter, where infinity is intended."""
-        name = self.tensor.name
-        constant = self.low == self.high and not PARAMETER.fullmatch(name) if self.finite else self.inf == 1
+        name, lone = self.tensor.name, not self.finite and self.inf == 1
+        constant = self.low == self.high and not PARAMETER.fullmatch(name)
         # A causal mask, alone or added to a bias, is infinite above the diagonal.
         *_, rows, columns = (0, 0, *self.tensor.shape)
         triangle = rows == columns > 1 and self.inf * 2 == self.tensor.numel // rows * (rows - 1)
         masked = constant or triangle or _MASK.search(name.lower()) is not None
-        return not self.nan and self.inf > 0 and masked and (not self.positive or not self.finite)
+        return not self.nan and self.inf > 0 and (lone or (masked and not self.positive))
 
     def __str__(self) -> str:
         said = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "infinite")) if n]
