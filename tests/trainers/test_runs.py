@@ -193,6 +193,12 @@ def test_a_resumed_run_does_not_miss_its_best_checkpoint(trainers: Trainers) -> 
     assert ended.code == 0 and "does not exist" not in " ".join(ended.log.split()), ended.log
 
 
+def test_a_pretend_machine_needs_no_gpu(trainers: Trainers) -> None:
+    words = [word for word in trainers.small("sft", trainers.data("sft"), 2, 2) if word != "--cpu"]
+    ended = trainers.run("sft", "pretend", *words, GPUWARDEN_REHEARSAL_INSTANCE="i1", CUDA_VISIBLE_DEVICES="")
+    assert ended.code == 0, ended.log
+
+
 def test_a_line_of_the_log_has_the_step_the_total_and_the_time_left(trainers: Trainers) -> None:
     ended = trainers.run("sft", "lines", *trainers.small("sft", trainers.data("sft"), 4, 2))
     rows = [ast.literal_eval(line) for line in ended.log.splitlines() if line.startswith("{'step'")]
