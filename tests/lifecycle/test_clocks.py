@@ -68,21 +68,6 @@ def test_the_clock_of_jobs_without_a_timeout_runs_for_those_only(
     assert dates(w) == ([start - 60 + 1800] if runs else [])
 
 
-@pytest.mark.parametrize(("output", "danger"), [("out", False), ("/root/out", True)])
-@pytest.mark.parametrize("after", [10 * DAY, 60.0])
-def test_the_stop_that_gpuwarden_asked_for_is_a_danger_only_to_what_a_stop_deletes(
-    tmp_path: Path, output: str, danger: bool, after: float
-) -> None:
-    ctx = open_house(tmp_path, FakeClock())
-    ends_at = ctx.clock.now() + after  # a minute is before the job's time is over: that date is the platform's own
-    rented(ctx, tmp_path, "rehearsal/runpod", InstanceState.RUNNING, outputs=(output,))
-    seen = Instance(id="i1", state=InstanceState.RUNNING, ends_at=ends_at)
-    ctx.ledger.append("lease/l1", "lease.observed", {"instance": seen.model_dump(mode="json")})
-    ctx.ledger.append("job/j1", "job.canceled", {}, state=Job.CANCELED)
-    (clock,) = clocks_of(ctx, read_lease(ctx.ledger, "l1"), read_job(ctx.ledger, "j1"))
-    assert clock.at == ends_at and clock.after_job is not (danger or after < DAY)
-
-
 def test_a_duration_needs_its_beginning_and_prose_alone_has_no_date(wording: Wording) -> None:
     with pytest.raises(ValidationError) as refused:
         DangerClock.model_validate(FACT | {"after": "15 days", "after_s": 5})

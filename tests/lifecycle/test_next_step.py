@@ -23,6 +23,7 @@ from gpuwarden.ledger.events import ReceiptIssued
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
+from gpuwarden.lifecycle.execution.recovery_advice import OWN_FAULTS
 from gpuwarden.lifecycle.execution.situation import following_of, situation
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
@@ -130,6 +131,8 @@ class Walk(House):
         for _ in range(most):
             step = first(rest)
             if step is None or step.action is Action.SUBMIT:
+                reason = read_job(self.ctx.ledger, job).reason
+                assert step is None or reason not in OWN_FAULTS, f"the same failure is paid for twice: {self.path}"
                 break
             rest = await self.obey(job, rest, step)
         else:
@@ -151,8 +154,6 @@ class Walk(House):
                 if str(record.state) == "stopped":
                     self.cloud.start(record.id)
             self.clock.advance(31)
-        if self.turns[key] == 2 and not waits:  # somebody who reads the same again takes the other way
-            step = next((s for s in rest if s.alternative), step)
         if self.turns[key] == 3 and now.job is Job.RUNNING:
             self.backend.end(self.handle(job))
         try:

@@ -268,14 +268,7 @@ def _billing(now: Situation) -> Hint:
         )
     if now.ticket_state is not Teardown.BLOCKED:
         return note, _end(now)
-    return (
-        f"{note} The request is blocked: do what each of its findings says.",
-        _end(now, "again, to look at it as it is now"),
-        do(
-            Action.APPROVE,
-            "if a person gives up what is not proven",
-            alternative=True,
-            ticket=now.ticket,
-            without_proof=True,
-        ),
-    )
+    # No copy changes that any more, however often the end is requested again: only the user can give it up.
+    give_up = do(Action.APPROVE, "if the user gives up what is not proven", ticket=now.ticket, without_proof=True)
+    blocked = f"{note} The request is blocked: do what each of its findings says."
+    return blocked, give_up, _end(now, "after that, to look at it as it is then")

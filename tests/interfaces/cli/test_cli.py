@@ -160,7 +160,7 @@ def test_a_script_given_to_check_is_pointed_to_the_dry_run(run: Cli, train: Path
 
 
 @pytest.mark.parametrize(
-    "words", [("instances",), ("notes",), ("notes", "set", "tracker.name", "c"), ("template", "list"), ("policy", "show")]
+    "words", [("instances",), ("notes",), ("notes", "set", "tracker.name", "c"), ("template", "list")]
 )
 def test_json_is_taken_before_a_command_s_name_too(
     run: Cli, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]

@@ -312,7 +312,8 @@ def test_the_printed_command_is_one_that_submit_takes(run: Cli, tmp_path: Path, 
     [line] = [line for line in shown.splitlines() if line.startswith("gpuwarden submit")]
     command, *words = shlex.split(line)[1:]
     job = words[: words.index("--")]
-    assert gpu_of(job[job.index("--gpu") + 1]) and int(job[job.index("--timeout") + 1]) >= 600 and "--dry-run" not in job
+    assert gpu_of(job[job.index("--gpu") + 1]) and int(job[job.index("--timeout") + 1]) >= 600
+    assert "--dry-run" not in job
     code, said = run.shown(command, "--json", "--max-cost", "300", *words)
     assert code == 0 and json.loads(said)["receipt"], said
 

@@ -29,6 +29,11 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.waiting import Waiting
 
 MIN_ROWS = 3
+KINDS = {
+    "teardown": "to approve", "ordered": "ends", "unseen_end": "its end is not seen", "blocked": "blocked",
+    "unasked": "ended, bills", "spending": "to approve", "price": "the price rose",
+}  # fmt: skip
+"""A question in a word or two, by its kind."""
 
 
 def status(reply: StatusReply) -> None:
@@ -62,10 +67,12 @@ def live_overview(
 def drawn(reply: StatusReply, height: int | None = None) -> Group:
     """Return the overview as it is printed, shortened to a number of lines: what waits and runs goes first."""
     parts: list[RenderableType] = []
+    asked = {waiting.job_id for waiting in reply.waiting}
     rows = 40 if height is None else max(MIN_ROWS, (height - 12) // 2)
     if reply.waiting:
         parts += [Text("Waiting for you", style="bold yellow"), _waiting(reply.waiting[:rows])]
-    for title, lines in (("Running", reply.running), ("Ended", reply.ended)):
+    ended = [line for line in reply.ended if line.job_id not in asked]
+    for title, lines in (("Running", reply.running), ("Ended", ended)):
         if lines:
             parts += [Text(title, style="bold"), _jobs(lines[:rows])]
         if len(lines) > rows:
@@ -77,14 +84,32 @@ def drawn(reply: StatusReply, height: int | None = None) -> Group:
     return Group(*parts)
 
 
-def _waiting(waiting: list[WaitingReply]) -> Table:
+def _questions(waiting: list[WaitingReply]) -> Table:
+    """Return each question in full, with the command that answers it on a line of its own."""
     table = _plain_table()
     table.add_column(no_wrap=True)
     table.add_column()
     for w in waiting:
         ends = f" [dim](until {local(w.expires_at)} {zone()})[/]" if w.expires_at else ""
         way = " ".join(f"[bold]{console.shown(command(step))}[/]" for step in w.next)
-        table.add_row(f"  {w.ticket}", f"{console.shown(w.text)}{ends}\n{way}")
+        table.add_row(f"  {w.ticket or w.job_id}", f"{console.shown(w.text)}{ends}\n{way}")
+    return table
+
+
+def _waiting(waiting: list[WaitingReply]) -> Table:
+    """Return one line for each question: its job, what the machine costs, and the command that answers it."""
+    table = _plain_table()
+    for _ in range(4):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    for w in waiting:
+        ends = f" at {local(w.expires_at)}" if w.kind == "ordered" and w.expires_at else ""
+        rate = "" if w.price_usd_per_hour is None else f"[yellow]{usd_per_hour(w.price_usd_per_hour)}[/] "
+        table.add_row(
+            f"  {console.shown(w.name or w.job_id or w.ticket)}",
+            f"{console.shown(w.platform)}",
+            f"{rate}{usd(w.cost_usd, w.cost_estimated)} [dim]{KINDS[w.kind]}{ends}[/]",
+            " ".join(f"[bold]{console.shown(command(step))}[/]" for step in w.next),
+        )
     return table
 
 
@@ -95,7 +120,7 @@ def _jobs(lines: list[JobLineReply]) -> Table:
     table.add_column()
     for line in lines:
         bills = f"[yellow]bills {usd_per_hour(line.price_usd_per_hour)}[/] " if line.billing else ""
-        cost = f"{usd(line.cost_usd)}" if line.cost_usd or line.billing else ""
+        cost = usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else ""
         clocks = "".join(f" [yellow]{local(c.at, '%m-%d %H:%M')} {console.shown(c.effect)}[/]" for c in line.clocks[:1])
         table.add_row(
             f"  [bold]{line.job_id}[/]",
@@ -157,7 +182,7 @@ def jobs(reply: JobsReply) -> None:
                 f"{console.colored(line.state)} {local(line.since, '%m-%d %H:%M')}",
                 console.shown(line.platform),
                 " ".join([console.shown(what), *progress_parts(line)]),
-                f"{bills}{usd(line.cost_usd)}" if line.cost_usd or line.billing else "-",
+                f"{bills}{usd(line.cost_usd, line.cost_estimated)}" if line.cost_usd or line.billing else "-",
             )
         console.out.print(table)
     console.message(reply)
@@ -197,7 +222,7 @@ def costs_csv(reply: CostsReply) -> str:
 def waits(reply: WaitsReply) -> None:
     """Print what waits for a person."""
     if reply.waiting:
-        console.out.print(_waiting(reply.waiting))
+        console.out.print(_questions(reply.waiting))
     console.message(reply)
 
 

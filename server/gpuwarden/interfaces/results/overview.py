@@ -39,8 +39,10 @@ class WaitingReply(Guided):
     text: str
     since: float
     job_id: str | None = None
+    name: str = ""
     platform: str = ""
     cost_usd: float | None = None
+    cost_estimated: bool = False
     price_usd_per_hour: float | None = None
     expires_at: float | None = None
     hint: str = ""
@@ -62,6 +64,7 @@ class JobLineReply(Guided):
     remaining_s: float | None = None
     gpu_percent: float | None = None
     cost_usd: float | None = None
+    cost_estimated: bool = False
     price_usd_per_hour: float | None = None
     billing: bool = False
     clocks: list[ClockReply] = Field(default_factory=list)
@@ -174,6 +177,7 @@ def job_line(line: JobLine) -> JobLineReply:
         remaining_s=max(0.0, seen.eta_at - seen.at) if seen and seen.eta_at else None,
         gpu_percent=seen.beat.gpu_util if seen and seen.beat else None,
         cost_usd=line.cost_usd,
+        cost_estimated=line.estimated,
         price_usd_per_hour=line.price_usd_per_hour,
         billing=line.billing,
         clocks=[clock_reply(clock) for clock in line.clocks],
@@ -190,8 +194,10 @@ def waiting_reply(waiting: Waiting) -> WaitingReply:
         text=quoted(waiting.text, 400),
         since=waiting.since,
         job_id=waiting.job_id,
+        name=waiting.name,
         platform=waiting.platform,
         cost_usd=waiting.cost_usd,
+        cost_estimated=waiting.estimated,
         price_usd_per_hour=waiting.price_usd_per_hour,
         expires_at=waiting.expires_at,
         next=waiting.next_steps,

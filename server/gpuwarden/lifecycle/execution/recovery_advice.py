@@ -10,12 +10,19 @@ from gpuwarden.core.models import MAX_INPUT_BYTES, InstanceState, Verdict
 from gpuwarden.core.next_step import Copy, stopped_machine
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
-from gpuwarden.ledger.events import RelaunchIntent
+from gpuwarden.ledger.events import RelaunchIntent, VerbSent
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, copy_state, verified_now
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord
 
+OWN_FAULTS: Final = frozenset({
+    Code.EXITED, Code.NOT_STARTED, Code.TIME_LIMIT, Code.OUT_OF_MEMORY, Code.RESTARTS_USED, Code.REFUSED_LAUNCH,
+    Code.UNFIT_HOST, Code.NOT_INTERRUPTED,
+})  # fmt: skip
+"""Ends that the same work would meet again on another machine."""
+UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
+"""Ends of a process that the end of its machine explains, unless that was asked for here."""
 NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
 
 
@@ -23,6 +30,9 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     """Return the exact next call for a job that was interrupted and can't go on where it was; empty for any other."""
     lost = job.state in {Job.PREEMPTED, Job.FAILED} or job.reason is Code.ENDED_PAUSED
     if job.lease is None or not lost:
+        return ()
+    asked = ctx.ledger.last(f"lease/{job.lease}", VerbSent) is not None
+    if job.state is Job.FAILED and (job.reason in OWN_FAULTS or (job.reason in UNCLEAR and asked)):
         return ()
     lease = lease_now(ctx, job.lease)
     if job.state is Job.PREEMPTED:

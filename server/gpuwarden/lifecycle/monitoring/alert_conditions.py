@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from anyio.lowlevel import checkpoint
 
+from gpuwarden.core.deadlines import utc
 from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
@@ -32,10 +33,11 @@ from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.diagnose import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
-from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.parked import parked
-from gpuwarden.lifecycle.monitoring.waiting import what_waits
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job
+from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
 DAY_S: Final = 86_400.0
@@ -48,6 +50,8 @@ ORDER_LATE_S: Final = 120.0
 """Seconds that a standing order may be late before its machine counts as billing for nothing."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
+ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
+"""Kinds that say of a machine what the question about its end says as well."""
 SAID_BY_RUNNER: Final = {
     "gpu_oom": ("gpu_oom", "its output says that a GPU ran out of memory."),
     "timeout": ("time_limit", "its time limit is near; what it has not saved by then is lost."),
@@ -55,6 +59,10 @@ SAID_BY_RUNNER: Final = {
 """Alerts of the runner that a person hears of, by their kind: the condition and its words."""
 BALANCE: Final = "watch/balance-"
 """Before a platform's name: the subject of what is said of its account's money."""
+
+
+Key = tuple[str, str, str]
+"""Subject, kind and mark of an alert, under which it is raised once."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +83,12 @@ class Condition:
     next_steps: tuple[NextStep, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         """Return the key under which it is reported once."""
         return self.subject, self.kind, self.mark
 
 
-async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> list[Condition]:
+async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
     """Return all current conditions. Other tasks run between one job and the next.
 
     `raised` are the open alerts: near its limit, a condition stays until it clears well.
@@ -98,14 +106,9 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
         if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
             text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
             found.append(Condition(subject, "danger_clock", line(text, 400)))
-    day = ctx.clock.now() - DAY_S
-    failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
-    lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
-    for job_id in dict.fromkeys((*unsettled(ctx), *(subject.removeprefix("job/") for subject in lately))):
+    for job_id in _watched(ctx):
         await checkpoint()
-        job = read_job(ctx.ledger, job_id)
-        found += _job_conditions(ctx, job, raised)
-        found += [c for name in leases_of(ctx, job) for c in _lease_conditions(ctx, job, lease_now(ctx, name))]
+        found += _conditions_of(ctx, read_job(ctx.ledger, job_id), raised)
     found += waiting_for_approval(ctx)
     for name in ctx.ledger.resting():
         await checkpoint()
@@ -122,13 +125,56 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
     return found
 
 
+def _watched(ctx: Context) -> list[str]:
+    """Return the jobs that conditions are looked for of: what is not settled, and what failed lately."""
+    day = ctx.clock.now() - DAY_S
+    failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
+    lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
+    return list(dict.fromkeys((*unsettled(ctx), *(subject.removeprefix("job/") for subject in lately))))
+
+
+def _conditions_of(ctx: Context, job: JobRecord, raised: Container[Key]) -> Iterator[Condition]:
+    """Yield the conditions of a job and its machines."""
+    yield from _job_conditions(ctx, job, raised)
+    for name in leases_of(ctx, job):
+        yield from _lease_conditions(ctx, job, lease_now(ctx, name))
+
+
+def open_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
+    """Return the raised alerts whose cause is not seen to be gone, without those that only repeat a question.
+
+    The leading watch records the end of those whose cause is gone.
+    """
+    alerts = [Alert.read(event) for event in ctx.ledger.standing_alerts()]
+    keys, present = {alert.key for alert in alerts}, dict[str, set[Key]]()
+    watched, asked = set(_watched(ctx)), {each.job_id for each in waiting}
+    resting = set(ctx.ledger.resting())
+
+    def goes_on(alert: Alert) -> bool:
+        kind, _, name = alert.subject.partition("/")
+        if kind in {"teardown", "receipt"}:
+            return False
+        if kind not in {"job", "lease"} or alert.subject in resting:
+            return True
+        job = read_job(ctx.ledger, name if kind == "job" else read_lease(ctx.ledger, name).job_id)
+        if job.id in asked and alert.kind in ASKED:
+            return False
+        if kind == "job" and job.state not in TERMINAL_JOBS and job.id not in ctx.observed:
+            return True  # only a look at the job could show that
+        if job.id not in present:
+            present[job.id] = {c.key for c in _conditions_of(ctx, job, keys)} if job.id in watched else set()
+        return alert.key in present[job.id]
+
+    return [alert for alert in alerts if goes_on(alert)]
+
+
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
     """Yield what waits for a person, in the words that every list of it uses.
 
     Each comes again, three times as late as before.
     """
     for asked in what_waits(ctx):
-        if asked.kind in {"ordered", "price"}:
+        if asked.kind in {"ordered", "price", "blocked", "unasked"}:
             continue  # these have other alerts
         age_s = ctx.clock.now() - asked.since
         times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
@@ -145,7 +191,7 @@ def _recent(ctx: Context, at: float) -> bool:
 # --------------------------------------------------------------------------------------------------------- a job
 
 
-def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Iterator[Condition]:
     """Yield what is so of a job: its failure or interruption, questions about it, and what its last look showed."""
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
@@ -197,7 +243,7 @@ def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
 
 
 def _observed_conditions(
-    ctx: Context, job: JobRecord, seen: Observation, raised: Container[tuple[str, str, str]]
+    ctx: Context, job: JobRecord, seen: Observation, raised: Container[Key]
 ) -> Iterator[Condition]:
     """Yield what an observation of a job shows: an idle GPU, a stall, a disk that fills."""
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
@@ -234,7 +280,7 @@ def _observed_conditions(
 
 def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
     """Yield what is so of a machine: it bills for nothing, can't be seen, met a cap, came back, or ends soon."""
-    watch, cost = ctx.policy.watch, spent(ctx, lease.id)
+    watch, cost = ctx.policy.watch, lease.cost
     machine, seen = f"the machine of {job.id} on {lease.platform}", lease.instance
     rate = "" if seen is None or seen.price_usd_per_hour is None else f", {usd_per_hour(seen.price_usd_per_hour)}"
     if job.state in AT_REST and lease.state is not Lease.STOPPING:
@@ -268,8 +314,11 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     unseen = ctx.unseen.get(lease.id, "")
     if lease.state is Lease.UNVERIFIED or unseen:
         why = f" ({line(unseen, 200)})" if unseen else ""
-        text = f"{machine} can't be seen{why}; it counts as billing. Look at the platform's console."
-        since = lease.since if lease.state is Lease.UNVERIFIED else None
+        since = lease.answers[-1][0] if lease.answers else lease.opened_at
+        text = (
+            f"{lease.platform} has not answered about the machine of {job.id} since {utc(since)}{why}. "
+            f"It counts as billing, {usd(cost, lease.estimated)} so far. Look at the platform's console."
+        )
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
@@ -335,7 +384,7 @@ async def billed_today(ctx: Context, *, pretend: bool) -> float:
 
 
 def _last_day(ctx: Context, lease: LeaseRecord) -> float:
-    cost = spent(ctx, lease.id)
+    cost = lease.cost
     if cost is None or (lease.state not in LIVE_LEASES and not _recent(ctx, lease.since)):
         return 0.0
     price = lease.instance.price_usd_per_hour if lease.instance else None

@@ -5,18 +5,21 @@ Everything is read from the ledger, so the answer is as fresh as the last proces
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
 
 from gpuwarden.core.guidance import Action, NextStep, approval, do
+from gpuwarden.core.models import Verb
 from gpuwarden.core.money import at_most, usd, usd_per_hour
+from gpuwarden.core.next_step import Machine
 from gpuwarden.core.plural import counted
-from gpuwarden.core.states import Job, Teardown
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Teardown
 from gpuwarden.ledger.events import EndingAnnounced, ReceiptIssued, TeardownAwaitingHuman
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import order_for
-from gpuwarden.lifecycle.execution.situation import standing_order
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, price_of, spent_by_now
-from gpuwarden.lifecycle.records import read_job, read_receipt, read_teardown, receipt_used
+from gpuwarden.lifecycle.execution.situation import following, machine_of, situation, standing_order
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_receipt, read_teardown, receipt_used
 
 RECEIPTS_S = 86_400.0
 """No receipt is good for longer."""
@@ -26,8 +29,9 @@ RECEIPTS_S = 86_400.0
 class Waiting:
     """One question to a person. `cost_usd` is what its machine has cost, or what the job may cost; None: unknown.
 
-    `kind` is teardown, ordered (a standing order ends the machine unless somebody objects), unseen_end, spending or
-    price. `since` is when it was first asked.
+    `kind` is teardown, ordered (a standing order ends the machine unless somebody objects), unseen_end, blocked (only
+    the user can give up what is not proven), unasked (nothing keeps the machine, and its end was not requested),
+    spending or price. `since` is when it was first asked.
     """
 
     subject: str
@@ -39,6 +43,7 @@ class Waiting:
     name: str = ""
     platform: str = ""
     cost_usd: float | None = None
+    estimated: bool = False
     price_usd_per_hour: float | None = None
     expires_at: float | None = None
     next_steps: tuple[NextStep, ...] = ()
@@ -48,44 +53,66 @@ def what_waits(ctx: Context) -> list[Waiting]:
     """Return every open question to a person, the oldest first."""
     tickets = ctx.ledger.subjects("teardown", Teardown.AWAITING_HUMAN, Teardown.NEEDS_HUMAN)
     found = [_teardown(ctx, name.removeprefix("teardown/")) for name in tickets]
+    found += _left_billing(ctx, {waiting.job_id for waiting in found})
     issued = ctx.ledger.recent(ReceiptIssued, ctx.clock.now() - RECEIPTS_S)
     found += [w for event in issued if event.data.ask and (w := _spending(ctx, event.subject)) is not None]
     return sorted(found, key=lambda w: w.since)
 
 
+def _left_billing(ctx: Context, asked: Container[str | None]) -> Iterator[Waiting]:
+    """Yield the machines of ended jobs that bill for nothing, where the next step is the user's."""
+    for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES):
+        job = read_job(ctx.ledger, job_id)
+        if job_id in asked or job.state not in TERMINAL_JOBS:
+            continue
+        now, machine = situation(ctx, job), machine_of(ctx, job)
+        if machine is None or now.machine is not Machine.BILLING or now.given_back or not now.settled:
+            continue
+        found = _of_machine(ctx, job, machine, now.verb, now.ticket)
+        step = next(step for step in following(ctx, job) if step.action is not Action.MANUAL)
+        if now.ticket_state is None and now.ordered is None:
+            yield replace(found, kind="unasked", since=job.since, next_steps=(step,))
+        elif now.ticket_state is Teardown.BLOCKED:
+            text = f"{found.text}; its end is blocked"
+            yield replace(found, kind="blocked", text=text, next_steps=(step,))
+
+
 def _teardown(ctx: Context, ticket: str) -> Waiting:
     record = read_teardown(ctx.ledger, ticket)
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
-    price, cost = price_of(ctx, lease), spent_by_now(ctx, lease.id)
+    found = replace(_of_machine(ctx, job, lease, record.verb, ticket), since=record.since)
+    if record.state is not Teardown.AWAITING_HUMAN:
+        text = f"the approved end of the machine of {job.spec.name} is not seen; look at {lease.platform}'s console"
+        return replace(found, kind="unseen_end", text=text, next_steps=(do(Action.CHECK, job_id=job.id),))
+    since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), record.since)
+    said = ctx.ledger.last(job.subject, EndingAnnounced)
+    if said is not None and said.data.ticket == ticket and standing_order(ctx, job.id) is not None:
+        keep = (do(Action.KEEP, "to object", job_id=job.id),)
+        text, ends_at = f"a standing order will {found.text}", said.data.ends_at
+        return replace(found, kind="ordered", text=text, since=since, expires_at=ends_at, next_steps=keep)
+    return replace(found, since=since, expires_at=record.expires_at)
+
+
+def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ticket: str) -> Waiting:
+    """Return the question whether a machine may end, with its costs."""
     off = believed(ctx, lease.id) == "stopped"
-    if off:
-        price = lease.instance.stopped_usd_per_hour if lease.instance else None
+    price = lease.instance.stopped_usd_per_hour if off and lease.instance else lease.price
     rate = "" if price is None else f", {usd_per_hour(price)}"
     meter = f"it is stopped and its disk may bill{rate}" if off else f"it bills{rate}"
-    text = f"{record.verb} the machine of {job.spec.name} on {lease.platform}: {meter}, {usd(cost)} so far"
-    kind, steps, since, expires_at = "teardown", (approval(ticket),), record.since, record.expires_at
-    if record.state is not Teardown.AWAITING_HUMAN:
-        kind, steps = "unseen_end", (do(Action.CHECK, job_id=job.id),)
-        text = f"the approved end of the machine of {job.spec.name} is not seen; look at {lease.platform}'s console"
-    else:
-        since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), since)
-        said = ctx.ledger.last(job.subject, EndingAnnounced)
-        if said is not None and said.data.ticket == ticket and standing_order(ctx, job.id) is not None:
-            kind, steps = "ordered", (do(Action.KEEP, "to object", job_id=job.id),)
-            text, expires_at = f"a standing order will {text}", said.data.ends_at
+    cost = usd(lease.cost, lease.estimated)
     return Waiting(
-        record.subject,
+        f"teardown/{ticket}" if ticket else lease.subject,
         ticket,
-        kind,
-        text,
-        since,
+        "teardown",
+        f"{verb} the machine of {job.spec.name} on {lease.platform}: {meter}, {cost} so far",
+        job.since,
         job_id=job.id,
         name=job.spec.name,
         platform=lease.platform,
-        cost_usd=cost,
+        cost_usd=lease.cost,
+        estimated=lease.estimated,
         price_usd_per_hour=price,
-        expires_at=expires_at,
-        next_steps=steps,
+        next_steps=(approval(ticket),) if ticket else (),
     )
 
 

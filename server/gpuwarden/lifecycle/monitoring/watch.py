@@ -31,6 +31,7 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
     OBSERVED,
     Condition,
+    Key,
     conditions,
 )
 from gpuwarden.lifecycle.monitoring.balances import dated
@@ -58,8 +59,6 @@ FIRST_SWEEP_S: Final = 15.0
 """Half of the time after which a list that could not be read is read again; it doubles each time."""
 GAP_S: Final = 3600.0
 """What was last seen longer ago than this is not taken to have held in between, unless it proves that by `same`."""
-
-Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
