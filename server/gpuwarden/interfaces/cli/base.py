@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="BaseModel")
 R = TypeVar("R", bound="Result")
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def _here_or_before(ctx: click.Context, _: click.Parameter, asked: bool) -> bool:
+    """Return whether `--json` is given, behind the command's name or behind a group's before it."""
+    return asked or bool(ctx.parent and (ctx.parent.params.get("as_json") or _here_or_before(ctx.parent, _, False)))
+
+
+JSON = click.option("--json", "as_json", is_flag=True, callback=_here_or_before, help="Print one JSON object.")
 VERBS = click.Choice(["stop", "terminate"])
 EXITS = {"unknown": 2, "bad_request": 2}
 
@@ -66,11 +73,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 def cli(ctx: click.Context, as_json: bool) -> int | None:
     """The safety layer between coding agents and metered GPUs. Alone it shows what runs, waits for you and bills.
 
-    New here? `gpuwarden demo` shows a training job's whole life in ten seconds, at no cost.
+    New here? `gpuwarden demo` shows a training job's whole life in half a minute, at no cost.
     """
     if ctx.invoked_subcommand is not None:
-        if as_json:
-            raise click.UsageError("--json goes after the command's name.", ctx)
         return None
     found: int = ctx.invoke(cli.commands["status"], as_json=as_json, offline=False)
     return found
