@@ -95,6 +95,7 @@ from gpuwarden.ledger.events.lease import (
     ParkingArmed,
     ResumeIntent,
     StartRefused,
+    VerbIntent,
     VerbSent,
 )
 from gpuwarden.ledger.events.passkey import (
@@ -133,6 +134,7 @@ from gpuwarden.ledger.events.watch import (
     AlertBody,
     AlertCleared,
     AlertRaised,
+    AlertSent,
     AlertUnsent,
 )
 
@@ -186,6 +188,7 @@ AnyEvent = Annotated[
     | LeaseGone
     | LeaseStopping
     | AbandonIntent
+    | VerbIntent
     | VerbSent
     | StartRefused
     | ResumeIntent
@@ -223,6 +226,7 @@ AnyEvent = Annotated[
     | TokenRevoked
     | AlertRaised
     | AlertCleared
+    | AlertSent
     | AlertUnsent
     | FanOutAccepted
     | FanOutAsked
@@ -261,6 +265,7 @@ __all__ = [
     "AlertBody",
     "AlertCleared",
     "AlertRaised",
+    "AlertSent",
     "AlertUnsent",
     "AnyEvent",
     "ApprovalCodeMade",
@@ -363,6 +368,7 @@ __all__ = [
     "TokenMade",
     "TokenRevoked",
     "Unrecognized",
+    "VerbIntent",
     "VerbSent",
     "decode",
     "kinds_of",

@@ -108,7 +108,8 @@ class EndingOrdered(Body):
     """A person decided in advance how a job's machine ends once everything is proven.
 
     `through` is where they did: the policy file with the digest `policy`, or the approval of the receipt `receipt`.
-    Recorded when the job is accepted, so that a later edit of the policy changes nothing under way.
+    Recorded when the job is accepted, so that a later edit of the policy changes nothing under way. `storage` names
+    what bills on after a terminate: it was shown at the submit and is accepted with the job.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"
@@ -118,6 +119,7 @@ class EndingOrdered(Body):
     policy: str = ""
     receipt: str = ""
     by: str = ""
+    storage: tuple[str, ...] = ()
 
 
 class ParkingOrdered(Body):

@@ -16,6 +16,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.execution.situation import standing_order
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, price_of, spent_by_now
+from gpuwarden.lifecycle.monitoring.notify import ends_at
 from gpuwarden.lifecycle.records import read_job, read_receipt, read_teardown, receipt_used
 
 RECEIPTS_S = 86_400.0
@@ -72,7 +73,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
         said = ctx.ledger.last(job.subject, EndingAnnounced)
         if said is not None and said.data.ticket == ticket and standing_order(ctx, job.id) is not None:
             kind, steps = "ordered", (do(Action.KEEP, "to object", job_id=job.id),)
-            text, expires_at = f"a standing order will {text}", said.data.ends_at
+            text, expires_at = f"a standing order will {text}", ends_at(ctx, said)
     return Waiting(
         record.subject,
         ticket,

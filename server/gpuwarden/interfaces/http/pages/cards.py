@@ -30,6 +30,7 @@ from gpuwarden.interfaces.results import warned
 from gpuwarden.interfaces.results.inventory import InstanceReply, InstancesReply
 from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import notices
 from gpuwarden.lifecycle.monitoring.check import Checked
 from gpuwarden.lifecycle.monitoring.overview import line_of
 from gpuwarden.lifecycle.records import read_job
@@ -122,7 +123,7 @@ async def job_card(ctx: Context, seen: Checked) -> View:
 
 async def machines_card(ctx: Context, reply: InstancesReply) -> View:
     """Return the view of every machine. The meter counts what bills, or may."""
-    reply = warned(reply.model_copy(), ctx.notices, in_commands)
+    reply = warned(reply.model_copy(), notices(ctx), in_commands)
     # As the platform says, or else as the price and the hours come to.
     costs = [
         row.cost_usd
