@@ -9,6 +9,7 @@ import pytest
 
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Verb
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Caps, Ending, policy_fields
@@ -173,6 +174,13 @@ async def test_an_objection_in_the_grace_keeps_the_machine(ending_house: Ordered
     view = await ending_house.yes(await ending_house.asks(job))
     assert (await ending_house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
     assert object_to(ending_house.ctx, job, "command line", "test") is Objection.TOO_LATE
+
+
+@pytest.mark.parametrize("effect", Objection)
+def test_the_answer_to_an_objection(effect: Objection, wording: Wording) -> None:
+    reply = approval.kept("j1", effect)
+    assert (reply.code, reply.ok) == (effect, effect is not Objection.TOO_LATE)
+    wording(f"{reply.message} {manual_text(reply.next)}")
 
 
 async def test_changing_the_order_changes_nothing_under_way(ending_house: Ordered) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from doors import environment, policy_file
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.policy import Ending
+from gpuwarden.interfaces.cli import main
 from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced
 from gpuwarden.lifecycle.execution.situation import WATCHED_S, following, notices
 from gpuwarden.lifecycle.monitoring.check import check
@@ -18,6 +21,7 @@ from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.policy_record import Notice
 from orders_kit import CALLED, MINUTE, Ordered, Phone
 from pretend_machines import Processes
 from wording import Wording
@@ -202,6 +206,27 @@ async def test_an_overdue_end_is_an_alert_of_whoever_looks(
     assert Action.WATCH in {step.action for step in steps}
     await house.watched(1)
     assert "finished_billing" in {alert.kind for alert in phone.taken}, "the next watch sends it on"
+
+
+def test_status_check_and_doctor_begin_with_the_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    with policy_file(tmp_path / "home").open("a") as file:
+        file.write('[ending]\nwhen_proven = "terminate"\n')
+    warning = Notice("unwatched", "", "").text
+    for command in ("status", "doctor"):
+        main.run([command])
+        shown = capsys.readouterr().out
+        assert shown.startswith("warning ") and shown[8:].startswith(warning), shown
+        assert "gpuwarden watch --install" in shown.splitlines()[0]
+        main.run([command, "--json"])
+        assert json.loads(capsys.readouterr().out)["warnings"][0].startswith(warning)
+    main.run(["watch", "--once"])
+    capsys.readouterr()
+    main.run(["status"])
+    assert warning not in capsys.readouterr().out
 
 
 async def test_no_look_at_a_ledger_that_can_only_be_read_records_anything(house: Ordered) -> None:

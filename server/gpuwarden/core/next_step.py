@@ -236,9 +236,10 @@ def _end(now: Situation, purpose: str = "") -> NextStep:
 def _ticket(now: Situation) -> Hint:
     """Return the steps for a request that waits for a person, or is under way."""
     if now.ticket_state is Teardown.AWAITING_HUMAN:
-        if now.announced and not now.watched:
+        announced = now.announced or now.ends_at is not None
+        if announced and not now.watched:
             return _unwatched(now)
-        if now.announced:
+        if announced:
             ending = UNDELIVERED
             if now.ends_at is not None:
                 left = counted(max(1, math.ceil((now.ends_at - now.now) / 60)), "minute")

@@ -320,9 +320,11 @@ def raise_overdue(ctx: Context) -> None:
         if standing_order(ctx, job_id) is None or (job := read_job(ctx.ledger, job_id)).state is not Job.SUCCEEDED:
             continue
         for lease in (lease_now(ctx, name) for name in leases_of(ctx, job)):
-            found, late_s = finished_billing(ctx, job, lease), ctx.clock.now() - job.since
-            with ctx.ledger.transaction():
-                if lease.state is not Lease.STOPPING and late_s >= found.hold_s and not ctx.ledger.alert(*found.key):
+            found = finished_billing(ctx, job, lease)
+            if lease.state is Lease.STOPPING or ctx.clock.now() - job.since < found.hold_s:
+                continue
+            with ctx.ledger.transaction():  # another process may look at the same time
+                if ctx.ledger.alert(*found.key) is None:
                     record(ctx, AlertRaised, found.key, found.text, found.next_steps)
 
 
