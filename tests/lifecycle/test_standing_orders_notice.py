@@ -49,7 +49,7 @@ async def test_the_grace_begins_when_the_notice_is_delivered(house: Ordered, pho
     assert house.bills() and not phone.taken
     (waiting,) = what_waits(house.ctx)
     assert (waiting.kind, waiting.expires_at) == ("ordered", None), "no end is due before the notice arrives"
-    wording(house.ctx.phrase(following(house.ctx, read_job(house.ctx.ledger, job))), job)
+    wording(house.ctx.phrase(following(house.ctx, read_job(house.ctx.ledger, job))))
     assert "finished_billing" in {e.data.condition for e in house.ctx.ledger.standing_alerts()}
     phone.down = False
     await house.watched(11)
