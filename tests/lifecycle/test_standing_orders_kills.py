@@ -381,7 +381,7 @@ def _nights(
         ended += records(night.cloud)[0].state in {InstanceState.GONE, InstanceState.STOPPED}
         deaths, cuts, nights = deaths + night.deaths, cuts + night.backend.cuts, nights + 1
         lies += night.lies
-        answers[str(night.effect)] += night.effect is not None
+        answers.update([str(night.effect)] if night.effect else [])
         night.ctx.ledger.close()
         shutil.rmtree(night.home)
     figure = f"{deaths} kills and {cuts} cuts in {nights} nights: {ended} machines ended, {dict(answers)}; {dict(lies)}"

@@ -56,7 +56,7 @@ from gpuwarden.rules.facts import OutputFile
 
 PATIENCE_S: Final = 600.0
 """How long a machine may take to be seen gone before a person has to look at the console."""
-_KEPT: Final = "the user keeps the machine"
+_KEPT: Final = "the order for automatic teardown was taken back"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
 """What a person can't waive: the platform has no such verb, or the meter would run on after it."""
 

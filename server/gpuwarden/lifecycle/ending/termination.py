@@ -8,7 +8,7 @@ from typing import Final
 from gpuwarden.core.errors import RateLimited, WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
 from gpuwarden.core.profile import Profile
-from gpuwarden.ledger.events import ApprovalGranted, EndingObjected, LeaseLook, VerbIntent, VerbSent
+from gpuwarden.ledger.events import ApprovalGranted, LeaseLook, VerbIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -25,10 +25,12 @@ _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, Inst
 
 
 def voided(ctx: Context, record: TeardownRecord) -> bool:
-    """Return whether automatic teardown approved a request and the user objected: nothing more is sent for it."""
+    """Return whether automatic teardown approved a request and its order holds no more: nothing more is sent for it."""
+    from gpuwarden.lifecycle.execution.situation import standing_order  # late: it imports what gives machines back
+
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     automatic = granted is not None and granted.data.channel == "standing_order"
-    return automatic and ctx.ledger.last(f"job/{record.job_id}", EndingObjected) is not None
+    return automatic and standing_order(ctx, record.job_id) is None
 
 
 def call_sent(ctx: Context, record: TeardownRecord) -> bool:
