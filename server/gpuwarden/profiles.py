@@ -174,8 +174,9 @@ def _unattended(p: Profile) -> list[str]:
     if u is None:
         return []
     dates = {"none": "none", "stop": "the machine is stopped", "terminate": "the machine is ended"}
+    dates["unreliable"] = "unreliable: it is accepted, and nothing was seen to happen"
     date = _fact(u.end_date) if isinstance(u.end_date, Unfound) else dates[u.end_date]
-    rows = [("can stop itself", _fact(u.self_stop)), ("at the end date that gpuwarden gives", date), ("note", u.note)]
+    rows = [("can stop itself", _fact(u.self_stop)), ("at an end date", date), ("note", u.note)]
     return ["", *_table(("while nobody looks", "value"), [row for row in rows if row[1]]), "", *_sources((u,))]
 
 

@@ -182,7 +182,7 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
     leave = {e.subject.removeprefix("job/") for e in ledger.events(kind="parking.ordered")}
     for record in records(cloud):
         facts = cloud.profile.unattended
-        dated = facts is not None and facts.end_date in {"stop", "terminate"}
+        dated = facts is not None and facts.end_date != "none"
         if record.by_itself and (dated or record.token.rpartition("-i")[0] in leave):
             continue  # at the date that the platform was given, or as a person allowed in the policy
         if record.cause in {"stop", "terminate"} and not {

@@ -18,7 +18,7 @@ from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.audit import audit
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
-from gpuwarden.lifecycle.monitoring.meter import believed, spent
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.overview import job_page
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
@@ -136,7 +136,7 @@ def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
     assert ledger.resting() == [] and believed(house.ctx, lease) == "gone"
     ledger.add(f"lease/{lease}", ev.LeaseCameBack(instance=machine(LIVE[0])))
     assert ledger.state(f"lease/{lease}") == Lease.METERING and believed(house.ctx, lease) is None
-    assert spent(house.ctx, lease) == 1.5
+    assert lease_now(house.ctx, lease).billed == 1.5
 
 
 def test_the_guard_s_view_lists_every_state_that_is_no_end() -> None:

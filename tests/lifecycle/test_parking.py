@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,7 +20,6 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces import results
 from gpuwarden.ledger.events import (
-    ArtifactsPulled,
     EndingOrdered,
     LeaseCameBack,
     ParkingOrdered,
@@ -31,7 +31,9 @@ from gpuwarden.lifecycle.ending.orders import Objection, object_to
 from gpuwarden.lifecycle.ending.parking import hold, park_at, parked, wake
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.monitoring.expirations import SET_BY_PLATFORM, clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.policy_record import Notice
@@ -270,8 +272,9 @@ async def test_a_start_above_what_a_person_allowed_is_refused(house: Parked) -> 
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps()})
     accepted = read_job(house.ctx.ledger, job)
     assert accepted.worst_cost is not None
+    dear = replace(lease_now(house.ctx, str(accepted.lease)), cost=accepted.worst_cost)
     with (
-        patch("gpuwarden.lifecycle.ending.parking.spent", lambda *_: accepted.worst_cost),
+        patch("gpuwarden.lifecycle.ending.parking.lease_now", lambda *_: dear),
         pytest.raises(Refused, match="per_job_usd"),
     ):
         await pull(house.ctx, job)
@@ -372,26 +375,28 @@ async def test_a_failure_to_park_is_an_alert(house: Parked) -> None:
 # -------------------------------------------------------------------------------------- the platform's own end date
 
 
-@pytest.mark.parametrize("platform", ["runpod", "paperspace"])
-async def test_the_platforms_end_date_is_later_than_every_grace(
-    tmp_path: Path,
-    processes: Processes,
-    platform: str,
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_the_platforms_end_date_is_later_than_every_grace_and_nothing_rests_on_it(
+    tmp_path: Path, processes: Processes, keeps: bool
 ) -> None:
     house = Parked(tmp_path / "home", processes, "terminate", minutes=600)
     house.ctx.policy = house.ctx.policy.model_copy(
         update={"ending": house.ctx.policy.ending.model_copy(update={"grace_minutes": 1440})}
     )
-    house.opens(platform=f"rehearsal/{platform}")
+    house.opens(platform="rehearsal/paperspace")
+    house.cloud.configure(house.cloud.settings.model_copy(update={"keeps_end_dates": keeps}))
     began = house.clock.now()
-    await house.started()
-    record = records(house.cloud)[0]
+    job = await house.started()
+    rented = records(house.cloud)[0]
     boot = house.ctx.profile(house.platform).limits.boot_timeout_s
-    assert record.ends_at is not None and record.ends_at >= began + boot + 3600 + 1440 * 60 + HOUR
-    house.clock.advance(record.ends_at - house.clock.now() + 60)
+    assert rented.ends_at is not None and rented.ends_at >= began + boot + 3600 + 1440 * 60 + HOUR
+    house.clock.advance(rented.ends_at - house.clock.now() + 60)
     house.cloud.tick()
     house.clock.advance(60)
-    assert house.state() == "stopped", "the platform keeps it, with its disk"
+    assert house.state() == ("stopped" if keeps else "running")
+    record = read_job(house.ctx.ledger, job)
+    clocks = clocks_of(house.ctx, lease_now(house.ctx, str(record.lease)), record)
+    assert not [clock for clock in clocks if clock.trigger == SET_BY_PLATFORM]
 
 
 async def test_a_machine_without_an_end_date_has_none(house: Parked) -> None:
@@ -432,9 +437,11 @@ async def test_a_real_machine_parks_itself_and_a_pull_starts_it(tmp_path: Path) 
     record = read_job(ctx.ledger, job)
     assert (record.state, record.reason) == (Job.UNKNOWN, Code.PARKED)
     assert not next(iter(cloud.truths().values())).processes
-    while not ctx.ledger.events(kind=ArtifactsPulled):  # a busy machine may park again before the copy begins
+    whole = False
+    while not whole:  # a busy machine may park again before the copy begins, or in the middle of it
         with contextlib.suppress(WardenError):
-            await pull(ctx, job)
+            pulled = await pull(ctx, job)
+            whole = not (pulled.missing or pulled.received.problems)
     assert read_job(ctx.ledger, job).state is Job.SUCCEEDED
     assert launches(said) == [(job, 1)]
     assert list((ctx.home / "artifacts" / job).rglob("model.safetensors"))

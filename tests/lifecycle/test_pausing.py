@@ -350,8 +350,8 @@ async def test_nothing_is_started_above_what_was_approved_and_the_caps(house: Pa
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": poor})
     lease = read_job(house.ctx.ledger, job).lease
     assert lease is not None
-    seen = house.ctx.seen[lease]
-    house.ctx.seen[lease] = seen.model_copy(update={"cost_usd": 34.0})
+    at, seen = house.ctx.seen[lease]
+    house.ctx.seen[lease] = at, seen.model_copy(update={"cost_usd": 34.0})
     with pytest.raises(Refused) as refused:
         await resume(house.ctx, job)
     wording(refused, job)

@@ -114,10 +114,10 @@ async def test_a_list_that_asks_nobody_counts_the_night(tmp_path: Path, processe
     house = Ordered(tmp_path / "home", processes, "ask")
     job = await house.proven()
     await house.asks(job)
+    whole = lease_now(house.ctx, f"{job}-i1").cost or 0.0
     house.clock.advance(9 * 3600)
     house.ctx.seen.clear()  # as in a process that has just begun
     (waiting,) = what_waits(house.ctx)
-    whole = lease_now(house.ctx, f"{job}-i1").cost or 0.0
     assert waiting.cost_usd is not None and waiting.price_usd_per_hour is not None
     assert waiting.cost_usd == pytest.approx(whole + 9 * waiting.price_usd_per_hour, rel=0.1) and whole < 2
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clouds.base import PUBLIC_KEY, Fault, Kind
+from clouds.base import PUBLIC_KEY, Fault
 from clouds.runpod import RunPodCloud
 from clouds_kit import CloudContract, CloudRig, known
 from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotSupported
@@ -239,67 +239,10 @@ class TestRunPod(CloudContract):
         rig.cloud.ssh_keys = []
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
 
-    # ------------------------------------------------------------------------------------------------ a date for a stop
-
-    dated = Resources(gpu="H100", disk_gb=80, deadline_s=3600)
-
-    async def test_runpod_stops_a_pod_at_the_deadline(self, rig: CloudRig) -> None:
-        """A stop, which keeps the volume disk; whether this machine still looks or not."""
-        made = known(await rig.provider.create(self.dated, "token-1"))
-        assert made.ends_at == pytest.approx(1_000_000 + 3600) and made.token == "token-1"
-        order = next(a.body["variables"]["input"] for a in rig.cloud.asked if a.line == "POST /graphql mutation")
-        assert order["stopAfter"] == "1970-01-12T14:46:40Z" and "terminateAfter" not in order
-        assert order["volumeInGb"] == 80 and order["volumeMountPath"] == "/workspace" and order["ports"] == "22/tcp"
-        assert order["env"] == [{"key": "PUBLIC_KEY", "value": PUBLIC_KEY}] and order["cloudType"] == "SECURE"
-        await rig.settle()
-        seen = known(await rig.provider.get(made.id))
-        assert seen is not None and seen.state is InstanceState.RUNNING and seen.place is not None
-        rig.clock.time += 3600
-        known(await rig.provider.list())
-        await rig.settle()
-        seen = known(await rig.provider.get(made.id))
-        assert seen is not None and seen.state is InstanceState.STOPPED and seen.meter is False
-
-    async def test_a_dated_pod_on_the_network_volume_is_in_its_data_center(self, rig: CloudRig) -> None:
-        known(await rig.provider.create(self.dated.model_copy(update={"durable_storage": True}), "token-1"))
-        order = next(a.body["variables"]["input"] for a in rig.cloud.asked if a.line == "POST /graphql mutation")
-        assert (order["networkVolumeId"], order["dataCenterId"], order["volumeInGb"]) == ("vol1", "EU-RO-1", 0)
-
-    @pytest.mark.parametrize(
-        ("match", "status", "body"),
-        [
-            ("graphql", 401, b'{"errors": [{"message": "x"}], "detail": "no"}'),
-            ("graphql", 410, b'{"title": "Gone", "status": 410, "detail": "GraphQL has ended"}'),
-            ("graphql mutation", 200, b'{"errors": [{"message": "Field stopAfter is not defined by type Pod"}]}'),
-        ],
-    )
-    async def test_without_the_older_interface_a_pod_has_no_date(
-        self, rig: CloudRig, match: str, status: int, body: bytes
-    ) -> None:
-        rig.cloud.faults = [Fault("other", match, count=9, status=status, body=body)]
-        made = known(await rig.provider.create(self.dated, "token-1"))
+    async def test_no_date_is_given_that_runpod_does_not_keep(self, rig: CloudRig) -> None:
+        made = known(await rig.provider.create(Resources(gpu="H100", disk_gb=80, deadline_s=3600), "token-1"))
         assert made.ends_at is None and len(rig.cloud.own) == 1
-        assert any(a.line == "POST /pods" for a in rig.cloud.asked)
-
-    async def test_a_refused_dated_pod_may_have_been_made(self, rig: CloudRig) -> None:
-        failed = b'{"data": {"podFindAndDeployOnDemand": null}, "errors": [{"message": "%s"}]}'
-        for message, refused in ((b"There are no longer any instances available", True), (b"Something broke", False)):
-            rig.cloud.faults = [Fault("other", "graphql mutation", body=failed % message)]
-            if refused:
-                with pytest.raises(NoCapacity, match="no longer any"):
-                    await rig.provider.create(self.dated, "token-1")
-            else:
-                answer = await rig.provider.create(self.dated, "token-1")
-                assert isinstance(answer, Unknown) and "Something broke" in answer.why
-        assert rig.cloud.own == {} and not any(a.line == "POST /pods" for a in rig.cloud.asked)
-
-    @pytest.mark.parametrize("kind", ["lost_reply", "truncated", "error_500", "html", "empty"])
-    async def test_an_unclear_answer_to_a_dated_pod_makes_no_second_one(self, rig: CloudRig, kind: Kind) -> None:
-        rig.cloud.faults = [Fault(kind, "graphql mutation")]
-        assert isinstance(await rig.provider.create(self.dated, "token-1"), Unknown)
-        await rig.settle()
-        assert [i.token for i in known(await rig.provider.find("token-1"))] == ["token-1"]
-        assert len(rig.cloud.own) == 1
+        assert [a.line for a in rig.cloud.asked if a.method == "POST" and "mutation" in a.line] == []
 
     # -------------------------------------------------------------------------------------------------- community cloud
 
@@ -307,9 +250,8 @@ class TestRunPod(CloudContract):
         rig.env["RUNPOD_CLOUD"] = "community"
         quote = known(await rig.provider.quote(self.resources))
         assert quote.price_usd_per_hour == pytest.approx(2.99 / 2) and "Community Cloud" in quote.note
-        for wanted in (self.resources, self.dated):
-            made = known(await rig.provider.create(wanted, f"t-{wanted.deadline_s}"))
-            assert rig.cloud.own[made.id]["order"]["cloud"] == "COMMUNITY"
+        made = known(await rig.provider.create(self.resources, "token-1"))
+        assert rig.cloud.own[made.id]["order"]["cloud"] == "COMMUNITY"
         assert {a.query["cloud"] for a in rig.cloud.asked if a.path == "/catalog/gpus"} == {"COMMUNITY"}
         with pytest.raises(NoCapacity):  # four on one machine at most
             await rig.provider.quote(Resources(gpu="H100", gpu_count=8))

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from gpuwarden.remote.runner.manifest import Problem
+from gpuwarden.remote.runner.manifest import roster as listed
 from runner_kit import linux, runner_file
 
 
@@ -42,6 +44,19 @@ def test_the_roster_follows_no_link_out(folder: Path) -> None:
     assert {r["path"]: r["sha256"] for r in rows} == {"out/best": sha, "out/sub/model": sha}
     assert last["missing"] == ["../status.json", "gone"]
     assert {s["path"] for s in last["skipped"]} == {"out/latest", "out/passwd", "out/up", "out/dangling", "away"}
+
+
+def test_a_folder_that_goes_away_meanwhile_lacks_nothing(folder: Path) -> None:
+    """A disk that is unmounted, or a machine that goes off, is no proof that an output was never written."""
+    (folder / "work").mkdir()
+    (folder / "work" / "a").write_text("x")
+
+    def goes_away(row: dict[str, Any]) -> None:
+        folder.rename(folder.with_name("off"))
+
+    with pytest.raises(Problem) as gone:
+        listed(str(folder), {"paths": ["a", "b"]}, False, goes_away)
+    assert gone.value.code == "not_found"
 
 
 def test_a_work_folder_swapped_for_a_link_opens_nothing(folder: Path) -> None:

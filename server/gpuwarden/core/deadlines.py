@@ -13,6 +13,11 @@ FAR_S: Final = 366 * 86_400.0
 """Ends beyond this horizon are ignored: prices change before."""
 
 
+def utc(at: float) -> str:
+    """Return a time in seconds since the epoch as `2026-11-27 18:05 UTC`."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 @dataclass(frozen=True)
 class Deadline:
     """One deadline of one machine: when it fires (seconds since the epoch), why, and its effect.
@@ -52,7 +57,7 @@ class Funds:
         if self.burn <= 0 or left / self.burn * 3600 > FAR_S:
             return None
         end = self.at + left / self.burn * 3600
-        date = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        date = utc(end)
         least, latest = ("", "") if self.whole else (" or more", " at the latest")
         return Deadline(
             end, f"{self.said}, at {usd_per_hour(self.burn)}{least} it lasts until {date}{latest}", self.effect

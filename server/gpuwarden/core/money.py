@@ -9,8 +9,10 @@ SMALLEST: Final = 0.0001
 """A meter's first minutes cost fractions of a cent; a smaller amount is written as `<$0.0001`."""
 
 
-def usd(amount: float | None) -> str:
+def usd(amount: float | None, estimated: bool = False) -> str:
     """Return an amount, rounded to the cent, below a dollar as exact as it is; `unknown` is never shown as zero."""
+    if estimated and amount is not None:
+        return f"about {usd(amount)}"
     if amount is None:
         return "unknown"
     sign, size = ("-" if amount < 0 else ""), abs(amount)

@@ -141,12 +141,13 @@ class Unattended(Sourced):
     """What ends a machine while nobody looks: the machine itself, or the platform at a date that it was given.
 
     `self_stop`: a command inside, or a key that can do nothing but to this one machine, stops it. `by` says how;
-    `{instance}` in it is the machine's id. `end_date` is what the platform does at the date that gpuwarden gives it.
+    `{instance}` in it is the machine's id. `end_date` is what the platform does at a date that it is given: only an
+    action that a source saw happen counts, and no promise rests on `unreliable`.
     """
 
     self_stop: Fact[bool]
     by: SelfStop | None = None
-    end_date: Fact[Literal["stop", "terminate", "none"]]
+    end_date: Fact[Literal["stop", "terminate", "none", "unreliable"]]
     note: str = ""
 
     @model_validator(mode="after")

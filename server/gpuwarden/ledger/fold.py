@@ -105,9 +105,10 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """One instance's meter as far as it is known. `instance` is the provider's last understood answer.
+    """One instance's meter as far as it is known. `answers` are the provider's, each with its time.
 
-    `account` is the one that rented it; None in a ledger of before that was recorded.
+    `account` is the one that rented it; None in a ledger of before that was recorded. `cost` is the upper bound of its
+    cost so far in US dollars, where the record was read together with the time; `estimated` where that is no bill.
     """
 
     id: str
@@ -117,10 +118,12 @@ class LeaseRecord:
     since: float
     opened_at: float
     instance_id: str | None
-    instance: Instance | None
+    answers: tuple[tuple[float, Instance], ...] = ()
     fingerprint: str | None = None
     """Of the host key that the machine showed at first contact."""
     account: Account | None = None
+    cost: float | None = None
+    estimated: bool = False
 
     @property
     def subject(self) -> str:
@@ -128,9 +131,42 @@ class LeaseRecord:
         return f"lease/{self.id}"
 
     @property
-    def cost(self) -> float | None:
-        """Return the lease's cost by the provider's last answer."""
+    def instance(self) -> Instance | None:
+        """Return the provider's last answer."""
+        return self.answers[-1][1] if self.answers else None
+
+    @property
+    def billed(self) -> float | None:
+        """Return the cost by the provider's last answer, in US dollars; its books may lag behind."""
         return self.instance.cost_usd if self.instance else None
+
+    @property
+    def price(self) -> float | None:
+        """Return the last hourly price that the provider reported, in US dollars; zero means unknown."""
+        prices = (seen.price_usd_per_hour for _, seen in reversed(self.answers))
+        return next((price for price in prices if price is not None and price > 0), None)
+
+    def cost_by(self, until: float, price: float | None = None) -> float | None:
+        """Return the upper bound of the cost until a time: the provider's figure, and the price for the time since.
+
+        It never falls while the machine may bill, whatever the provider answers or leaves unanswered; the bill of one
+        that is off replaces it. It counts from the order, because a machine may be found long after that, and with
+        `price` until the provider names one. None where neither a price nor a figure is known.
+        """
+        if not price:
+            named = (seen.price_usd_per_hour for _, seen in self.answers)
+            price = next((value for value in named if value is not None and value > 0), None)
+        total, rate, at = 0.0, price or 0.0, self.opened_at
+        for when, seen in self.answers:
+            total, bill = total + rate * max(0.0, when - at) / 3600, seen.cost_usd or 0.0
+            total = bill if seen.meter is False and bill > 0 else max(total, bill)
+            if seen.price_usd_per_hour is not None and seen.price_usd_per_hour > 0:
+                price = seen.price_usd_per_hour
+            rate = max(0.0, (seen.stopped_usd_per_hour if seen.meter is False else price) or 0.0)
+            at = when
+        if price is None and self.billed is None:
+            return None
+        return total + rate * max(0.0, until - at) / 3600
 
 
 @dataclass(frozen=True)
@@ -281,7 +317,6 @@ def fold_lease(lease_id: str, events: Events) -> LeaseRecord | None:
     if not isinstance(opened, LeaseOpened):
         raise ValueError("the first event does not open a lease")
     seen = answers(events)
-    instance = seen[-1][1] if seen else None
     trusted = next((e.data for e in events if isinstance(e.data, HostTrusted)), None)
     bound = latest(events, LeaseAccount)
     return LeaseRecord(
@@ -291,8 +326,8 @@ def fold_lease(lease_id: str, events: Events) -> LeaseRecord | None:
         state=Lease(moves[-1].state or ""),
         since=moves[-1].at,
         opened_at=moves[0].at,
-        instance_id=instance.id if instance else None,
-        instance=instance,
+        instance_id=seen[-1][1].id if seen else None,
+        answers=tuple(seen),
         fingerprint=trusted.fingerprint if trusted else None,
         account=bound.account if bound else opened.account,
     )

@@ -61,8 +61,8 @@ class Context:
     """Of the policy file in force; of the values themselves where the policy came from no file."""
     notices: tuple[Notice, ...] = ()
     """What there is to say about the policy: ignored variables, another file or ledger than the recorded one."""
-    seen: dict[str, Instance] = field(default_factory=dict)
-    """By lease: the provider's last answer to this process. The ledger keeps only what changed a belief."""
+    seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
+    """By lease: the provider's last answer to this process, with its time. The ledger keeps what changed a belief."""
     unseen: dict[str, str] = field(default_factory=dict)
     """By lease: why this process's last look at its instance told nothing."""
     observed: dict[str, Observation] = field(default_factory=dict)

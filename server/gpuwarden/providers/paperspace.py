@@ -77,8 +77,6 @@ class _Machine(_MachineId):
     machineType: str | None = None  # noqa: N815
     usageRate: float | None = None  # noqa: N815
     storageRate: float | None = None  # noqa: N815
-    autoShutdownEnabled: Any = None  # noqa: N815
-    autoShutdownTimeout: Any = None  # noqa: N815
 
 
 class _Wrapped(ResponseModel):
@@ -213,7 +211,7 @@ class Paperspace(Rented):
         if isinstance(answer, Unknown):
             return answer
         made = answer.value.data if isinstance(answer.value, _Wrapped) else answer.value
-        seen = self._view(made).model_copy(update={"token": token, **self._end(order, made)})
+        seen = self._view(made).model_copy(update={"token": token})
         if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply is as old as the request
             seen = seen.model_copy(update={"state": _S.BOOTING, "meter": None})
         return Known(seen)
@@ -304,16 +302,6 @@ class Paperspace(Rented):
             )
         return Known(given or usual[-1].id)
 
-    def _end(self, order: dict[str, object], made: _Machine) -> dict[str, object]:
-        """Return the requested shutdown time, unless the reply differs: Paperspace may ignore unknown fields."""
-        hours = order.get("autoShutdownTimeout")
-        if not isinstance(hours, int):
-            return {}
-        off, other = made.autoShutdownEnabled is False, made.autoShutdownTimeout not in (None, hours, str(hours))
-        if off or other:
-            return {"why": f"state {made.state}; Paperspace did not take the shutdown after {hours} h"}
-        return {"ends_at": self.clock.now() + hours * 3600}
-
     async def _patch(self, id: str, verb: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("Paperspace", id)
@@ -349,8 +337,9 @@ class Paperspace(Rented):
             "startOnCreate": True,
             "autoShutdownEnabled": False,
         }
-        # Paperspace's own shutdown at the deadline, in whole hours rounded up; off where its longest ends earlier. The
-        # fields are those of DigitalOcean's own documentation; descriptions by others name them differently.
+        # Paperspace's own shutdown at the deadline, in whole hours rounded up; off where its longest ends earlier. No
+        # time is promised for it: nobody was found who saw it act on a machine. The fields are those of DigitalOcean's
+        # documentation; descriptions by others name them differently.
         if resources.deadline_s is not None and (hours := math.ceil(resources.deadline_s / 3600)) <= MOST_HOURS:
             order |= {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}
         for field, name in (("networkId", "PAPERSPACE_NETWORK"), ("startupScriptId", "PAPERSPACE_STARTUP_SCRIPT")):

@@ -16,13 +16,12 @@ The API has no price cap and no interruptible Pods; a cap is compared with the l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, NotFound, NotSupported, WardenError, nothing_sent
+from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError, nothing_sent
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
@@ -54,9 +53,6 @@ CONTAINER_DISK_GB: Final = 50
 VOLUME_DISK_GB: Final = 50
 BALANCE: Final = "query { myself { clientBalance currentSpendPerHr } }"
 WHOSE: Final = "query { myself { id } }"
-DEPLOY: Final = """mutation createPod($input: PodFindAndDeployOnDemandInput!) {
-  podFindAndDeployOnDemand(input: $input) { id name costPerHr }
-}"""
 Cloud = Literal["SECURE", "COMMUNITY"]
 STATES: Final = {
     "PROVISIONING": _S.BOOTING,
@@ -192,27 +188,6 @@ class _Whose(ResponseModel):
     errors: None = None
 
 
-class _Deployed(ResponseModel):
-    id: Ident
-    name: str
-    costPerHr: float | None  # noqa: N815
-
-
-class _Deployment(ResponseModel):
-    podFindAndDeployOnDemand: _Deployed | None  # noqa: N815
-
-
-class _Error(ResponseModel):
-    message: str
-
-
-class _DeployReply(ResponseModel):
-    """A reply of GraphQL to a deployment. Without `data` it was refused before anything was carried out."""
-
-    data: _Deployment | None = None
-    errors: tuple[_Error, ...] = ()
-
-
 class _Keys(ResponseModel):
     keys: tuple[str, ...]
 
@@ -301,10 +276,6 @@ class RunPod(Rented):
                     do(Action.LEAVE_OUT_ARGUMENT, name="options"),
                 )
         order = self._order(label, resources, offer.value, volume.value)
-        if resources.deadline_s is not None:
-            dated = await self._create_dated(order, self.clock.now() + resources.deadline_s)
-            if dated is not None:
-                return dated
         try:
             answer = await self.client.ask("POST", "/pods", _Pod, body=order, creates=True)
         except BadRequest as refusal:
@@ -409,42 +380,6 @@ class RunPod(Rented):
             raise NotSupported("RunPod's network volumes exist in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
         return cast("Cloud", cloud)
 
-    async def _create_dated(self, order: dict[str, Any], stop_at: float) -> Answer[Instance] | None:
-        """Rent a Pod that RunPod stops at a date. None: nothing was made, and the older API has no such Pods now.
-
-        The stop keeps the volume disk; an end (`terminateAfter`) would lose it.
-        """
-        try:
-            if isinstance(await self.account_id(), Unknown):
-                return None
-        except AuthFailed:  # this key may use REST only
-            return None
-        date = datetime.fromtimestamp(stop_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = {"query": DEPLOY, "variables": {"input": {**_deployment(order), "stopAfter": date}}}
-        answer = await self.graph.ask("POST", "/graphql", _DeployReply, body=body, creates=True)
-        if isinstance(answer, Unknown):
-            return answer
-        reply = answer.value
-        why = "; ".join(error.message for error in reply.errors)
-        if reply.data is None:
-            return None if reply.errors else Unknown("RunPod answered a deployment with nothing")
-        made = reply.data.podFindAndDeployOnDemand
-        if made is None and any(word in why.casefold() for word in _CAPACITY):
-            raise NoCapacity(f"RunPod refused the request: {line(why, 300)}", "Try another GPU, or later.")
-        if made is None:
-            return Unknown(f"RunPod answered a deployment without a Pod: {line(why, 300)}")
-        return Known(
-            Instance(
-                id=made.id,
-                token=self.token_in(made.name),
-                state=_S.BOOTING,
-                price_usd_per_hour=positive_price(made.costPerHr),
-                created_at=self.clock.now(),
-                ends_at=stop_at,
-                why=f"rented; RunPod stops it at {date}",
-            )
-        )
-
     async def _volume(self) -> Answer[_Volume | None]:
         """Return the network volume for durable storage. Raises BadRequest where it is not clear which."""
         wanted = self.env.get("RUNPOD_NETWORK_VOLUME") or DURABLE_NAME
@@ -533,29 +468,6 @@ class RunPod(Rented):
             return None
         cost = answer.value.metadata.totals.totalAmount
         return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod has only its bill")
-
-
-def _deployment(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an order for REST v2 as the older API takes it."""
-    mounts = order["mounts"]
-    network, disk = mounts.get("network", [{}])[0], mounts.get("persistent", {})
-    given: dict[str, Any] = {
-        "name": order["name"],
-        "imageName": order["image"],
-        "cloudType": order["cloud"],
-        "gpuTypeId": order["gpu"]["id"],
-        "gpuCount": order["gpu"]["count"],
-        "containerDiskInGb": order["disk"],
-        "volumeInGb": disk.get("size", 0),
-        "volumeMountPath": disk.get("path") or network.get("path"),
-        "networkVolumeId": network.get("volumeId"),
-        "dataCenterId": next(iter(order.get("dataCenterIds", ())), None),
-        "ports": ",".join(order["ports"]),
-        "env": [{"key": name, "value": value} for name, value in order.get("env", {}).items()],
-        "startSsh": True,
-        "supportPublicIp": True,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _price(kind: _GpuType, resources: Resources, cloud: Cloud) -> float | None:

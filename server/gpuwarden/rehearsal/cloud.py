@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from gpuwarden.core.clock import Clock, ShiftedClock
 from gpuwarden.core.errors import (
@@ -148,7 +148,7 @@ class Cloud:
                 durable=resources.durable_storage,
                 sometimes=s.config.settings.sometimes,
                 usd_per_hour=usd,
-                ends_at=s.now + resources.deadline_s if resources.deadline_s and self._end_date else None,
+                ends_at=s.now + resources.deadline_s if resources.deadline_s and self._takes_end_date else None,
                 residue_usd_per_hour=s.config.settings.residue_usd_per_hour,
                 faults=s.config.faults.on_instance(number),
             )
@@ -302,10 +302,9 @@ class Cloud:
     # ------------------------------------------------------------------------------------------------------ inside
 
     @property
-    def _end_date(self) -> Literal["stop", "terminate"] | None:
-        """Return what the platform does at an end date that it was given."""
-        verb = self.profile.unattended.end_date if self.profile.unattended else None
-        return verb if verb in ("stop", "terminate") else None
+    def _takes_end_date(self) -> bool:
+        """Return whether the platform can be given an end date, whether or not it acts on that."""
+        return self.profile.unattended is not None and self.profile.unattended.end_date != "none"
 
     @property
     def _platform(self) -> str:
@@ -404,9 +403,7 @@ class Cloud:
         """Return the consequences of the machine's files: a step reached, a job ended, a disk filled."""
         if record.state != _S.RUNNING or record.pending:
             return record
-        if record.ends_at is not None and s.now >= record.ends_at:
-            if self._end_date == "terminate":
-                return s.engine.terminate(record, s.now, by_itself=True)
+        if s.config.settings.keeps_end_dates and record.ends_at is not None and s.now >= record.ends_at:
             return s.engine.stop(record.but(ends_at=None), s.now, by_itself=True)
         folder, shared = self._run_root(record), self._shares_run_root(record)
         if any(f.step is not None for f in record.faults):
@@ -524,6 +521,5 @@ class Cloud:
             cost_usd=meter.cost(self.profile, settings, record, s.now),
             created_at=record.created_at,
             running_since=record.since if record.state == _S.RUNNING else None,
-            ends_at=record.ends_at,
             why=record.why,
         )

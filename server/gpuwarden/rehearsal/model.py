@@ -24,7 +24,8 @@ class Settings(Frozen):
     Durations are seconds of the cloud's clock. `time_scale` speeds up money alone: one second of the clock is that
     many seconds on the meter, while boots, graces and resumes keep their length, so that processes get their time.
     `sometimes` decides whether `sometimes` storage is present. More than `calls_per_minute` of the clock are refused as
-    too many; 0 allows any number. `settle_s` is the minimum time between two looks that
+    too many; 0 allows any number. `keeps_end_dates`: an instance is stopped at the end date that it was ordered with;
+    platforms were seen to accept one and to do nothing. `settle_s` is the minimum time between two looks that
     count as a confirmation.
     """
 
@@ -39,6 +40,7 @@ class Settings(Frozen):
     residue_usd_per_hour: float = Field(default=0.02, ge=0)
     capacity: int = Field(default=64, ge=0)
     settle_s: float = Field(default=0.5, ge=0)
+    keeps_end_dates: bool = False
     host_life_s: float = Field(default=3600.0, gt=0)
     calls_per_minute: int = Field(default=0, ge=0)
 

@@ -151,7 +151,7 @@ async def test_a_job_shows_progress_cost_proof_machine_log_and_timeline(http: ht
         assert text in page.text, text
     assert "step 2308 loss" in page.text
     assert view["lists"]["rungs"][0]["key"] == "declared"  # type: ignore[index]
-    assert view["texts"]["to_come"].startswith("$8.1"), "the meter, and the price of what is left"  # type: ignore[index]
+    assert view["texts"]["to_come"].startswith("$8.2"), "the meter, and the price of what is left"  # type: ignore[index]
     assert view["metrics"] == ["loss", "eval_loss", "learning_rate"]
 
 

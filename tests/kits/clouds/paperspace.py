@@ -63,7 +63,6 @@ class PaperspaceTeam(Emulator):
         self.odd: dict[str, dict[str, Any]] = {}
         """What a machine's row says instead."""
         self.retired = False
-        self.deaf_to_shutdown = False
         self.states: dict[str, str] = {}
 
     def unauthorized(self) -> Told:
@@ -215,8 +214,7 @@ class PaperspaceTeam(Emulator):
     def shutdown(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """What became of the order's shutdown. Fields of another name are passed over without a word."""
         hours = order.get("autoShutdownTimeout") if order.get("autoShutdownEnabled") else None
-        taken = hours is not None and not self.deaf_to_shutdown
-        return {"autoShutdownEnabled": taken, "autoShutdownTimeout": hours if taken else None}
+        return {"autoShutdownEnabled": hours is not None, "autoShutdownTimeout": hours}
 
     def need(self, ident: str) -> Instance:
         found = self.see(ident)

@@ -68,15 +68,6 @@ class RunPodCloud(OlderInterface):
         told.headers["Retry-After"] = "12"
         return told
 
-    def handle(self, asked: Asked) -> Told:
-        """Stop and end first what has a date for it."""
-        for ident, own in self.own.items():
-            for name, act in (("stop_after", self.cloud.stop), ("terminate_after", self.cloud.terminate)):
-                if own.get(name) is not None and self.clock.now() >= own[name]:
-                    own[name] = None
-                    act(ident)
-        return super().handle(asked)
-
     def authorized(self, asked: Asked) -> bool:
         """What GPUs cost is public in the older interface; a wrong key is refused everywhere."""
         return super().authorized(asked) or (asked.path == "/graphql" and "authorization" not in asked.headers)

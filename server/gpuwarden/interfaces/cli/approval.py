@@ -190,7 +190,7 @@ def request_facts(view: TeardownView) -> list[str]:
     worst_first = sorted(view.dying, key=lambda f: (f.copied, f.stored))
     found = [
         f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}",
-        f"  the job {view.job.state.told}; cost so far: {usd(lease.cost)}",
+        f"  the job {view.job.state.told}; cost so far: {usd(lease.cost, lease.estimated)}",
         f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:",
     ]
     for file in worst_first[:SHOWN]:

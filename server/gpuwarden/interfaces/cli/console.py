@@ -331,7 +331,7 @@ def _meter(meter: MeterReply) -> str:
         meter.billing
     ]
     price = f" at {usd_per_hour(meter.price_usd_per_hour)}" if meter.billing is not False else ""
-    return f"meter: {mark}{price}, cost so far {usd(meter.cost_usd)} [dim]({meter.state})[/]"
+    return f"meter: {mark}{price}, cost so far {usd(meter.cost_usd, meter.cost_estimated)} [dim]({meter.state})[/]"
 
 
 def pulled(reply: PullReply) -> None:
@@ -373,7 +373,7 @@ def listed(reply: InstancesReply) -> None:
                 f"{shown(row.platform)}\n{shown(row.instance_id or 'id unknown')}",
                 f"{shown(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
                 {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing],
-                f"{usd(row.cost_usd)}\n[dim]{usd_per_hour(row.price_usd_per_hour)}[/]{rest}",
+                f"{usd(row.cost_usd, row.cost_estimated)}\n[dim]{usd_per_hour(row.price_usd_per_hour)}[/]{rest}",
                 f"{its_job}[dim]{shown(row.note)}[/]{clocks}",
             )
         out.print(table)

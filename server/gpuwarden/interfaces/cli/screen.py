@@ -95,7 +95,7 @@ def _jobs(lines: list[JobLineReply]) -> Table:
     table.add_column()
     for line in lines:
         bills = f"[yellow]bills {usd_per_hour(line.price_usd_per_hour)}[/] " if line.billing else ""
-        cost = f"{usd(line.cost_usd)}" if line.cost_usd or line.billing else ""
+        cost = usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else ""
         stays = f" [yellow]{console.shown(' and '.join(line.storage))} bills on[/]" if line.storage else ""
         clocks = "".join(f" [yellow]{local(c.at, '%m-%d %H:%M')} {console.shown(c.effect)}[/]" for c in line.clocks[:1])
         table.add_row(
@@ -158,7 +158,7 @@ def jobs(reply: JobsReply) -> None:
                 f"{console.colored(line.state)} {local(line.since, '%m-%d %H:%M')}",
                 console.shown(line.platform),
                 " ".join([console.shown(what), *progress_parts(line)]),
-                f"{bills}{usd(line.cost_usd)}" if line.cost_usd or line.billing else "-",
+                f"{bills}{usd(line.cost_usd, line.cost_estimated)}" if line.cost_usd or line.billing else "-",
             )
         console.out.print(table)
     console.message(reply)

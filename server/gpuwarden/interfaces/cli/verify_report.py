@@ -10,7 +10,7 @@ from rich.table import Table
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verdict
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain
-from gpuwarden.interfaces.cli.console import colored, out
+from gpuwarden.interfaces.cli import console
 
 SHOWN = 40
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -22,7 +22,9 @@ def show(report: Report) -> None:
         f", newest whole checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )
     count = f"{counted(len(report.files), 'file')}, {report.bytes:,} bytes"
-    out.print(f"{colored(report.verdict)} at level {report.level}: {safe(report.path)}, {count}{newest}")
+    console.out.print(
+        f"{console.colored(report.verdict)} at level {report.level}: {safe(report.path)}, {count}{newest}"
+    )
     _said(report.problems, "red", "")
     _said(report.doubts, "magenta", "unknown: ")
     _said(report.warnings, "yellow", "")
@@ -43,21 +45,21 @@ def show(report: Report) -> None:
         else:
             kind, size = row.layout + ("" if row.step is None else f", step {row.step:,}"), ""
             lines += [f"[yellow]resume: {safe(t)}[/]" for t in row.resume]
-        table.add_row(colored(row.verdict), f"{safe(row.path)} [dim]({safe(kind)})[/]", size, "\n".join(lines))
+        table.add_row(console.colored(row.verdict), f"{safe(row.path)} [dim]({safe(kind)})[/]", size, "\n".join(lines))
     if rows:
-        out.print(table)
+        console.out.print(table)
     if len(rows) > SHOWN:
         bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
-        out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
+        console.out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
     _said(report.proved, "green", "")
     _said(report.not_checked, "dim", "not checked: ")
 
 
 def _said(lines: Sequence[str], style: str, before: str) -> None:
     for text in lines[:SHOWN]:
-        out.print(f"  [{style}]{before}{safe(text)}[/]")
+        console.out.print(f"  [{style}]{before}{safe(text)}[/]")
     if len(lines) > SHOWN:
-        out.print(f"  and {len(lines) - SHOWN:,} more")
+        console.out.print(f"  and {len(lines) - SHOWN:,} more")
 
 
 def safe(text: str) -> str:

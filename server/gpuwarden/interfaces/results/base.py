@@ -127,7 +127,7 @@ class RefusalReply(ErrorReply):
 
 
 class MeterReply(BaseModel):
-    """An instance's meter. `billing` null means unknown, which counts as yes.
+    """An instance's meter. `billing` null means unknown, which counts as yes; an estimated cost is an upper bound.
 
     `host_key` is the fingerprint of the only host key that is accepted from the machine.
     """
@@ -137,6 +137,7 @@ class MeterReply(BaseModel):
     instance_id: str | None = None
     price_usd_per_hour: float | None = None
     cost_usd: float | None = None
+    cost_estimated: bool = False
     host_key: str | None = None
 
 
@@ -201,5 +202,6 @@ def meter_of(lease: LeaseRecord) -> MeterReply:
         instance_id=named(lease.instance_id) if lease.instance_id else None,
         price_usd_per_hour=seen.price_usd_per_hour if seen else None,
         cost_usd=lease.cost,
+        cost_estimated=lease.estimated,
         host_key=lease.fingerprint,
     )

@@ -34,6 +34,7 @@ class InstanceReply(BaseModel):
     billing: bool | None
     price_usd_per_hour: float | None = None
     cost_usd: float | None = None
+    cost_estimated: bool = False
     since: float | None = None
     job_id: str | None = None
     job_state: str | None = None
@@ -110,6 +111,7 @@ def instance_reply(row: Row) -> InstanceReply:
         billing=row.billing,
         price_usd_per_hour=row.price_usd_per_hour,
         cost_usd=row.cost_usd,
+        cost_estimated=row.lease is not None and row.lease.estimated,
         since=row.since,
         job_id=row.job.id if row.job else None,
         job_state=row.job.state if row.job else None,

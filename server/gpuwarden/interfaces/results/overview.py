@@ -62,6 +62,7 @@ class JobLineReply(Guided):
     remaining_s: float | None = None
     gpu_percent: float | None = None
     cost_usd: float | None = None
+    cost_estimated: bool = False
     price_usd_per_hour: float | None = None
     billing: bool = False
     clocks: list[ClockReply] = Field(default_factory=list)
@@ -176,6 +177,7 @@ def job_line(line: JobLine) -> JobLineReply:
         remaining_s=max(0.0, seen.eta_at - seen.at) if seen and seen.eta_at else None,
         gpu_percent=seen.beat.gpu_util if seen and seen.beat else None,
         cost_usd=line.cost_usd,
+        cost_estimated=line.estimated,
         price_usd_per_hour=line.price_usd_per_hour,
         billing=line.billing,
         clocks=[clock_reply(clock) for clock in line.clocks],

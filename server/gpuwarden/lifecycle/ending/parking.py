@@ -25,7 +25,7 @@ from gpuwarden.ledger.events import (
 )
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
-from gpuwarden.lifecycle.monitoring.meter import lease_now, look, price_of, spent
+from gpuwarden.lifecycle.monitoring.meter import lease_now, look
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
@@ -154,10 +154,10 @@ def _too_dear(ctx: Context, job: JobRecord) -> str:
     from gpuwarden.lifecycle.submission.budgets import over_caps
 
     assert job.lease is not None
-    price, cost = price_of(ctx, lease_now(ctx, job.lease)), spent(ctx, job.lease)
-    if price is None or cost is None:
+    lease = lease_now(ctx, job.lease)
+    if lease.price is None or lease.cost is None:
         return "its price is unknown"
-    total = cost + price * FETCH_H
+    total = lease.cost + lease.price * FETCH_H
     if job.worst_cost is not None and total <= job.worst_cost:
         return ""
     return over_caps(ctx, job.spec, total, job.person, of=(job.id,))

@@ -8,7 +8,7 @@ from gpuwarden.core.errors import Refused
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.ledger.events import JobAccepted, JobPaused, JobPreempted, JobSubmitted, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
+from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.submission.budgets import DAY_S, over_caps
 from gpuwarden.lifecycle.team import unlisted
@@ -39,7 +39,8 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
     left = None if limit is None else max(SHORTEST_S, round(limit - ran))
     if job.lease is None:
         return Attempt(left, None)
-    price, cost = price_of(ctx, lease_now(ctx, job.lease)), spent(ctx, job.lease)
+    lease = lease_now(ctx, job.lease)
+    price, cost = lease.price, lease.cost
     if price is None or cost is None:
         raise _refused(job, "its price is unknown")
     ends = [cost + price * left / 3600] if left is not None else []

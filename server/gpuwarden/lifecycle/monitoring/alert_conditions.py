@@ -9,6 +9,7 @@ from typing import Final
 
 from anyio.lowlevel import checkpoint
 
+from gpuwarden.core.deadlines import utc
 from gpuwarden.core.guidance import Action, NextStep, do, steps
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
@@ -34,7 +35,7 @@ from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.diagnose import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
-from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
+from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.notify import record
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
@@ -245,7 +246,7 @@ def _observed_conditions(
 
 def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
     """Yield what is so of a machine: it bills for nothing, can't be seen, met a cap, came back, or ends soon."""
-    watch, cost = ctx.policy.watch, spent(ctx, lease.id)
+    watch, cost = ctx.policy.watch, lease.cost
     machine, seen = f"the machine of {job.id} on {lease.platform}", lease.instance
     rate = "" if seen is None or seen.price_usd_per_hour is None else f", {usd_per_hour(seen.price_usd_per_hour)}"
     if job.state in AT_REST and lease.state is not Lease.STOPPING:
@@ -269,8 +270,11 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     unseen = ctx.unseen.get(lease.id, "")
     if lease.state is Lease.UNVERIFIED or unseen:
         why = f" ({line(unseen, 200)})" if unseen else ""
-        text = f"{machine} can't be seen{why}; it counts as billing. Look at the platform's console."
-        since = lease.since if lease.state is Lease.UNVERIFIED else None
+        since = lease.answers[-1][0] if lease.answers else lease.opened_at
+        text = (
+            f"{lease.platform} has not answered about the machine of {job.id} since {utc(since)}{why}. "
+            f"It counts as billing, {usd(cost, lease.estimated)} so far. Look at the platform's console."
+        )
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
@@ -367,7 +371,7 @@ async def billed_today(ctx: Context, *, pretend: bool) -> float:
 
 
 def _last_day(ctx: Context, lease: LeaseRecord) -> float:
-    cost = spent(ctx, lease.id)
+    cost = lease.cost
     if cost is None or (lease.state not in LIVE_LEASES and not _recent(ctx, lease.since)):
         return 0.0
     price = lease.instance.price_usd_per_hour if lease.instance else None

@@ -6,11 +6,11 @@ from gpuwarden.core.deadlines import Deadline
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.ledger.fold import answers
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 
 OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
+SET_BY_PLATFORM = "the end that the platform has set"
 
 
 def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
@@ -18,7 +18,7 @@ def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
     if lease.instance is None or lease.instance.state not in OFF:
         return None
     first: float | None = None
-    for at, instance in reversed(answers(ctx.ledger.history(lease.subject))):
+    for at, instance in reversed(lease.answers):
         if instance.state not in OFF:
             break
         first = at
@@ -52,13 +52,10 @@ def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadlin
         if not (clock.without_timeout and job.spec.timeout_s) and (at := clock.fires_at(created, off)) is not None
     ]
     ends_at = lease.instance.ends_at if lease.instance else None
-    if ends_at is None:  # some platforms report it only in their answer to the create
-        seen = answers(ctx.ledger.history(lease.subject))
-        ends_at = next((instance.ends_at for _, instance in reversed(seen) if instance.ends_at), None)
     if ends_at is not None:
         effect = "the machine is stopped or ended, and with it the job"
         most_s = longest_run_s(ctx, job.spec) if profile else None
         running = off is None and job.state not in TERMINAL_JOBS
         after_job = running and most_s is not None and ends_at >= lease.opened_at + most_s
-        found.append(Deadline(ends_at, "the end that the platform has set", effect, after_job))
+        found.append(Deadline(ends_at, SET_BY_PLATFORM, effect, after_job))
     return tuple(sorted(found, key=lambda c: c.at))

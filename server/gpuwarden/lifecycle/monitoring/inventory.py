@@ -258,7 +258,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
         if ctx.ledger.readable_only is not None:  # what can't be recorded is kept in this process
             for instance in answer.value:
                 if (lease := _lease_of(ctx, platform, instance)) is not None:
-                    ctx.seen.setdefault(lease.id, instance)
+                    ctx.seen.setdefault(lease.id, (ctx.clock.now(), instance))
         trouble.update(await _reopen(ctx, platform, answer.value))
         mine = [lease for lease in there if lease.platform == platform]
         await look_at_funds(ctx, platform, answer.value, mine)

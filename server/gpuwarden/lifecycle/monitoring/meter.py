@@ -26,15 +26,17 @@ from gpuwarden.ledger.events import (
     LeaseUnverified,
     VerbSent,
 )
-from gpuwarden.ledger.fold import answers, ended_as
+from gpuwarden.ledger.fold import ended_as
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
-from gpuwarden.lifecycle.records import LeaseRecord, read_lease
+from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
 ENDED = frozenset({InstanceState.GONE})
 UNSEEN_S = 60.0
 """Seconds at the full price by which the bill of a machine that is off may grow late."""
+PRICE_CHANGE, CENT = 0.01, 0.01
+"""From which difference on a new price or a higher bill is recorded: a share, and US dollars."""
 
 
 async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
@@ -61,13 +63,19 @@ async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     ctx.unseen.pop(lease_id, None)
     instance = answer.value
     if instance is not None:
-        ctx.seen[lease_id] = instance
+        ctx.seen[lease_id] = ctx.clock.now(), instance
     if instance is None or instance.state in ENDED:
         _confirm(ctx, lease, "gone", instance)
         return Known(None)
     if instance.meter is False and _rests(ctx, lease, instance) and not given_back(ctx, lease):
         _confirm(ctx, lease, "stopped", instance)
         return answer
+    _record_alive(ctx, lease, instance)
+    return answer
+
+
+def _record_alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
+    """Record what an instance that may bill shows anew: that it is back, its state, its address, its price."""
     before, last = lease.instance, ctx.ledger.last(lease.subject, LeaseLook)
     if last is not None and last.data.saw != "alive":
         ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
@@ -78,61 +86,40 @@ async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
         ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
     elif before is None or before.state is not instance.state or instance.place not in (None, before.place):
         ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))  # it may come back at another port
-    return answer
+    elif _dearer(ctx, lease, instance):
+        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))
 
 
 def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
-    """Return a lease with the freshest answer that this process has heard, such as the cost so far."""
+    """Return a lease with the freshest answer that this process has heard, and its cost by now."""
     lease = read_lease(ctx.ledger, lease_id)
-    return replace(lease, instance=ctx.seen.get(lease_id, lease.instance))
+    heard = ctx.seen.get(lease_id)
+    if heard is not None and (not lease.answers or heard[0] >= lease.answers[-1][0]):
+        lease = replace(lease, answers=(*lease.answers, heard))
+    if gone := believed(ctx, lease_id) == "gone":
+        if lease.billed is not None and lease.billed > 0:
+            return replace(lease, cost=lease.billed)
+        cost = lease.cost_by(lease.since) if lease.answers else None
+    else:
+        cost = lease.cost_by(ctx.clock.now(), read_job(ctx.ledger, lease.job_id).price)
+    return replace(lease, cost=cost, estimated=cost is not None and (gone or cost != lease.billed))
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
-    """Return what a lease has cost: the provider's figure, else price times the time that it was seen to bill.
-
-    A word of nothing, or of less, is none: books lag behind, and a cap that waits for them is met by nobody.
-    """
-    lease = lease_now(ctx, lease_id)
-    price = price_of(ctx, lease)
-    if lease.cost is not None and lease.cost > 0:
-        return lease.cost
-    if price is None:
-        return lease.cost if lease.cost == 0 else None
-    end = lease.since if believed(ctx, lease_id) == "gone" else ctx.clock.now()
-    seen = answers(ctx.ledger.history(lease.subject))
-    total = 0.0
-    for (at, then), until in zip(seen, [*(later for later, _ in seen[1:]), end], strict=True):
-        off = then.meter is False
-        rate = (then.stopped_usd_per_hour or 0.0) if off else (then.price_usd_per_hour or price)
-        total += max(0.0, rate) * max(0.0, until - at) / 3600
-    return total
-
-
-def spent_by_now(ctx: Context, lease_id: str) -> float | None:
-    """Return what a lease has cost, with the time since the provider's figure where only the ledger has that.
-
-    For a list that asks nobody: after a night its figures would be those of the evening.
-    """
-    cost, lease = spent(ctx, lease_id), lease_now(ctx, lease_id)
-    seen, price = answers(ctx.ledger.history(lease.subject)), price_of(ctx, lease)
-    old = lease_id not in ctx.seen and lease.state in LIVE_LEASES and (lease.cost or 0.0) > 0
-    if cost is None or price is None or not seen or not old:
-        return cost
-    at, last = seen[-1]
-    rate = (last.stopped_usd_per_hour or 0.0) if last.meter is False else price
-    return cost + rate * max(0.0, ctx.clock.now() - at) / 3600
-
-
-def price_of(ctx: Context, lease: LeaseRecord) -> float | None:
-    """Return the last hourly price that the provider reported for a machine; zero means unknown."""
-    prices = [instance.price_usd_per_hour for _, instance in answers(ctx.ledger.history(lease.subject))]
-    prices.append(lease.instance.price_usd_per_hour if lease.instance else None)
-    return next((p for p in reversed(prices) if p is not None and p > 0), None)
+    """Return the upper bound of a lease's cost so far, in US dollars, on which every cap acts. None: unknown."""
+    return lease_now(ctx, lease_id).cost
 
 
 def believed(ctx: Context, lease_id: str) -> str | None:
     """Return the state of an ended lease's machine: `gone`, or `stopped` with its disk. None: live."""
     return ended_as(ctx.ledger.history(f"lease/{lease_id}"))
+
+
+def _dearer(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
+    """Return whether an answer changes the cost by the ledger alone: recorded, every process shows the same figure."""
+    price, now = instance.price_usd_per_hour, lease.cost_by(ctx.clock.now()) or 0.0
+    changed = price is not None and price > 0 and abs(price - (lease.price or 0.0)) > PRICE_CHANGE * price
+    return changed or (instance.cost_usd or 0.0) > now * (1 + PRICE_CHANGE) + CENT
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
@@ -158,7 +145,7 @@ def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
     A person may start it in the console and stop it again while nobody looks from here, and what was written meanwhile
     is only on its disk.
     """
-    ended, price = ctx.ledger.last(lease.subject, LeaseStopped), price_of(ctx, lease)
+    ended, price = ctx.ledger.last(lease.subject, LeaseStopped), lease.price
     if ended is None or ended.data.instance is None or price is None:
         return ""
     before, now, disk = ended.data.instance.cost_usd, instance.cost_usd, instance.stopped_usd_per_hour
@@ -195,7 +182,7 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
         _record(ctx, lease, LeaseLook(saw=saw, cost=billed), instance)
     elif now - last.at >= settle_s:
         why = f"seen {saw} twice, {now - last.at:.1f} s apart"
-        cost = instance.cost_usd if instance and instance.cost_usd is not None else lease_now(ctx, lease.id).cost
+        cost = instance.cost_usd if instance and instance.cost_usd is not None else lease_now(ctx, lease.id).billed
         if lease.state in LIVE_LEASES:
             _record(ctx, lease, LeaseStopped(saw=saw, why=why, cost_usd=cost), instance)
         else:

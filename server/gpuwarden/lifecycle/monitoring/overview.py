@@ -15,7 +15,7 @@ from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
 from gpuwarden.lifecycle.monitoring.inventory import Row as Machine
-from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent_by_now
+from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.spending import charges, month_start, total
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
@@ -29,12 +29,16 @@ MAX_SCANNED = 2_000
 
 @dataclass(frozen=True)
 class JobLine:
-    """One job in a list. `cost_usd` is of all its machines, None where unknown; `billing` counts unknown as yes."""
+    """One job in a list. `cost_usd` is of all its machines, None where unknown; `billing` counts unknown as yes.
+
+    `estimated` marks a cost that is an upper bound, and not the platform's figure.
+    """
 
     job: JobRecord
     cost_usd: float | None
     price_usd_per_hour: float | None
     billing: bool
+    estimated: bool
     seen: Observation | None = None
     clocks: tuple[Deadline, ...] = ()
     ending: Arranged | None = None
@@ -110,11 +114,12 @@ def line_of(ctx: Context, job: JobRecord) -> JobLine:
     """Return a job with its meter."""
     leases = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
-    known = [spent_by_now(ctx, lease.id) for lease in leases]
-    prices = [price for lease in live if (price := price_of(ctx, lease)) is not None]
+    known = [lease.cost for lease in leases]
+    prices = [lease.price for lease in live if lease.price is not None]
     return JobLine(
         job,
         cost_usd=None if None in known else sum(cost or 0.0 for cost in known),
+        estimated=any(lease.estimated for lease in leases),
         price_usd_per_hour=sum(prices) if prices else None,
         billing=any(lease.instance is None or lease.instance.meter is not False for lease in live),
         seen=ctx.observed.get(job.id),

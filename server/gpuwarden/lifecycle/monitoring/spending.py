@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 
 from gpuwarden.core.states import LIVE_LEASES
 from gpuwarden.lifecycle.context import REHEARSAL, Context
-from gpuwarden.lifecycle.monitoring.meter import spent, spent_by_now
-from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
+from gpuwarden.lifecycle.records import lease_ids, read_job
 from gpuwarden.people import person_of
 
 MAX_DAYS = 400
@@ -100,9 +100,9 @@ def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
         yield _Bill(ended.job, ended.platform, ended.project, ended.opened, ended.since, cost, person_of(ended.actor))
     resting = [name.removeprefix("lease/") for name in ctx.ledger.resting()]
     for lease_id in (*lease_ids(ctx.ledger, *LIVE_LEASES), *resting):
-        lease = read_lease(ctx.ledger, lease_id)
-        job, cost = read_job(ctx.ledger, lease.job_id), spent_by_now(ctx, lease_id)
-        yield _Bill(job.id, lease.platform, job.spec.project, lease.opened_at, now, cost, job.person)
+        lease = lease_now(ctx, lease_id)
+        job = read_job(ctx.ledger, lease.job_id)
+        yield _Bill(job.id, lease.platform, job.spec.project, lease.opened_at, now, lease.cost, job.person)
 
 
 def split_by_day(bill: _Bill, since: float, until: float, days: _Days) -> Iterator[Charge]:

@@ -15,7 +15,7 @@ from gpuwarden.ledger.events import EndingAnnounced, ReceiptIssued, TeardownAwai
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.execution.situation import standing_order
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, price_of, spent_by_now
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.notify import ends_at
 from gpuwarden.lifecycle.records import read_job, read_receipt, read_teardown, receipt_used
 
@@ -57,7 +57,7 @@ def what_waits(ctx: Context) -> list[Waiting]:
 def _teardown(ctx: Context, ticket: str) -> Waiting:
     record = read_teardown(ctx.ledger, ticket)
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
-    price, cost = price_of(ctx, lease), spent_by_now(ctx, lease.id)
+    price, cost = lease.price, lease.cost
     off = believed(ctx, lease.id) == "stopped"
     if off:
         price = lease.instance.stopped_usd_per_hour if lease.instance else None

@@ -11,7 +11,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.ledger.events import ApprovalGranted, ReceiptIssued, ResumeRequested
 from gpuwarden.lifecycle.context import REHEARSAL, Context
-from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
+from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
 from gpuwarden.lifecycle.team import allowances, person_here, unlisted
 
@@ -131,22 +131,22 @@ def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
     rests = job.state in TERMINAL_JOBS or (job.state is Job.PAUSED and not job.resume_requested)
     if resumed is None or resumed.data.worst_cost is None or rests:
         return 0.0
-    here = sum(spent(ctx, lease.id) or 0.0 for lease in leases if lease.id == job.lease)
+    here = sum(lease.cost or 0.0 for lease in leases if lease.id == job.lease)
     return max(0.0, resumed.data.worst_cost - here)
 
 
 def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
     """Return what a job has cost and may still cost, in US dollars."""
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
-    costs = {lease.id: max(spent(ctx, lease.id) or 0.0, _billed(ctx, job, lease, lease.opened_at)) for lease in leases}
-    cost, before = sum(costs.values()), sum(costs[lease.id] for lease in leases if lease not in live)
+    cost = sum(lease.cost or 0.0 for lease in leases)
+    before = sum(lease.cost or 0.0 for lease in leases if lease not in live)
     if job.state in TERMINAL_JOBS:
         if not live:
             return cost
         # An ended job's machines bill until a person may have released them; else short jobs would cost nothing.
-        cost += sum((price_of(ctx, lease) or job.price or 0.0) * IDLE_H for lease in live)
+        cost += sum((lease.price or job.price or 0.0) * IDLE_H for lease in live)
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
-    dearest = max((price_of(ctx, lease) or 0.0 for lease in leases), default=0.0)
+    dearest = max((lease.price or 0.0 for lease in leases), default=0.0)
     times = max(1.0, dearest / job.price) if job.price else 1.0
     # a relaunch may cost as much again as the job was to cost on the machine that was taken
     return (before if live else 0.0) + max(
@@ -159,7 +159,7 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
     Where no price is reported any more, the last one counts, or the one that was checked.
     """
-    price = price_of(ctx, lease) or job.price
+    price = lease.price or job.price
     if lease.state not in LIVE_LEASES or price is None:
         return 0.0
     return price * (ctx.clock.now() - max(since, lease.opened_at)) / 3600

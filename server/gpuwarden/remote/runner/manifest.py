@@ -174,6 +174,8 @@ def roster(folder: str, request: Json, digests: bool, emit: Callable[[Json], Non
     found = Roster(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
     for path in request.get("paths") or []:
         found.add(path)
+    if not os.path.isdir(folder):  # its disk was unmounted meanwhile: what is missing now may well exist
+        raise Problem("not_found", f"the run folder went away while its files were listed: {folder}")
     return {
         "ok": True, "taken_at": taken, "files": len(found.seen), "missing": found.missing,
         "skipped": found.skipped, "more_skipped": found.more_skipped,

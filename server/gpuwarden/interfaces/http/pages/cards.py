@@ -32,7 +32,6 @@ from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import notices
 from gpuwarden.lifecycle.monitoring.check import Checked
-from gpuwarden.lifecycle.monitoring.overview import line_of
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.store import Curve
 
@@ -124,29 +123,23 @@ async def job_card(ctx: Context, seen: Checked) -> View:
 async def machines_card(ctx: Context, reply: InstancesReply) -> View:
     """Return the view of every machine. The meter counts what bills, or may."""
     reply = warned(reply.model_copy(), notices(ctx), in_commands)
-    # As the platform says, or else as the price and the hours come to.
-    costs = [
-        row.cost_usd
-        if row.cost_usd is not None or row.job_id is None
-        else line_of(ctx, read_job(ctx.ledger, row.job_id)).cost_usd
-        for row in reply.instances
-    ]
-    rows = [machine_row(row, cost) for row, cost in zip(reply.instances[:ROWS], costs[:ROWS], strict=True)]
+    rows = [machine_row(row) for row in reply.instances[:ROWS]]
     for row in [row for row in rows if row["job"]][:FOLLOWED]:
         row |= await anyio.to_thread.run_sync(_progress, ctx, row["job"])
-    billing = [(row, cost) for row, cost in zip(reply.instances, costs, strict=True) if row.billing is not False]
-    hidden = sum(cost is None or row.price_usd_per_hour is None for row, cost in billing)
-    rate = sum(row.price_usd_per_hour or 0.0 for row, _ in billing)
+    over = len(reply.instances) - ROWS
+    billing = [row for row in reply.instances if row.billing is not False]
+    hidden = sum(row.cost_usd is None or row.price_usd_per_hour is None for row in billing)
+    rate = sum(row.price_usd_per_hour or 0.0 for row in billing)
     return {
         "card": "machines",
         "texts": {
             "message": shown(reply.message),
             "rate": usd_per_hour(rate) if billing else "",
             "hidden": f"without {counted(hidden, 'machine')} of unknown cost or price" if hidden else "",
-            "over": f"and {counted(len(costs) - ROWS, 'machine')} more" if len(costs) > ROWS else "",
+            "over": f"and {counted(over, 'machine')} more" if over > 0 else "",
             "looked": f"seen {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}",
         },
-        "meters": {"total": {"amount": sum(cost or 0.0 for _, cost in billing), "rate": rate}},
+        "meters": {"total": {"amount": sum(row.cost_usd or 0.0 for row in billing), "rate": rate}},
         "lists": {
             "machines": rows,
             "accounts": [account_row(account) for account in reply.accounts],
@@ -163,8 +156,8 @@ def _short(row: Row) -> Row:
     return {name: text if name == "curve" else line(text, TEXT) for name, text in row.items() if name not in left_out}
 
 
-def machine_row(row: InstanceReply, cost: float | None) -> Row:
-    """Return one machine of the list. `cost` is what it has cost; None where nobody knows."""
+def machine_row(row: InstanceReply) -> Row:
+    """Return one machine of the list."""
     clock = row.clocks[0] if row.clocks else None
     return {
         "key": f"{row.platform} {row.instance_id}",
@@ -175,7 +168,7 @@ def machine_row(row: InstanceReply, cost: float | None) -> Row:
         "job": row.job_id or "",
         "job_state": row.job_state or "",
         "rate": "" if row.billing is False else usd_per_hour(row.price_usd_per_hour),
-        "cost": "" if cost is None else usd(cost),
+        "cost": "" if row.cost_usd is None else usd(row.cost_usd, row.cost_estimated),
         "clock": f"{local(clock.at, '%m-%d %H:%M')} {shown(clock.effect)}" if clock else "",
         "text": shown(row.note),
     }

@@ -71,7 +71,7 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
             **_texts(job, reply),
             "to_come": _to_come(reply, line),
             "ending": row["ending"],
-            "cost": usd(line.cost_usd),
+            "cost": usd(line.cost_usd, line.estimated),
             "rate": f"bills {usd_per_hour(line.price_usd_per_hour)}" if line.billing else stays or "not billing",
             "worst": usd(job.worst_cost) if job.worst_cost is not None else "unknown",
             "looked": _looked(seen, error),

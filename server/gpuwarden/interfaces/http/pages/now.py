@@ -74,7 +74,7 @@ def job_row(line: JobLineReply) -> Row:
         "progress": " · ".join(progress_parts(line)),
         "percent": "" if share is None else f"{min(100.0, 100 * share):.1f}",
         "rate": f"bills {usd_per_hour(line.price_usd_per_hour)}" if line.billing else "",
-        "cost": usd(line.cost_usd) if line.cost_usd or line.billing else "",
+        "cost": usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else "",
         "clock": f"{local(clock.at, '%m-%d %H:%M')} {shown(clock.effect)}" if clock else "",
         "ending": shown(" · ".join(ending_of(line.ending))) if line.ending else "",
     }
