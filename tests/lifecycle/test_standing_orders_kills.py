@@ -226,7 +226,7 @@ class Night:
             case 5 if self.random.random() < 0.3:
                 for copy in (self.home / "artifacts").rglob("model.safetensors"):
                     copy.write_bytes(b"damaged")
-            case 6 if self.random.random() < 0.3:
+            case 6 | 17 if self.random.random() < (0.8 if self.phone.notices() else 0.1):
                 self.fuse.errand = (self.random.randint(0, 60), self.objects)
             case 14:
                 self.phone.down = True
