@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gpuwarden.core.errors import WardenError
     from gpuwarden.interfaces.results import Result
     from gpuwarden.lifecycle.context import Context
-    from gpuwarden.policy_record import Notice
 
 M = TypeVar("M", bound="BaseModel")
 R = TypeVar("R", bound="Result")
@@ -165,12 +164,13 @@ def tell_what_waits() -> None:
             console.out.print(text, soft_wrap=True)
 
 
-def warned(reply: R, notices: Sequence[Notice]) -> R:
-    """Add what is wrong with the policy to a reply."""
+def warned(reply: R, ctx: Context) -> R:
+    """Add to a reply what is wrong with the policy, and that no watch runs where one is needed."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.wording import in_commands
+    from gpuwarden.lifecycle.execution.situation import notices
 
-    return results.warned(reply, notices, in_commands)
+    return results.warned(reply, notices(ctx), in_commands)
 
 
 def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
@@ -195,6 +195,7 @@ def answer(reply: Result, as_json: bool, show: str) -> int:
         emit(reply.model_dump(mode="json"))
     else:
         drawing = "screen" if show in SCREENS else "console"
+        import_module("gpuwarden.interfaces.cli.console").warnings(reply)
         getattr(import_module(f"gpuwarden.interfaces.cli.{drawing}"), show)(reply)
         _RUN.named = show in _SHOW_IT_ALL
     return 0 if reply.ok else EXITS.get(reply.code, 1)

@@ -72,6 +72,8 @@ class Submission:
     rehearsal: Rehearsal | None = None
     choices: tuple[Choice, ...] = ()
     """Where it may run, in order, with each price; empty for a job with one platform."""
+    storage: tuple[str, ...] = ()
+    """What bills on after the machine's end, by name."""
 
     @property
     def price(self) -> float | None:
@@ -163,10 +165,8 @@ async def submit(
     live = _live_twin(ctx, checked)
     if live is not None and not dry_run:
         job = await advance(ctx, live)
-        cost, rest = checked.worst_cost, following(ctx, job)
-        return Submission(
-            checked.findings, checked.quote, cost, job=job, adopted=True, next_steps=rest, rehearsal=tried
-        )
+        found = Submission(checked.findings, checked.quote, checked.worst_cost, adopted=True, rehearsal=tried)
+        return _submitted(ctx, job, found)
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     waits = dry_run or facts.metered  # a launch by the receipt alone may follow
     expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
@@ -185,6 +185,8 @@ async def submit(
         parts=facts.parts,
         inputs={file.path: file.sha256 for file in facts.inputs},
         keep=facts.spec.keep,
+        storage=storage_after(ctx, *(f.spec for f in checked.places or (facts,))) if facts.metered else (),
+        storage_usd_per_hour=checked.quote.storage_usd_per_hour if checked.quote else None,
         choices=checked.choices,
         spec=(spec if spec.alternatives else facts.spec) if waits else None,
         script_file=script_file if waits else "",
@@ -194,10 +196,15 @@ async def submit(
         order = order_for(ctx, ticket) if facts.metered else None
         verb = order.verb if order else None
         cost, choices = checked.worst_cost, checked.choices
-        return Submission(
-            checked.findings, checked.quote, cost, ticket, expires, ask, verb, choices=choices, rehearsal=tried
-        )
+        done = Submission(checked.findings, checked.quote, cost, ticket, expires, ask, verb, choices=choices)
+        return replace(done, rehearsal=tried, storage=issued.storage)
     return replace(await _accept(ctx, checked, ticket), rehearsal=tried)
+
+
+def storage_after(ctx: Context, *specs: JobSpec) -> tuple[str, ...]:
+    """Return what bills on after the machines of these jobs are terminated, by name."""
+    each = (ctx.profile(spec.platform).residue("terminate", requested=spec.durable_storage) for spec in specs)
+    return tuple(dict.fromkeys(name for names in each for name in names))
 
 
 def settled(ctx: Context, spec: JobSpec) -> JobSpec:
@@ -458,8 +465,9 @@ def record_job(
 
 def _submitted(ctx: Context, job: JobRecord, found: Submission) -> Submission:
     """Return a result with the job that came of it, how its machine will end and what remains to do."""
-    order = standing_order(ctx, job.id)
-    return replace(found, job=job, ordered=order.verb if order else None, next_steps=following(ctx, job))
+    order, storage = standing_order(ctx, job.id), storage_after(ctx, job.spec) if job.lease else ()
+    verb, rest = order.verb if order else None, following(ctx, job)
+    return replace(found, job=job, ordered=verb, next_steps=rest, storage=storage)
 
 
 def _live_jobs(ctx: Context) -> list[str]:
