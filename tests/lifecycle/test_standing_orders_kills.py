@@ -265,7 +265,7 @@ class Night:
 
     def look(self, *, mortal: bool) -> None:
         """Let the watch copy, look and end. Hold both halves of its promise against the cloud's own books."""
-        before = self.there() if self.bills() else None
+        before, effect = self.there() if self.bills() else None, self.effect
         uses: tuple[Callable[[], Any], ...] = (lambda: self.watcher.keeper.round(), lambda: self.watcher.round())
         for use in uses:
             dies = self.random.randint(0, 25) if mortal and self.random.random() < 0.5 else None
@@ -280,6 +280,7 @@ class Night:
             assert any(at + grace_s <= call.at for at in self.phone.notices()), f"no notice came\n{self.story()}"
         if isinstance(found, Round):
             assert "watch" not in found.trouble, found.trouble
+        if isinstance(found, Round) and effect is self.effect:  # else the next round sees the objection of this one
             assert not self.bills() or self.told(found), f"it bills past its grace unseen\n{self.story()}"
 
     def told(self, found: Round) -> bool:
