@@ -41,7 +41,7 @@ newest: clean  ## run the tests with the newest releases that pyproject.toml all
 	$(MAKE) UV= CONSTRAINTS= real test slow
 
 demo: $(READY)  ## walk one training job through its whole life, for real, at no cost
-	$(BIN)/gpuwarden demo $(ARGS)
+	@$(BIN)/gpuwarden demo $(ARGS)
 
 test: $(READY)  ## run the quick tests
 	$(TESTS) -m "not slow and not prove" $(ARGS)

@@ -15,8 +15,9 @@ from evals.environments.metering import FOREIGN
 from evals.environments.world_home import GPUWARDEN, PIN, Home, read_status
 from evals.harness.json_process import JsonProcessError, wait_for
 
-LOOKS_S: Final = (0, 660, 60, 60)
-"""The times between the looks at a job that has ended: its proof and its notice, its end after the grace, two more."""
+LOOKS_S: Final = (0, 330, 330, 60, 60)
+"""The times between the looks at a job that has ended: its proof and its notice, one in the grace, which a watch that
+looks less often gives again, its end after it, two more."""
 ANSWERS_AFTER_S: Final = 1_200
 """Seconds from the alert to the answer of a person who `answers`."""
 WAKES_BEFORE_S: Final = 3_600

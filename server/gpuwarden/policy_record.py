@@ -38,10 +38,13 @@ class Notice:
     `other_policy`: the file `name` is named and `kept` is in force. `other_ledger`: the folder `name` is named and
     `kept` is the usual one. `unnamed_ledger`: no folder is named, so it is the ledger in `name`, `kept` is the one that
     this account uses, and `about` is the policy in force. `other_server`: the server `name` works with the ledger in
-    `kept` and the policy `about`. `broken`: `name` is the error of a policy that can't be read now.
+    `kept` and the policy `about`. `broken`: `name` is the error of a policy that can't be read now. `unwatched`:
+    automatic teardown is on, and no watch runs.
     """
 
-    kind: Literal["looser", "file_only", "other_policy", "other_ledger", "unnamed_ledger", "other_server", "broken"]
+    kind: Literal[
+        "looser", "file_only", "other_policy", "other_ledger", "unnamed_ledger", "other_server", "broken", "unwatched"
+    ]
     name: str
     kept: str = ""
     about: str = ""
@@ -73,6 +76,8 @@ class Notice:
             )
         if self.kind == "broken":
             return f"Nothing is launched, approved or ended automatically for now: {name}."
+        if self.kind == "unwatched":
+            return "Automatic teardown is on, but no watch runs to carry it out: machines bill on after their jobs."
         if self.kind == "other_server":
             return f"{name} uses another ledger: {kept}, with the policy {line(self.about, 200)}."
         if self.kind == "unnamed_ledger":
@@ -87,7 +92,9 @@ class Notice:
 
     @property
     def next_steps(self) -> tuple[NextStep, ...]:
-        """Return how a person accepts another policy file or another ledger; nothing for a warning."""
+        """Return how a person accepts another policy file or another ledger, or starts a watch; else nothing."""
+        if self.kind == "unwatched":
+            return (do(Action.WATCH, install=True),)
         if self.kind == "other_policy":
             return (do(Action.USE_POLICY, file=self.name),)
         if self.kind == "unnamed_ledger":

@@ -65,7 +65,7 @@ def test_lines_beyond_the_limit_are_left_out_and_said_so(tmp_path: Path, wording
     path.write_text("".join(json.dumps({"step": i, "loss": 1.5}) + "\n" for i in range(100_000)))
     with Source(path) as source:
         found = jsonl.read(source, Limits(lines=1000))
-    wording("\n".join(found.unproved))
+    wording("\n".join(found.unproved), "1,000")
     with Source(path) as source:
         found = jsonl.read(source, Limits())
     wording("\n".join(found.proved), "100,000")

@@ -68,6 +68,21 @@ def test_an_adapter_against_its_base(tmp_path: Path, rows: int, verdict: Verdict
     assert verify(adapter, Level.STRUCTURE, against=base).verdict is verdict
 
 
+@pytest.mark.parametrize("part", ["A", "B"])
+def test_an_adapter_with_a_number_for_a_matrix_is_refuted(tmp_path: Path, part: str, wording: Wording) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    save_file({"model.layers.0.q_proj.weight": np.ones((16, 32), "f4")}, base / "model.safetensors")
+    stem = "base_model.model.model.layers.0.q_proj"
+    pair = {f"{stem}.lora_A.weight": np.ones((4, 32), "f4"), f"{stem}.lora_B.weight": np.ones((16, 4), "f4")}
+    pair[f"{stem}.lora_{part}.weight"] = np.array(1, "f4")
+    save_file(pair, adapter / "adapter_model.safetensors")
+    report = verify(adapter, Level.STRUCTURE, against=base)
+    assert report.verdict is Verdict.REFUTED and not report.doubts
+    wording("\n".join(line for line in report.problems if "base" in line), "base")
+
+
 @pytest.mark.parametrize(("layers", "verdict"), [(1, Verdict.PROVEN), (2, Verdict.REFUTED)])
 def test_a_conversion_against_its_source(tmp_path: Path, layers: int, verdict: Verdict) -> None:
     need("gguf", importlib.util.find_spec("gguf") is not None)

@@ -350,8 +350,8 @@ def test_adapter_without_dimensions_is_compared_with_a_base(tmp_path: Path, word
         (tmp_path / folder / "adapter_model.safetensors").write_bytes(data)
         (tmp_path / folder / "adapter_config.json").write_text("{}")
     report = verify(tmp_path / "a", Level.CONTENT, against=tmp_path / "b")
-    assert report.verdict is Verdict.UNKNOWN and report.causes == (Cause.UNREAD,)
-    wording("\n".join(report.reasons).rpartition(": ")[0])
+    assert report.verdict is Verdict.REFUTED and report.causes == (Cause.CONTRADICTION,)
+    wording("\n".join(report.reasons))
 
 
 def test_small_files_of_a_hub_cache_are_links_and_still_read(tmp_path: Path, wording: Wording) -> None:

@@ -16,11 +16,13 @@ from safetensors.numpy import save_file
 from gpuwarden.checkpoints.file_model import Limits
 from gpuwarden.checkpoints.formats import dcp as our_dcp
 from gpuwarden.checkpoints.formats import gguf as our_gguf
+from gpuwarden.checkpoints.formats import torch_zip as our_zip
 from gpuwarden.checkpoints.plugins import FORMATS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.values.crc32c import crc32c, masked
 from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.evidence import Cause
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
 from real_parts import need
 from wording import Wording
@@ -213,6 +215,79 @@ def test_a_mask_may_hold_infinity_and_weights_may_not(tmp_path: Path, wording: W
     weight[0, 0] = np.inf
     save_file({"mask": mask, "w": weight}, tmp_path / "a.safetensors")
     wording(seen(verify(tmp_path / "a.safetensors")), "(1", "4,096")
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "anything"])
+def test_positive_infinity_beside_zeros_is_no_mask(tmp_path: Path, name: str) -> None:
+    values = np.zeros((8, 4), "f4")
+    values[3, 2] = np.inf
+    save_file({name: values}, tmp_path / "a.safetensors")
+    assert verify(tmp_path / "a.safetensors").causes == (Cause.NOT_FINITE,)
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("lm_head.weight", Verdict.REFUTED), ("blocked", Verdict.PROVEN)])
+def test_negative_infinity_beside_zeros_is_a_mask_unless_it_is_a_parameter(
+    tmp_path: Path, name: str, verdict: Verdict
+) -> None:
+    values = np.zeros((8, 4), "f4")
+    values[3, 2] = -np.inf
+    save_file({name: values}, tmp_path / "a.safetensors")
+    assert verify(tmp_path / "a.safetensors").verdict is verdict
+
+
+HOLEY = np.array([1.0, np.nan, 3.0], "f4")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("file", "arrays", "beside", "data"),
+    [
+        ("targets.npz", {"y": HOLEY}, "", True),
+        ("targets.npz", {"y": HOLEY}, "config.json", False),
+        ("targets.npz", {"0.weight": HOLEY}, "", False),
+        ("targets.npz", {"w1": HOLEY}, "", False),
+        ("model-10.npz", {"y": HOLEY}, "", False),
+    ],
+)
+def test_nan_in_an_array_of_data_is_a_warning(
+    tmp_path: Path, packed: bool, file: str, arrays: dict[str, Any], beside: str, data: bool
+) -> None:
+    (np.savez_compressed if packed else np.savez)(tmp_path / file, **arrays)
+    if beside:
+        (tmp_path / beside).write_text("{}")
+    report = verify(tmp_path, Level.CONTENT)
+    assert report.causes == (() if data else (Cause.NOT_FINITE,)), seen(report)
+    assert len([line for found in report.files for line in found.warnings]) == data
+
+
+def test_nan_in_one_array_of_its_own_file_is_a_warning(tmp_path: Path) -> None:
+    np.save(tmp_path / "scores.npy", HOLEY)
+    for path in (tmp_path, tmp_path / "scores.npy"):
+        report = verify(path)
+        assert report.verdict is Verdict.PROVEN and report.files[0].warnings
+    save_file({"w": np.ones(3, "f4")}, tmp_path / "model.safetensors")
+    assert verify(tmp_path).causes == (Cause.NOT_FINITE,), "beside a model it may be a part of it"
+
+
+def test_what_skip_data_leaves_is_incomplete_until_it_is_filled(tmp_path: Path, wording: Wording) -> None:
+    want("torch")
+    import torch
+
+    path = tmp_path / "a.pt"
+    with torch.serialization.skip_data():
+        torch.save({"w": torch.ones(64, 64), "v": torch.ones(9)}, path)
+    report = verify(path)
+    assert report.causes == (Cause.DAMAGE,)
+    wording("\n".join(report.files[0].problems))
+    with Source(path) as source:
+        places = our_zip.read(source, Limits()).tensors
+    data = bytearray(path.read_bytes())
+    for place in places:
+        data[place.start : place.start + place.extent] = np.ones(place.numel, "f4").tobytes()
+    path.write_bytes(data)
+    report = verify(path, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert report.files[0].warnings, "nothing shows that the bytes are those that were written"
 
 
 def test_garbage_between_the_elements_of_a_view_is_no_alarm(tmp_path: Path, wording: Wording) -> None:

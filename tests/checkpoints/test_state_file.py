@@ -106,6 +106,85 @@ def test_of_several_files_the_one_of_the_highest_step_counts(tmp_path: Path) -> 
     assert (report.verdict, report.newest) == (Verdict.REFUTED, "ckpt_2.pt")
 
 
+@pytest.mark.parametrize(("whole", "bare"), [("a.pt", "b.pt"), ("b.pt", "a.pt")])
+def test_of_two_equally_old_files_the_one_with_an_optimizer_counts(tmp_path: Path, whole: str, bare: str) -> None:
+    made = state()
+    torch().save(made, tmp_path / whole)
+    del made["optimizer"], made["scheduler"]
+    torch().save(made, tmp_path / bare)
+    report = verify(tmp_path, Level.RESUME)
+    assert (report.verdict, report.newest) == (Verdict.PROVEN, whole)
+
+
+@pytest.mark.parametrize(("whole", "broken"), [("a", "b"), ("b", "a")])
+def test_of_two_folders_of_one_step_the_whole_one_is_compared(tmp_path: Path, whole: str, broken: str) -> None:
+    before, now = tmp_path / "before", tmp_path / "now"
+    for folder, value in ((now / whole, 2), (now / broken, 2), (before, 1)):
+        made = state(3 * value)
+        (folder / f"step_{3 * value}").mkdir(parents=True)
+        torch().save(made, folder / f"step_{3 * value}" / "state.pt")
+    file = now / broken / "step_6/state.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    report = verify(now, Level.STRUCTURE, against=before)
+    assert report.newest == f"{whole}/step_6" and not [d for d in report.doubts if "compared" in d], report.doubts
+    assert [line for line in report.proved if line.startswith("compared")]
+
+
+# ------------------------------------------------------------------------------------ accelerate, and several processes
+
+
+def accelerated(folder: Path, optimizer: State | None, last_epoch: int = 12) -> None:
+    """The files of accelerate's `save_state`."""
+    t = torch()
+    folder.mkdir(parents=True)
+    t.save({"0.weight": t.ones(4, 8)}, folder / "pytorch_model.bin")
+    if optimizer is not None:
+        t.save(optimizer, folder / "optimizer.bin")
+    t.save({"last_epoch": last_epoch, "_step_count": last_epoch + 1}, folder / "scheduler.bin")
+    t.save({"step": 0, "torch_manual_seed": t.get_rng_state()}, folder / "random_states_0.pkl")
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("state", 3), ("checkpoints/checkpoint_0", 3), ("epoch_1", 3), ("step_7", 7)]
+)
+def test_the_step_of_save_state_is_the_optimizer_s(tmp_path: Path, name: str, step: int) -> None:
+    accelerated(tmp_path / name, state()["optimizer"])
+    report = verify(tmp_path, Level.STRUCTURE)
+    assert (report.newest, report.step) == (name, step), report
+    assert report.checkpoints[0].resume == () and bool(report.checkpoints[0].warnings) is (step == 7)
+
+
+def test_without_counting_optimizer_the_step_of_save_state_is_the_scheduler_s(tmp_path: Path) -> None:
+    accelerated(tmp_path / "state", {"state": {}, "param_groups": [{"params": [0], "momentum": 0}]})
+    accelerated(tmp_path / "bare", None, last_epoch=5)
+    found = {c.path: c for c in verify(tmp_path, Level.STRUCTURE).checkpoints}
+    assert (found["state"].step, found["bare"].step) == (12, 5)
+    assert not found["state"].resume and found["bare"].resume
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("saved_step", "step"), [({"step": 41}, 41), ({"train_state": {"step": 41}}, 41), ({}, 3)])
+@pytest.mark.parametrize("folder", ["dcp", "step-8"])
+def test_the_step_of_a_distributed_checkpoint(
+    tmp_path: Path, saved_step: dict[str, Any], step: int, folder: str
+) -> None:
+    t = torch()
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = t.nn.Linear(8, 4)
+    optimizer = t.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(t.randn(2, 8)).sum().backward()
+        optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optim": moments, **saved_step}, checkpoint_id=tmp_path / folder)
+    report = verify(tmp_path, Level.CONTENT)
+    assert (report.verdict, report.newest, report.step) == (Verdict.PROVEN, folder, 8 if folder == "step-8" else step)
+    assert report.checkpoints[0].resume == ()
+
+
 def test_a_folder_and_the_file_in_it_disagree_on_the_step(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "checkpoint-5").mkdir()
     torch().save(state(), tmp_path / "checkpoint-5/state.pt")

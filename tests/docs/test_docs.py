@@ -37,6 +37,11 @@ def test_the_two_commands_are_targets_that_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
+def test_make_prints_nothing_before_the_demo_s_json() -> None:
+    recipe = re.search(r"^demo:.*\n\t(.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert recipe is not None and recipe[1].startswith("@")
+
+
 def test_client_configurations_start_the_server() -> None:
     found = [json.loads(text) for text in blocks("json")]
     servers = [next(iter(c.values()))["gpuwarden"] for c in found]

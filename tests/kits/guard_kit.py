@@ -14,7 +14,7 @@ from unittest import mock
 
 from counting import lines_run
 from gpuwarden.interfaces.hooks.guard import limits
-from gpuwarden.interfaces.hooks.guard.calls import Rules, judged
+from gpuwarden.interfaces.hooks.guard.calls import Question, Rules, judged
 from gpuwarden.interfaces.hooks.guard.declared import table
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 from paths import TESTS
@@ -55,6 +55,16 @@ def rules(**more: Any) -> Rules:
 def spellings(name: str) -> list[str]:
     rows = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
     return [row.replace("␤", "\n") for row in rows if row.strip()]
+
+
+def decisions(name: str) -> list[tuple[str, str]]:
+    rows = (row.partition("\t") for row in spellings(name))
+    return [(wanted, spelling) for wanted, _, spelling in rows]
+
+
+def decided(spelling: str, rules: Rules) -> str:
+    why = judged(event(spelling), rules)
+    return "ask" if isinstance(why, Question) else "deny" if why else "allow"
 
 
 def event(spelling: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,12 +18,21 @@ class Died(BaseException):
 
 
 class Fuse:
-    """Burns down with every commit and every call, and kills when it reaches its end."""
+    """Burns down with every commit and every call, and kills when it reaches its end.
+
+    `errand` is what another process does before so many of them.
+    """
 
     def __init__(self) -> None:
         self.left: int | None = None
+        self.errand: tuple[int, Callable[[], object]] | None = None
 
     def burn(self) -> None:
+        if self.errand is not None:
+            count, errand = self.errand
+            self.errand = (count - 1, errand) if count else None
+            if not count:
+                errand()
         if self.left is not None:
             self.left -= 1
             if self.left < 0:

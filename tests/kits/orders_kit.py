@@ -4,16 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 from unittest.mock import patch
 
 import pytest
 
-from gpuwarden.core.policy import Ending
+from gpuwarden.core.policy import Ending, Watch
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON, Alert
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from pretend_machines import Processes
 from teardown_kit import House
 
 MINUTE = 60.0
+
+
+class Phone:
+    """A channel that alerts reach the user by, unless it is `down`."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.taken: list[Alert] = []
+        self.at: list[float] = []
+
+    async def take(self, ctx: Context, alert: Alert) -> str | None:
+        if self.down:
+            return "no answer"
+        self.taken.append(alert)
+        self.at.append(ctx.clock.now())
+        return None
+
+    def notices(self) -> list[float]:
+        """When each notice of automatic teardown arrived."""
+        return [at for alert, at in zip(self.taken, self.at, strict=True) if alert.kind == ENDING_SOON]
+
+
+CALLED: Final = Watch(desktop=("call",))
+"""The setting under which alerts reach the phone."""
 
 
 class Ordered(House):
@@ -48,6 +75,14 @@ def processes() -> Iterator[Processes]:
     yield made
     for each in patches:
         each.stop()
+
+
+@pytest.fixture
+def phone() -> Iterator[Phone]:
+    """The channel `desktop` of `CALLED`."""
+    made = Phone()
+    with patch("gpuwarden.lifecycle.monitoring.notify._desktop", made.take):
+        yield made
 
 
 @pytest.fixture

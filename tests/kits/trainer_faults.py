@@ -68,3 +68,17 @@ class OutOfMemory(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP - 1 and (not os.environ.get("TRAIN_RESTARTED") or os.environ.get("FAULT_ALWAYS")):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+class Filled(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Leave no room on the disk of the file in FAULT_FILLS."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == STEP - 1:
+            with open(os.environ["FAULT_FILLS"], "wb", buffering=0) as file:
+                for size in (1 << 20, 1 << 12, 1):
+                    try:
+                        while file.write(bytes(size)) == size:
+                            pass
+                    except OSError:
+                        continue

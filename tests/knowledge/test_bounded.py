@@ -8,7 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from counting import lines_run
+from gpuwarden.interfaces.results import references
 from gpuwarden.knowledge import shipped, words
+from gpuwarden.knowledge.failure import Reading
 from gpuwarden.knowledge.search import MAX_LINES, MAX_QUERY, both_ends, search
 from gpuwarden.knowledge.words import Speller
 
@@ -115,3 +118,15 @@ def test_the_beginning_and_the_end_of_many_lines_are_read() -> None:
     found = search(shipped(), f"{middle}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
     assert found and found[0].how == "signature"
     assert len(both_ends(middle).splitlines()) == MAX_LINES
+
+
+def test_what_looks_a_text_up_reads_both_ends_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(references, "for_words", lambda text: seen.append(len(text)))
+    references.look_up("x" * 4_000_000)
+    assert seen and max(seen) <= MAX_QUERY + 1
+
+
+def test_the_weights_of_many_steps_cost_little_each() -> None:
+    reading = Reading("step 1 loss 2.5\n" * MAX_LINES)
+    assert lines_run(lambda: [reading.weight(at) for at in range(MAX_LINES)]) < 100 * MAX_LINES

@@ -9,6 +9,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,13 +17,14 @@ from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Conflict, NotFound, Unreachable, WardenError
 from gpuwarden.core.guidance import Action
-from gpuwarden.core.models import InstanceState, Level
+from gpuwarden.core.models import Handle, InstanceState, Level, Observation
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Ending
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Teardown
-from gpuwarden.core.store_address import MANIFEST, StoredFile
+from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
 from gpuwarden.interfaces import results
+from gpuwarden.interfaces.results.overview import status_of
 from gpuwarden.ledger.events import ArtifactsPulled, ResumeIntent
 from gpuwarden.lifecycle.artifacts.kept_list import read_kept, unsettled
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state, last_pull
@@ -35,8 +37,11 @@ from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.remote.launch import observation
+from gpuwarden.remote.runner.observe import observe
 from kept_kit import FILES, KEEP, MODEL, Kit, landed
 from lifecycle_kit import WEALTHY, launch, open_house, promises, prove, records, rent_cloud, training
 from pretend_machines import Processes
@@ -583,3 +588,42 @@ async def test_without_a_budget_the_next_step_copies_from_the_store_before_work_
     await prove(kit.ctx, job)
     rest = (await check(kit.ctx, job)).next_steps
     assert [s.parameters["inputs"] for s in rest if s.action is Action.SUBMIT] == [("resume",)], "from the copy"
+
+
+# ------------------------------------------------------------------------------------------------ an upload that fails
+
+
+@pytest.mark.slow
+async def test_an_upload_that_fails_is_an_alert_until_it_works_also_after_the_job_s_end(kit: Kit) -> None:
+    said = "the upload to the kept store failed: ClientError (AccessDenied)"
+    poll, failing = kit.backend.poll, True
+
+    async def polled(handles: Sequence[Handle]) -> dict[str, Observation]:
+        seen = await poll(handles)
+        return {token: o.model_copy(update={"upload": said if failing else ""}) for token, o in seen.items()}
+
+    with patch.object(kit.backend, "poll", polled):
+        job = await kit.started(keep=KEEP)
+        assert "upload_failed" in await kit.round()
+        kit.backend.write(kit.handle(job), "model", b"weights")
+        kit.backend.end(kit.handle(job))
+        raised_kinds = [kind for _ in range(5) for kind in await kit.round()]
+        assert "upload_failed" not in raised_kinds, "it is told once"
+        (alert,) = (e.data for e in kit.ctx.ledger.standing_alerts() if e.data.condition == "upload_failed")
+        assert said in alert.text and KEEP in alert.text
+        assert all(name in alert.text for name in StoreAddress.parse(KEEP).secrets)
+        assert any(said in text for text in status_of(glance(kit.ctx, {})).alerts)
+        kit.backend.silent = True
+        await kit.round()
+        assert [e.data for e in kit.ctx.ledger.standing_alerts() if e.data.condition == "upload_failed"] == [alert]
+        kit.backend.silent, failing = False, False
+        await kit.round(400)
+    assert "upload_failed" not in {e.data.condition for e in kit.ctx.ledger.standing_alerts()}
+
+
+def test_a_look_at_a_run_folder_names_why_its_upload_fails(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"state": "succeeded", "upload": "what the job claims"}))
+    assert observe(str(tmp_path))["upload"] == ""
+    (tmp_path / "keep.json").write_text(json.dumps({"state": "failed", "error": "denied"}))
+    assert observe(str(tmp_path))["upload"] == "denied"
+    assert observation({**observe(str(tmp_path)), "now": 1.0}).upload == "denied"

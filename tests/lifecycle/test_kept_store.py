@@ -34,6 +34,8 @@ from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, request
+from gpuwarden.lifecycle.monitoring.alert_conditions import UPLOAD
+from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_teardown
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.hub.server import HubServer
@@ -402,7 +404,11 @@ async def test_a_repo_on_the_hub_is_a_copy_when_it_lists_the_same_digests(tmp_pa
 async def test_a_token_that_can_t_write_uploads_nothing_and_the_gate_says_so(tmp_path: Path, hub: HubServer) -> None:
     ctx = house(tmp_path, of_hub(hub, writer=HUB_READER))
     job = await ended(ctx, tmp_path, "hf://stranger/kept/runs")
-    assert (await uploaded(ctx, job, "failed"))["error"]
+    said = (await uploaded(ctx, job, "failed"))["error"]
+    (alert,) = [a for a in (await Watcher(ctx).round()).news if a.kind == UPLOAD]
+    assert (
+        said[:100] in alert.text and "GPUWARDEN_KEEP_HF_TOKEN" in alert.text and "hf://stranger/kept/runs" in alert.text
+    )
     found = await looked(ctx, job)
     assert found.code is Code.STORE_EMPTY
     view = await request(ctx, job, "terminate")

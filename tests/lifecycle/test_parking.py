@@ -26,7 +26,7 @@ from gpuwarden.ledger.events import (
     StartRefused,
 )
 from gpuwarden.lifecycle.artifacts.pull import pull
-from gpuwarden.lifecycle.ending.orders import object_to
+from gpuwarden.lifecycle.ending.orders import Objection, object_to
 from gpuwarden.lifecycle.ending.parking import hold, park_at, parked, wake
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.monitoring.check import cancel, check
@@ -365,7 +365,7 @@ async def test_a_start_that_was_lost_undoes_no_later_stop(house: Parked) -> None
 
 async def test_a_person_who_objects_keeps_it_on(house: Parked) -> None:
     job = await house.started()
-    assert object_to(house.ctx, job, "command line", "test") and await hold(house.ctx, job)
+    assert object_to(house.ctx, job, "command line", "test") is Objection.HELD and await hold(house.ctx, job)
     assert house.backend.held == [job]
     assert park_at(house.ctx, read_job(house.ctx.ledger, job), house.handle(job).place) is None, "a relaunch too"
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Verb
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Caps, Ending, policy_fields
@@ -25,7 +26,7 @@ from gpuwarden.ledger.events import ApprovalGranted, EndingAnnounced, EndingOrde
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.ending import orders
-from gpuwarden.lifecycle.ending.orders import object_to
+from gpuwarden.lifecycle.ending.orders import Objection, object_to
 from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -95,7 +96,7 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: 
     assert (waiting.kind, waiting.expires_at) == ("ordered", ending.ends_at)
     (text,) = pending([waiting])
     wording(text, job)
-    object_to(ending_house.ctx, job, "command line", "test")
+    assert object_to(ending_house.ctx, job, "command line", "test") is Objection.HELD
     ending, _ = await shown()
     assert ending is not None and ending.objected_at == ending_house.clock.now() and ending.parks_after_minutes is None
     wording(" ".join(ending_of(ending)), f"{local(ending.objected_at)} {zone()}")
@@ -167,12 +168,20 @@ async def test_a_machine_that_was_off_and_is_being_ended_did_not_come_back(
 async def test_an_objection_in_the_grace_keeps_the_machine(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
-    assert object_to(ending_house.ctx, job, "command line", "test")
+    assert object_to(ending_house.ctx, job, "command line", "test") is Objection.HELD
     raised_kinds = await ending_house.watched(60)
     assert ending_house.bills() and "approval" in raised_kinds, "now a person is asked"
-    assert not object_to(ending_house.ctx, job, "command line", "test"), "there is nothing left to object to"
+    assert object_to(ending_house.ctx, job, "command line", "test") is Objection.HELD, "it still stays"
     view = await ending_house.yes(await ending_house.asks(job))
     assert (await ending_house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
+    assert object_to(ending_house.ctx, job, "command line", "test") is Objection.TOO_LATE
+
+
+@pytest.mark.parametrize("effect", Objection)
+def test_the_answer_to_an_objection(effect: Objection, wording: Wording) -> None:
+    reply = approval.kept("j1", effect)
+    assert (reply.code, reply.ok) == (effect, effect is not Objection.TOO_LATE)
+    wording(f"{reply.message} {manual_text(reply.next)}")
 
 
 def now_orders(house: Ordered, verb: str) -> None:

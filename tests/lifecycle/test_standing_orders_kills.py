@@ -1,15 +1,22 @@
 """Random kills and cuts while machines end by a standing order: nothing unproven is lost, and nothing bills unseen.
 
 The provider lies as well: it takes verbs and does nothing, hides machines, refuses what it does, claims a stop while
-the meter runs, shows old lists, and brings ended machines back. `HITS` is how many kills and cuts there are at least.
+the meter runs, shows old lists, and brings ended machines back. The channel that alerts go through fails now and then,
+and the user objects at any moment, also between two writes of the watch. `HITS` is how many kills and cuts there are at
+least, `KILLS` how many kills; the variable GPUWARDEN_KILLS sets it.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,13 +29,15 @@ from gpuwarden.core.errors import Unreachable, WardenError
 from gpuwarden.core.models import Answer, Artifact, Handle, Instance, InstanceState, JobSpec, Known, Observation, Place
 from gpuwarden.core.policy import Ending
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
-from gpuwarden.ledger.events import AlertRaised, EndingAnnounced, LeaseStopping
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, EndingAnnounced, LeaseStopping, VerbIntent
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import ALERT, object_to
+from gpuwarden.lifecycle.ending.orders import Objection, object_to
 from gpuwarden.lifecycle.ending.teardown import PATIENCE_S
 from gpuwarden.lifecycle.execution.situation import standing_order
 from gpuwarden.lifecycle.monitoring.alert_conditions import ORDER_LATE_S
 from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON
 from gpuwarden.lifecycle.monitoring.watch import SWEEP_S, Round, Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
@@ -36,12 +45,14 @@ from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults
-from lifecycle_kit import WEALTHY, promises, records, story, weights
+from lifecycle_kit import WEALTHY, open_house, promises, records, story, weights
 from mortal_kit import PACE, SETTLE_S, Died, Fuse, Mortal, MortalLedger
+from orders_kit import CALLED, Phone
 from pretend_machines import PretendBackend, Processes, remembered
 from real_parts import amount
 
 HITS = amount(15, 60)
+KILLS = int(os.environ.get("GPUWARDEN_KILLS") or amount(30, 300))
 PLATFORM = "rehearsal/vastai"
 STANDING = frozenset({"finished_billing", "unknown"})
 """Alerts that say that a machine bills, for as long as it does."""
@@ -111,17 +122,35 @@ class Liar:
 class Night:
     """One job that succeeds while nobody looks, a watch that dies now and then, and a network that fails."""
 
-    def __init__(self, home: Path, seed: int) -> None:
-        self.home, self.random = home, random.Random(seed)
+    def __init__(self, home: Path, seed: int, phone: Phone) -> None:
+        self.home, self.random, self.phone = home, random.Random(seed), phone
         self.clock, self.fuse, self.processes = FakeClock(), Fuse(), Processes()
         self.backend, self.content = CutLine(self.processes, self.random), weights()
-        self.policy = WEALTHY.model_copy(
-            update={"ending": Ending(when_proven=self.random.choice(("terminate", "stop")))}
-        )
+        order = Ending(when_proven=self.random.choice(("terminate", "stop")))
+        self.policy = WEALTHY.model_copy(update={"ending": order, "watch": CALLED})
         self.cloud: Cloud | None = None
-        self.deaths, self.objected, self.lies = 0, False, Counter[str]()
+        self.deaths, self.lies = 0, Counter[str]()
+        self.effect: Objection | None = None
+        self.calls_before = 0
+        """Calls that were sent before the user objected."""
         self.excused_until = 0.0
         self.open()
+
+    @property
+    def held(self) -> bool:
+        """Whether the user was told that the machine stays."""
+        return self.effect is Objection.HELD
+
+    def calls(self) -> list[Event[VerbIntent]]:
+        return self.ctx.ledger.events(f"lease/{self.job}-i1", kind=VerbIntent)
+
+    def objects(self) -> None:
+        """Object in another process, at whatever point this one is."""
+        other = open_house(self.home, self.clock, policy=self.policy)
+        if self.effect is None and standing_order(other, self.job):
+            self.effect = object_to(other, self.job, "command line", "test")
+            self.calls_before = len(self.calls())
+        other.ledger.close()
 
     def open(self) -> None:
         """A new process over the same home and the same cloud."""
@@ -152,7 +181,7 @@ class Night:
         finally:
             self.fuse.left = None
 
-    def begin(self) -> None:
+    def begin(self, *, lies: bool = True) -> None:
         spec = JobSpec(platform=PLATFORM, command=("train",), outputs=("out",), timeout_s=3600, max_cost_usd=900)
         checked = self.do(submit, self.ctx, spec)
         self.job = self.do(submit, self.ctx, spec, receipt=checked.receipt).job.id
@@ -164,7 +193,7 @@ class Night:
         self.backend.write(handle, "model.safetensors", self.content)
         self.backend.end(handle)
         lie = self.random.choice(("bills_when_stopped", "comes_back", *[None] * 6))
-        if lie is not None:
+        if lies and lie is not None:
             self.lies[lie] += 1
             self.cloud.inject(records(self.cloud)[0].id, Fault(kind=lie, seconds=self.random.choice((40.0, 400.0))))
 
@@ -197,8 +226,12 @@ class Night:
             case 5 if self.random.random() < 0.3:
                 for copy in (self.home / "artifacts").rglob("model.safetensors"):
                     copy.write_bytes(b"damaged")
-            case 6 if waits and self.random.random() < 0.1 and not self.objected and standing_order(self.ctx, self.job):
-                self.objected = object_to(self.ctx, self.job, "command line", "test")
+            case 6 | 17 if self.random.random() < (0.8 if self.phone.notices() else 0.1):
+                self.fuse.errand = (self.random.randint(0, 60), self.objects)
+            case 14:
+                self.phone.down = True
+            case 15 | 16:
+                self.phone.down = False
             case 7 | 8:
                 self.backend.one_in = self.random.choice((0, 3, 10))
             case 9:
@@ -238,8 +271,13 @@ class Night:
             dies = self.random.randint(0, 25) if mortal and self.random.random() < 0.5 else None
             found = self.do(use, dies=dies)
         if before is not None and not self.bills():
-            assert not self.objected, f"somebody wanted to keep it\n{self.story()}"
+            assert not self.held, f"the user was told that it stays\n{self.story()}"
             assert before in self.here(), f"the only copy was on it\n{self.story()}"
+        if self.effect is not None:
+            assert len(self.calls()) == self.calls_before, f"a call was sent after the objection\n{self.story()}"
+        for call in self.calls()[:1]:
+            grace_s = self.policy.ending.grace_minutes * 60.0
+            assert any(at + grace_s <= call.at for at in self.phone.notices()), f"no notice came\n{self.story()}"
         if isinstance(found, Round):
             assert "watch" not in found.trouble, found.trouble
             assert not self.bills() or self.told(found), f"it bills past its grace unseen\n{self.story()}"
@@ -259,7 +297,7 @@ class Night:
         said = ledger.last(job.subject, EndingAnnounced)
         announced = said is not None and standing_order(self.ctx, job.id) is not None
         if announced and said is not None and now <= said.data.ends_at + ORDER_LATE_S:
-            return ledger.alert(job.subject, ALERT, str(said.seq)) is not None
+            return ledger.alert(job.subject, ENDING_SOON, str(said.seq)) is not None
         stopping = ledger.last(f"lease/{job.lease}", LeaseStopping)
         if stopping is not None and now - stopping.at <= PATIENCE_S:
             return True
@@ -271,7 +309,7 @@ class Night:
     def comes_to_rest(self) -> None:
         """In good weather the machine ends within its grace, or an alert says why it bills."""
         assert self.cloud is not None
-        self.backend.silent, self.backend.one_in = False, 0
+        self.backend.silent, self.backend.one_in, self.phone.down = False, 0, False
         self.liar.idle_until = self.liar.hides_until = 0.0
         self.cloud.configure(faults=Faults())
         for _ in range(30):
@@ -280,7 +318,7 @@ class Night:
             if not self.bills() and self.clock.now() > self.excused_until:
                 break
         lied = {"bills_when_stopped", "comes_back"} & set(self.lies)
-        assert self.objected or lied or not self.bills(), f"it could have ended\n{self.story()}"
+        assert self.effect or lied or not self.bills(), f"it could have ended\n{self.story()}"
         assert not self.bills() or self.told(self.do(self.watcher.round)), f"it bills unseen\n{self.story()}"
         assert read_job(self.ctx.ledger, self.job).state is Job.SUCCEEDED
         wrong = promises(self.ctx.ledger, self.cloud)
@@ -306,11 +344,31 @@ def pretended() -> Iterator[None]:
 @pytest.mark.attack("ending", "kills the watch and cuts its lines while machines end by an order and the provider lies")
 @pytest.mark.usefixtures("pretended")
 def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(
-    tmp_path: Path, record_property: Callable[[str, object], None]
+    tmp_path: Path, phone: Phone, record_property: Callable[[str, object], None]
 ) -> None:
-    deaths, cuts, kept, nights, ended, lies = 0, 0, 0, 0, 0, Counter[str]()
-    while deaths + cuts < HITS:
-        night = Night(tmp_path / f"night-{nights}", nights)
+    _nights(tmp_path, phone, record_property, lambda deaths, cuts: deaths + cuts >= HITS)
+
+
+@pytest.mark.prove
+@pytest.mark.endurance
+@pytest.mark.attack("ending", "kills the watch again and again while the user objects to automatic teardown")
+@pytest.mark.usefixtures("pretended")
+def test_no_kill_breaks_the_word_that_a_machine_stays(
+    tmp_path: Path, phone: Phone, record_property: Callable[[str, object], None]
+) -> None:
+    """No machine ends after "stays" or without its delivered notice, and none bills without an alert."""
+    _nights(tmp_path, phone, record_property, lambda deaths, cuts: deaths >= KILLS)
+
+
+def _nights(
+    tmp_path: Path, phone: Phone, record_property: Callable[[str, object], None], enough: Callable[[int, int], bool]
+) -> None:
+    deaths, cuts, nights, ended = 0, 0, 0, 0
+    lies, answers = Counter[str](), Counter[str]()
+    while not enough(deaths, cuts):
+        phone.taken.clear()
+        phone.at.clear()
+        night = Night(tmp_path / f"night-{nights}", nights, phone)
         night.begin()
         for _ in range(25):
             night.clock.advance(night.random.choice((15.0, 60.0, 120.0)))
@@ -321,10 +379,83 @@ def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(
         night.comes_to_rest()
         assert night.cloud is not None
         ended += records(night.cloud)[0].state in {InstanceState.GONE, InstanceState.STOPPED}
-        deaths, cuts, kept, nights = deaths + night.deaths, cuts + night.backend.cuts, kept + night.objected, nights + 1
+        deaths, cuts, nights = deaths + night.deaths, cuts + night.backend.cuts, nights + 1
         lies += night.lies
+        answers.update([str(night.effect)] if night.effect else [])
         night.ctx.ledger.close()
-    figure = f"{deaths} kills and {cuts} cuts in {nights} nights: {ended} machines ended, {kept} kept; {dict(lies)}"
+        shutil.rmtree(night.home)
+    figure = f"{deaths} kills and {cuts} cuts in {nights} nights: {ended} machines ended, {dict(answers)}; {dict(lies)}"
     print(figure)
     record_property("figure", figure)
     assert deaths and cuts and ended and lies, "the nights were too quiet to show anything"
+
+
+# ------------------------------------------------------------------------------ an objection at every point of the end
+
+
+class Due:
+    """A machine whose announced end is due: the next round of the watch ends it. It is copied for every try."""
+
+    def __init__(self, home: Path, phone: Phone) -> None:
+        self.night = Night(home, 1, phone)
+        self.night.begin(lies=False)
+        while not phone.notices():
+            self.night.do(self.night.watcher.keeper.round)
+            self.night.do(self.night.watcher.round)
+        for _ in range(2 * self.night.policy.ending.grace_minutes - 1):
+            self.night.clock.advance(30)
+            self.night.do(self.night.watcher.round)
+            assert not self.night.calls()
+        self.night.ctx.ledger.close()
+
+    def copy(self, home: Path) -> Night:
+        """The same night in a folder of its own, right before the round that ends the machine."""
+        shutil.copytree(self.night.home, home)
+        night = copy(self.night)
+        night.home, night.fuse, night.cloud, night.effect, night.deaths = home, Fuse(), None, None, 0
+        night.clock = FakeClock(self.night.clock.now())
+        night.open()
+        return night
+
+
+async def _later(night: Night) -> None:
+    """Let the watch go round for longer than it waits for a call to have an effect."""
+    for _ in range(8):
+        night.clock.advance(100)
+        await night.watcher.round()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "meanwhile"])
+@pytest.mark.attack("ending", "objects at every write and call of an automatic teardown, with a kill there or without")
+@pytest.mark.usefixtures("pretended")
+def test_an_objection_gets_a_true_answer_at_every_point(tmp_path: Path, phone: Phone, how: str) -> None:
+    due, answers = Due(tmp_path / "due", phone), Counter[str]()
+
+    def approved(point: int) -> bool:
+        night = due.copy(tmp_path / f"approved-{point}")
+        night.clock.advance(30)
+        night.do(night.watcher.round, dies=point)
+        granted = night.ctx.ledger.events(kind=ApprovalGranted)
+        night.ctx.ledger.close()
+        return any(event.subject.startswith("teardown/") for event in granted)
+
+    for point in count(bisect_left(range(100), True, key=approved) - 1):  # earlier ones are before the teardown
+        night = due.copy(tmp_path / f"{how}-{point}")
+        if how == "meanwhile":
+            night.fuse.errand = (point, night.objects)
+        night.clock.advance(30)
+        night.do(night.watcher.round, dies=point if how == "killed" else None)
+        over = night.deaths == 0 if how == "killed" else night.fuse.errand is not None
+        night.fuse.errand = None
+        night.objects()
+        night.do(_later, night)
+        answers[str(night.effect)] += 1
+        assert night.bills() or night.effect is Objection.TOO_LATE, night.story()
+        assert len(night.calls()) == night.calls_before, night.story()
+        assert not night.bills() or night.ctx.ledger.standing_alerts(), f"it bills unseen\n{night.story()}"
+        assert not promises(night.ctx.ledger, night.cloud), night.story()  # type: ignore[arg-type]
+        night.ctx.ledger.close()
+        if over:
+            break
+    assert answers["held"] >= 3 and answers["too_late"] >= 3, answers

@@ -11,8 +11,9 @@ import pytest
 
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import Conflict, NotFound, Refused
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.policy import Caps, Policy, Secrets
+from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.context import LOCK_PATIENCE_S, STEP_S, Context
 from gpuwarden.lifecycle.monitoring.check import cancel, check
@@ -44,6 +45,23 @@ async def test_a_receipt_that_is_used_twice_is_one_job(ctx: Context, tmp_path: P
     one, two = await submit(ctx, spec, receipt=receipt), await submit(ctx, spec, receipt=receipt)
     assert one.job and two.job and one.job.id == two.job.id
     assert (one.adopted, two.adopted, len(records(cloud))) == (False, True, 1)
+
+
+async def test_a_rehearsal_is_checked_without_what_its_launch_needs(
+    ctx: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(script: str) -> tuple[str, ...]:
+        raise BadRequest("torch is not here", "Install uv.")
+
+    monkeypatch.setattr("gpuwarden.backends.local.interpreter_for", lacking)
+    cloud, spec = rent_cloud(ctx), training(tmp_path / "said", command=(), script="print(1)\n")
+    for dry_run in (True, False):
+        checked = await submit(ctx, spec, dry_run=dry_run)
+        told = [f.severity for f in checked.findings if f.rule == "PF-PLACE-001"]
+        assert checked.receipt and told == [Severity.WARNING]
+    with pytest.raises(BadRequest):
+        await submit(ctx, spec, receipt=checked.receipt)
+    assert not records(cloud)
 
 
 async def test_the_same_job_under_a_second_receipt_is_adopted_while_it_lives(ctx: Context, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from gpuwarden.app import open_context
 from gpuwarden.core.errors import NoSandbox
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
+from gpuwarden.core.rules import Severity
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
@@ -51,6 +52,19 @@ def test_without_a_sandbox_no_job_runs_until_a_person_allows_it(
     assert (code, nobody["code"]) == (1, "refused")
     assert "# mine" in policy.read_text() and "unsandboxed" not in policy.read_text()
     assert doctor_of(run)["ok"] is False
+
+
+@pytest.mark.parametrize(("platform", "severity"), [("local", Severity.ERROR), ("rehearsal/vastai", Severity.WARNING)])
+def test_a_dry_run_needs_no_sandbox(
+    none: None, home: Path, run: Cli, tmp_path: Path, platform: str, severity: Severity
+) -> None:
+    quick_warden(home)
+    (home.parent / "policy.toml").write_text("")
+    (tmp_path / "train.py").write_text("print(1)\n")
+    words = ["submit", "--platform", platform, "--dry-run", "--timeout", "70", str(tmp_path / "train.py")]
+    found = {f["rule"]: f["severity"] for f in run(*words)[1]["findings"]}
+    assert found["PF-PLACE-001"] == severity
+    assert "PF-OUT-001" in found, "the other rules have read the job too"
 
 
 def doctor_of(run: Cli) -> dict[str, Any]:

@@ -44,6 +44,7 @@ SILENT = [
     job(TRAINER.format("output_dir='out/run'"), "out"),
     job("import lightning as L\nL.Trainer().fit(model)", "lightning_logs"),
     job("from ultralytics import YOLO\nm = YOLO('y.pt')\nm.train(data='c.yaml', project='out')", "out"),
+    job("from ultralytics import YOLO\nYOLO('y.pt').train(data='c.yaml')", "runs"),
     job(LOOP + "accelerator.save_state('out/step')", "out"),
     job(LOOP + "pipe.save_pretrained('out')", "out"),
     job(LOOP + "model.push_to_hub('me/model')", "/hub/models/me/model"),

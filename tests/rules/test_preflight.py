@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,39 @@ MORE = {
     "PF-DATA-002": sft("dataset_text_field='body'", data="stanfordnlp/imdb"),
     "PF-DATA-003": GRPO.format(args="").replace("completions, **kwargs", "completions, answer, **kwargs"),
 }
+
+
+BERT = """
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+model = AutoModelForSequenceClassification.from_pretrained("google-bert/bert-base-uncased")
+Trainer(model=model, args=TrainingArguments(output_dir="out")).train()
+"""
+WHISPER = BERT.replace("AutoModelForSequenceClassification", "WhisperForConditionalGeneration")
+VIT = BERT.replace("AutoModelForSequenceClassification", "AutoModelForImageClassification")
+NET = """
+import lightning as L
+L.Trainer(max_epochs=1, default_root_dir="out").fit(Net(), data)
+"""
+READS = sft().replace("SFTTrainer(model", "ds = ds.map(lambda row: {'text': row['question']})\nSFTTrainer(model")
+
+
+@pytest.mark.parametrize(
+    ("script", "inputs"),
+    [
+        (sft(), {"Qwen/Qwen2.5-0.5B", "trl-lib/Capybara"}),
+        (GRPO.format(args=""), {"Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/DeepMath-103K"}),
+        (plain(VIT), {"google/vit-base-patch16-224", "ethz/food101"}),
+        (plain(BERT), set()),
+        (plain(WHISPER), set()),
+        (plain(NET, '"lightning"'), set()),
+        pytest.param(READS, set(), id="its own columns"),
+    ],
+)
+def test_the_inputs_of_a_first_try_fit_the_script_or_none_are_named(
+    hub: HubServer, script: str, inputs: set[str]
+) -> None:
+    (tried,) = [f for f in findings(script, config(hub)) if f.rule == "PF-REL-004"]
+    assert set(re.findall(r"[\w.-]+/[\w.-]+", manual_text(tried.fix))) - {"rehearsal/"} == inputs
 
 
 UNSIZED = plain(

@@ -24,6 +24,7 @@ from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_r
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.submission.facts import gather
+from gpuwarden.profiles import load_profile
 from gpuwarden.rules import catalog, page
 from gpuwarden.rules.facts import Leak, SubmitFacts
 from preflight_cases import CASES
@@ -271,6 +272,7 @@ def severities(rule_id: str, facts: object) -> set[Severity]:
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED, copy_aside=("a.png",)), Severity.WARNING),
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.UNKNOWN, copy_aside=("a.png",)), Severity.ERROR),
         ("TD-VERB-002", teardown(verb="stop"), Severity.WARNING),
+        ("TD-VERB-002", teardown(profile=load_profile("runpod"), durable_storage=True), Severity.WARNING),
         ("TD-VERB-002", teardown(profile=changed(RENTED, "meter", stops_on=("stop",))), Severity.ERROR),
     ],
 )

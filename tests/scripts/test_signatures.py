@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import zipfile
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.data import data_dir
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.scripts.script import read_script
+from gpuwarden.scripts.signatures.advice import ARGUMENTS
 from gpuwarden.scripts.signatures.history import History, history
 from gpuwarden.scripts.signatures.releases import choose, conflicts
 from gpuwarden.scripts.signatures.resolve import Found, Installed, _merge
@@ -192,6 +194,54 @@ def test_a_name_of_transformers_with_the_suffix_fast_is_served_without_it() -> N
     names = "from transformers import Qwen2TokenizerFast, T5TokenizerFast"
     assert not found(f"{names}\nQwen2TokenizerFast, T5TokenizerFast", "transformers==5.23.0")
     assert found("from transformers import NoSuchTokenizerFast", "transformers==5.23.0")[0].blocks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pin"),
+    [
+        ("warmup_ratio=0.06, logging_dir='out/logs'", "transformers>=5.0,<5.15"),
+        ("warmup_ratio=0.1", "transformers==5.14.1"),
+        ("group_by_length=True", "transformers==5.0.0"),
+        ("group_by_length=True", "transformers==5.1.0"),
+    ],
+)
+def test_an_argument_passes_up_to_its_last_release_and_not_behind_it(arguments: str, pin: str) -> None:
+    text = f"from transformers import TrainingArguments\nTrainingArguments(output_dir='out', {arguments})"
+    assert not [f for f in found(text, pin) if f.blocks]
+    assert [f for f in found(text, "transformers==5.15.1") if f.blocks]
+
+
+def test_what_is_advised_is_there_when_the_argument_is_gone() -> None:
+    """In every trainer and configuration that had the argument, from the first release without it on."""
+    looked = 0
+    for package in ("transformers", "trl"):
+        known = table(package)
+        assert known is not None
+        places = range(len(known.releases))
+        names = {n for place in places for n in known.names(package, place)}
+        for name in sorted(n for n in names if n.endswith(("Trainer", "TrainingArguments", "Config"))):
+            for argument, advice in ARGUMENTS.items():
+                instead = (re.match(r"\w+_\w+", advice) or [""])[0]
+                past = history(package, name, argument) if instead else History(package)
+                if past.until is None:
+                    continue
+                looked += 1
+                gone = Installed({package: known.releases.index(past.until) + 1}).signature(f"{package}.{name}")
+                if gone is not None and not gone.open and past.renamed_to not in gone.parameters:
+                    assert instead in gone.parameters or "args" in gone.parameters, (name, argument, instead)
+    assert looked
+
+
+def test_an_argument_that_went_to_the_configuration_is_not_renamed_in_the_trainer(wording: Wording) -> None:
+    (told,) = found("from trl import SFTTrainer\nSFTTrainer(max_seq_length=9)", "trl==0.13.0", "transformers==4.47.1")
+    assert told.blocks
+    wording(manual_text(told.fix))
+
+
+@pytest.mark.parametrize(("pin", "refused"), [("4.52.4", False), ("4.53.3", True)])
+def test_an_argument_of_from_pretrained_is_refused_from_its_date_on(pin: str, refused: bool) -> None:
+    text = 'from transformers import AutoModel\nAutoModel.from_pretrained("a/b", use_flash_attention_2=True)'
+    assert bool(found(text, f"transformers=={pin}")) is refused
 
 
 def test_an_argument_of_from_pretrained_is_refused_only_where_the_release_is_known() -> None:

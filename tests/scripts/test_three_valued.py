@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import copy
+import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +36,7 @@ from gpuwarden.scripts.three_valued import (
     text_method,
     truth,
 )
+from paths import TESTS
 from rule_kit import submit
 
 VALUES = st.recursive(
@@ -144,6 +148,48 @@ def test_a_dictionary_for_deepspeed_is_no_internal_error() -> None:
         assert {f.rule for f in found(text.format(f"deepspeed={value}"))} <= known_rules  # and nothing is raised
     assert any(f.rule == "PF-DEP-003" and f.blocks for f in found(text.format("deepspeed={'a': 1}")))
     assert not any(f.rule == "PF-DEP-003" and f.blocks for f in found(text.format("deepspeed=unknown()")))
+
+
+ODD = ("{}", "{'a': [1]}", "[[1], {}]", "({},)", "b''", "1e999", "-1", "lambda: 0")
+
+
+def with_value(tree: ast.Module, number: int, value: str) -> str:
+    """A script with another value for one of the arguments of its calls."""
+    changed = copy.deepcopy(tree)
+    calls = [node for node in ast.walk(changed) if isinstance(node, ast.Call)]
+    places = [(call, place) for call in calls for place in range(len(call.args))]
+    keywords = [keyword for call in calls for keyword in call.keywords if keyword.arg]
+    new = ast.parse(value, mode="eval").body
+    if number < len(places):
+        call, place = places[number]
+        call.args[place] = new
+    else:
+        keywords[number - len(places)].value = new
+    return ast.unparse(ast.fix_missing_locations(changed))
+
+
+def arguments(tree: ast.Module) -> int:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return sum(len(call.args) + sum(k.arg is not None for k in call.keywords) for call in calls)
+
+
+SCRIPTS = sorted(p for p in (TESTS / "corpus" / "scripts").glob("*.py") if p.stem != "bad_syntax")
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
+def test_no_literal_in_place_of_an_argument_is_an_internal_error(path: Path) -> None:
+    text = path.read_text("utf-8")
+    tree, draw = ast.parse(text), random.Random(path.stem)
+    count = arguments(tree)
+    for number in draw.sample(range(count), min(count, 40)):
+        found(with_value(tree, number, draw.choice(ODD)))
+
+
+def test_an_option_with_a_literal_for_its_type_is_no_internal_error() -> None:
+    text = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--x', type={}, choices=['a'])\n"
+    for value in ODD:
+        found(text.format(value) + "p.parse_args()", "--x", "a")
 
 
 def test_a_peft_config_that_nobody_asked_for_is_none() -> None:

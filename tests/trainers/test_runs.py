@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -122,6 +124,96 @@ def test_a_kill_in_a_save_leaves_only_whole_checkpoints_and_the_run_goes_on(trai
     ended = trainers.run("sft", "cut", *words)
     assert ended.code == 0, ended.log
     assert result(trainers, "cut")["resumed_from"] == "checkpoint-2"
+
+
+def files_of(out: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(p.relative_to(out)): (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
+
+
+def test_a_finished_run_that_is_started_again_changes_nothing(trainers: Trainers) -> None:
+    words = trainers.small("sft", trainers.data("sft"), 4, 2)
+    assert (ended := trainers.run("sft", "done", *words)).code == 0, ended.log
+    before = files_of(trainers.folder / "done")
+    again = trainers.run("sft", "done", *words)
+    assert again.code == 0 and "model:" not in again.log, again.log
+    after = files_of(trainers.folder / "done")
+    assert {n: f for n, f in after.items() if n != "run.json"} == {n: f for n, f in before.items() if n != "run.json"}
+
+
+@pytest.mark.parametrize("rank", ["0", "4"])
+def test_a_kill_behind_the_last_checkpoint_adds_no_step(trainers: Trainers, rank: str) -> None:
+    """The learning rate stays, so that another step would change the weights."""
+    words = trainers.small("sft", trainers.data("sft"), 4, 2)
+    words += ["--scheduler", "constant", "--lora-rank", rank]
+    assert (ended := trainers.run("sft", "late", *words)).code == 0, ended.log
+    out = trainers.folder / "late"
+    whole, metrics = weights(out / "final"), result(trainers, "late")["metrics"]
+    shutil.rmtree(out / "final")
+    (out / "result.json").unlink()
+    assert (ended := trainers.run("sft", "late", *words)).code == 0, ended.log
+    assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    assert weights(out / "final") == whole and result(trainers, "late")["step"] == 4
+    assert all(result(trainers, "late")["metrics"][name] == metrics[name] for name in ("eval_loss", "train_loss"))
+
+
+def test_an_adapter_does_not_go_on_over_other_weights(trainers: Trainers) -> None:
+    base = language_model(trainers.folder / "base")
+    words = [*trainers.small("sft", trainers.data("sft")), "--model", str(base)]
+    assert trainers.run("sft", "moved", *words, fault="Killed", step=5).code == -9
+    language_model(base, seed=7)
+    refused(trainers.run("sft", "moved", *words), 2, "base")
+    language_model(base)
+    ended = trainers.run("sft", "moved", *words)
+    assert ended.code == 0, ended.log
+
+
+@pytest.mark.prove
+def test_a_disk_that_fills_up_ends_the_run_with_one_line(
+    trainers: Trainers, disk: Callable[[str], Path], wording: Wording
+) -> None:
+    out = disk("size=64m") / "out"
+    words = trainers.small("sft", trainers.data("sft"))
+    env = {"FAULT_FILLS": str(out.parent / "filler")}
+    ended = trainers.run("sft", str(out), *words, "--report", "none", fault="Filled", step=3, **env)
+    refused(ended, 6)
+    wording(told(ended).replace(str(out), "OUT"))
+    assert [p.name for p in out.glob("checkpoint-*")] == ["checkpoint-2"]
+    (out.parent / "filler").unlink()
+    ended = trainers.run("sft", str(out), *words, "--report", "none")
+    assert ended.code == 0 and result(trainers, str(out))["resumed_from"] == "checkpoint-2", ended.log
+
+
+def test_a_resumed_run_does_not_miss_its_best_checkpoint(trainers: Trainers) -> None:
+    words = [*trainers.small("sft", trainers.data("sft")), "--eval-fraction", "0.2", "--keep", "1"]
+    assert trainers.run("sft", "best", *words, fault="Killed", step=5).code == -9
+    for state in (trainers.folder / "best").glob("checkpoint-*/trainer_state.json"):
+        best = json.loads(state.read_text())["best_model_checkpoint"]
+        assert best is None or (trainers.folder / best).is_dir(), best
+    ended = trainers.run("sft", "best", *words)
+    assert ended.code == 0 and "does not exist" not in " ".join(ended.log.split()), ended.log
+
+
+def test_a_pretend_machine_needs_no_gpu(trainers: Trainers) -> None:
+    words = [word for word in trainers.small("sft", trainers.data("sft"), 2, 2) if word != "--cpu"]
+    ended = trainers.run("sft", "pretend", *words, GPUWARDEN_REHEARSAL_INSTANCE="i1", CUDA_VISIBLE_DEVICES="")
+    assert ended.code == 0, ended.log
+
+
+def test_a_line_of_the_log_has_the_step_the_total_and_the_time_left(trainers: Trainers) -> None:
+    ended = trainers.run("sft", "lines", *trainers.small("sft", trainers.data("sft"), 4, 2))
+    rows = [ast.literal_eval(line) for line in ended.log.splitlines() if line.startswith("{'step'")]
+    losses = [row for row in rows if "loss" in row]
+    assert [(row["step"], row["total"]) for row in losses] == [(n, 4) for n in range(1, 5)]
+    assert all(re.fullmatch(r"\d+:\d\d:\d\d", row["left"]) for row in losses) and losses[-1]["left"] == "0:00:00"
+
+
+@pytest.mark.parametrize("method", ["grpo", pytest.param("rloo", marks=pytest.mark.prove)])
+def test_rewards_that_do_not_vary_are_a_warning(trainers: Trainers, method: str) -> None:
+    varying = trainers.run(method, "varying", "--smoke")
+    assert varying.code == 0 and "WARNING: all answers" not in varying.log, varying.log
+    assert any(float(v) > 0 for v in re.findall(r"'reward_std': '([\d.e-]+)'", varying.log))
+    flat = trainers.run(method, "flat", "--smoke", "--reward", "boxed")
+    assert flat.code == 0 and flat.log.count("WARNING: all answers") == 1, flat.log
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(trainers: Trainers) -> None:
@@ -372,6 +464,40 @@ def test_pictures_that_can_not_be_trained_on_are_named(
     ended = with_picture(trainers, method, change)
     refused(ended, 3)
     wording(told(ended))
+
+
+LABELS = (
+    ("null", ["red", "green", None], "None"),
+    ("floats", [0.0, 1.0, 1.5], "whole numbers"),
+    ("slip", ["red"] * 10 + ["green"] * 10 + ["gren"], "'gren'"),
+    ("other-case", ["red"] * 3 + ["Red"] * 3 + ["green"], "'red'"),
+    ("far-index", [0, 1, 2, 7], "7"),
+)
+
+
+@pytest.mark.parametrize(("labels", "named"), [pytest.param(a, b, id=name) for name, a, b in LABELS])
+def test_labels_that_are_a_slip_end_the_run_before_the_model_is_loaded(
+    trainers: Trainers, labels: list[Any], named: str
+) -> None:
+    need_libraries("image_classification")
+    rows = picture_rows("image_classification", trainers.folder / "labelled")
+    for row, label in zip(rows, labels * 24, strict=False):
+        row["label"] = label
+    rows = rows[: len(labels) * max(1, 24 // len(labels))]
+    words = trainers.small("image_classification", trainers.data("image_classification", rows))
+    refused(trainers.run("image_classification", "labelled", *words, "--model", "nobody/nothing"), 3, named)
+
+
+@pytest.mark.parametrize(
+    "labels", [["red"] * 10 + ["blue"] * 10 + ["green"] * 4, [0] * 10 + [1] * 10 + [2] * 4, ["cat1", "cat2"] * 12]
+)
+def test_rare_labels_that_are_unlike_the_others_are_classes(trainers: Trainers, labels: list[Any]) -> None:
+    need_libraries("image_classification")
+    rows = picture_rows("image_classification", trainers.folder / "labelled")
+    for row, label in zip(rows, labels, strict=True):
+        row["label"] = label
+    words = trainers.small("image_classification", trainers.data("image_classification", rows))
+    refused(trainers.run("image_classification", "labelled", *words, "--model", "nobody/nothing"), 6, "nobody/nothing")
 
 
 @pytest.mark.parametrize("name", ["broken.png", "missing.png"])

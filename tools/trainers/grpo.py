@@ -78,6 +78,6 @@ if __name__ == "__main__":
             "grpo",
             lambda settings: load(settings, WANTED, ALSO),
             build,
-            smoke_text(example, "--reward", "answer", "--generations", "2", "--max-completion-length", "8"),
+            smoke_text(example, "--reward", "letters", "--generations", "2", "--max-completion-length", "8"),
         )
     )

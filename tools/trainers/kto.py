@@ -57,7 +57,10 @@ def build(settings: KtoSettings, plan: Plan, data: Data) -> Any:
     """Return the trainer."""
     if plan.micro < 2:
         raise Stop(Exit.CONFIG, "KTO compares the rows of a batch and needs micro_batch 2", "pass --micro-batch 2")
-    if len(labels := set(data.train["label"])) < 2:
+    labels = {*data.train["label"], *(data.held_out["label"] if data.held_out else ())}
+    if strange := sorted(labels - {True, False}, key=str):
+        raise Stop(Exit.DATA, f"a row has the label {strange[0]!r}", "KTO's labels are true and false")
+    if len(labels) < 2:
         raise Stop(Exit.DATA, f"every row has the label {labels.pop()}", "KTO needs good and bad answers")
     tokenizer = load_tokenizer(settings, data)
     check_lengths(settings, tokenizer, data)

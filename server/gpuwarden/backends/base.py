@@ -227,7 +227,7 @@ class Confining(Backend, Protocol):
         ...
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do.
+        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what keeps it from starting.
 
         `rehearsed`: its absolute paths are those of a rehearsal's machine.
         """

@@ -75,14 +75,14 @@ class LocalBackend(MachineBackend):
         return boxes.Allowed(policy.network, policy.caches, policy.paths, self._hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do."""
+        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what keeps it from starting here."""
         found = await anyio.to_thread.run_sync(detect)
         if found.kind is not Kind.NONE:
             _check_reach(() if rehearsed else spec.outputs, self._allowed)
-            if rehearsed:  # on this machine itself a rule says so, among everything else
-                self.interpreter(spec)
         elif not self._policy().unsandboxed:
             raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
+        if rehearsed:  # on this machine itself a rule says so, among everything else
+            self.interpreter(spec)
 
     async def check(self, place: Place) -> list[Finding]:
         """Return whether run folders can be made there, and whether the disk has room."""

@@ -84,11 +84,12 @@ def comparable(found: Findings) -> bool:
 
 def _held(found: Findings) -> dict[str, _Held]:
     """Return a model's tensors by name: of several checkpoints of a run those of the newest."""
-    steps = {j.path: j.step for j in found.judgements if j.checkpoint and j.step is not None}
-    newest = max(steps, key=lambda p: steps[p]) if len(steps) > 1 else ""
+    several = len({j.path for j in found.judgements if j.checkpoint and j.step is not None}) > 1
+    last = found.newest() if several else None
+    newest = last.path if last else ""
     held: dict[str, _Held] = {}
     for path, entry in found.entries.items():
-        if newest and not path.startswith(newest + "/"):
+        if newest and path != newest and not path.startswith(newest + "/"):
             continue
         name = path.rsplit("/", 1)[-1].lower()
         model = path.endswith(_MODEL) and not entry.temporary and not any(n in name for n in _NOT_MODEL)
@@ -138,12 +139,11 @@ def _progress(now: Findings, before: Findings, said: Compared) -> None:
     """Check that the optimizer and the scheduler beside the weights have gone on too."""
     places = []
     for found in (now, before):
-        steps = {j.path: j.step for j in found.judgements if j.checkpoint and j.step is not None}
-        newest = max(steps, key=lambda p: steps[p], default=None)
-        folder = next((f for f in found.tree.folders if f.rel == newest), None) if found.tree else None
-        if folder is None or newest is None:
+        newest = found.newest()
+        folder = next((f for f in found.tree.folders if newest and f.rel == newest.path), None) if found.tree else None
+        if folder is None or newest is None or newest.step is None:
             return
-        places.append(siblings.read(folder, steps[newest], found))
+        places.append(siblings.read(folder, newest.step, found))
     siblings.compare_progress(places[0], places[1], said)
 
 
@@ -155,6 +155,8 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
         target = base.get(name) or base.get(_without("model.", name))
         if target is None:
             said.problems.append(f"adapts {module}, which the base lacks")
+        elif not all(t.shape for t in ab.values()):
+            said.problems.append(f"has a single number for a matrix of {module}")
         elif set(ab) == {"A", "B"}:
             rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
             if target.tensor.shape not in {(rows, columns), (columns, rows)}:  # some layers store it transposed

@@ -29,7 +29,7 @@ from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.tree import Tree, walk
-from gpuwarden.checkpoints.values import checksums, content_scan, emptiness, heuristics, nonfinite, pages
+from gpuwarden.checkpoints.values import checksums, content_scan, data_arrays, emptiness, heuristics, nonfinite, pages
 from gpuwarden.core.evidence import Cause
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
@@ -64,6 +64,7 @@ def examine(path: Path, ask: Ask) -> Findings:
     entry = look(real, path.name, ask)
     entry.adopt(unreadable)
     found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open, content=ask.content)
+    data_arrays.judge(found)
     emptiness.judge(found)
     alone = training_file.of_entry(entry, found)
     found.judgements += [alone] if alone else []
@@ -94,6 +95,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
     with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
         looked.update(zip(apart, pool.map(lambda n: one(n, alone), apart)))  # noqa: B905
     found.entries.update((n, entry) for n in sizes if (entry := looked[n]) is not None)
+    data_arrays.judge(found)
     left_out = [n for n in sizes if looked[n] is None]
     for folder in tree.folders:
         for name, why in folder.odd.items():
@@ -282,7 +284,9 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
             entry.warnings.append(f"{short(tensor.name, 80)} contains {odd}: a mask or counter, it seems")
         elif odd.nan or odd.inf:
             bad.append(f"{short(tensor.name, 80)} ({odd})")
-    if bad:
+    if bad and entry.format == "numpy":
+        anatomy.not_finite += bad
+    elif bad:
         entry.refute(f"not finite: {some(bad)}", Cause.NOT_FINITE)
     elif len(seen.strange) > 200:
         entry.doubt(f"{len(seen.strange):,} tensors may contain NaN or infinity; 200 were looked at", Cause.LIMIT)

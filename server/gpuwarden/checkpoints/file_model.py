@@ -167,10 +167,14 @@ class Anatomy(Evidence):
     big_endian: bool = False
     # Nothing in the file can be checked; only equality with a recorded digest can prove it.
     opaque: bool = False
+    # Arrays with NaN or infinity in a format of data as well as weights; `values/data_arrays.py` tells them apart.
+    not_finite: list[str] = field(default_factory=list)
     # Work that costs a read of the whole file, done at level content only; it may raise Broken or add findings.
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
+PARAMETER = re.compile(r"(?:.*[./])?(?:\w*weight|bias|kernel|gamma|beta|exp_avg|exp_avg_sq|momentum_buffer|lora_\w+)")
+"""The names of what is trained, and of its optimizer's moments."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2
 

@@ -113,6 +113,15 @@ class Findings(Evidence):
         """Return the files of a folder and everything below it, or the one file of that path."""
         return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
+    def newest(self) -> Judgement | None:
+        """Return the checkpoint of the highest step; of several at that step, a whole one that can be resumed."""
+
+        def rank(judgement: Judgement) -> tuple[int, bool, bool]:
+            parts = (judgement, *self.within(judgement.path))
+            return judgement.step or 0, all(p.verdict == "proven" for p in parts), not judgement.resume
+
+        return max((j for j in self.judgements if j.checkpoint and j.step is not None), key=rank, default=None)
+
     def parsed(self, path: str) -> Any:
         """Return the parsed value of a file, such as its JSON or its inert pickle; None where there is none."""
         entry = self[path]

@@ -14,7 +14,7 @@ from gpuwarden.checkpoints.values import optimizer
 
 NAME = "training state"
 # The names that people give these parts, the most telling first.
-_STEP = ("global_step", "step", "iter_num", "iteration", "iter", "it", "num_updates", "current_step", "n_iter")
+STEPS = ("global_step", "step", "iter_num", "iteration", "iter", "it", "num_updates", "current_step", "n_iter")
 _OPTIMIZER = (
     "optimizer", "optimizer_states", "optimizer_state_dict", "optimizer_state", "optim", "opt", "optim_state_dict",
     "optimizers",
@@ -39,7 +39,7 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     shapes = next(filter(None, ([ref.shape for ref in refs if ref is not None] for refs in models)), None)
     states = list(_optimizers(root))
     name = entry.path.rsplit("/", 1)[-1]
-    given = (root.get(k) for k in _STEP)
+    given = (root.get(k) for k in STEPS)
     inside: int | None = next((v for v in given if type(v) is int and 0 <= v < 1 << 60), None)
     step = named if inside is None else inside
     if shapes is None or step is None or (not states and inside is None):

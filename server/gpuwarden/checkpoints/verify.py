@@ -211,7 +211,7 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     if not files and not whole.problems:
         whole.doubt("has no files, so there is nothing to prove")
     resumable = [c for c in checkpoints if c.verdict is Verdict.PROVEN and c.step is not None]
-    newest = max(resumable, key=lambda c: c.step or 0, default=None)
+    newest = max(resumable, key=lambda c: (c.step or 0, not c.resume), default=None)
     if level is Level.RESUME:
         if newest is None:
             whole.doubt("no whole checkpoint with a step was found, so there is nothing to resume from")

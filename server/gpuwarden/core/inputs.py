@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -26,15 +27,23 @@ def build(model: type[M], values: Mapping[str, Any]) -> M:
         raise bad_arguments(error) from error
 
 
-def need_whole(values: Mapping[str, Any]) -> None:
-    """Raise BadRequest for text with an unpaired surrogate, which can't be encoded as UTF-8."""
+def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
+    """Raise BadRequest for text that can't be encoded as UTF-8, and for more than `most` bytes of values."""
+    left = most
     for name, value in values.items():
+        # To write a long text as JSON takes much longer than to refuse it.
+        size = len(name) + (len(value) if isinstance(value, str) else 0)
         try:
-            json.dumps(value, ensure_ascii=False, default=str).encode()
+            if size <= left:
+                size = len(name) + len(json.dumps(value, ensure_ascii=False, default=str).encode())
         except UnicodeEncodeError:
             raise BadRequest(
                 f"{line(name, 80)} has an unpaired surrogate, which no file and no digest can", "Write it again."
             ) from None
+        if size > left:
+            told = f"{line(name, 80)} has {size - len(name):,} bytes, and all arguments may have {most:,}"
+            raise BadRequest(f"{told}; nothing was done", "Give less of it; of a log its end.")
+        left -= size
 
 
 def bad_arguments(error: ValidationError) -> BadRequest:

@@ -459,13 +459,17 @@ class Resources(WithOptions):
 
 
 class Quote(Frozen):
-    """The price of a request. `price_usd_per_hour` None: the provider named none, so it is unknown."""
+    """The price of a request. `price_usd_per_hour` None: the provider named none, so it is unknown.
+
+    `storage_usd_per_hour` is what the storage that outlives the machine costs, where the provider says so.
+    """
 
     platform: str
     price_usd_per_hour: float | None
     source: str
     at: float
     note: str = ""
+    storage_usd_per_hour: float | None = None
 
 
 class Choice(Frozen):
@@ -541,6 +545,7 @@ class Observation(Frozen):
     `eta_at` when the last step is reached at the present pace, in seconds since the epoch.
     `signal` is the one that ended the job, which then has no exit code. `machine` is another text after each start of
     the machine, where the machine reports one; `lost` means that it answered and has nothing of the job's status.
+    `upload` is why the upload to the job's kept store fails now.
     """
 
     state: Job
@@ -566,6 +571,7 @@ class Observation(Frozen):
     beat: Beat | None = None
     machine: str = ""
     lost: bool = False
+    upload: str = ""
     allocation: Allocation | None = None
     """What the engine that runs the job says of it; None where no engine does."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 SMALLEST: Final = 0.0001
@@ -33,6 +34,14 @@ def at_most(worst: float | None, ordered: str | None = None) -> str:
     """
     end = f"everything is proven and your standing order {ordered}s it" if ordered else "you approve its end"
     return f"at most {usd(worst)} for the job; the machine bills until {end}"
+
+
+def bills_on(names: Sequence[str], price: float | None) -> str:
+    """Format what bills on after a machine's end, and how much; empty where nothing does."""
+    if not names:
+        return ""
+    amount = "at a price that the platform does not report" if price is None else usd_per_hour(price)
+    return f"{' and '.join(names)} bills on after the machine's end, {amount}, until you delete it"
 
 
 def money(amount: float, currency: str) -> str:

@@ -51,12 +51,13 @@ class Situation:
     """Everything that a job's next step depends on.
 
     `launched`: something was started on the machine and its files can be asked for. `given_back`: gpuwarden itself ends
-    a machine that never ran anything. `ends_at` is when a standing order ends the machine, in seconds since the epoch;
-    None where nobody ordered that or somebody objected. `settles_at` is when a second look settles whether a refused
-    request rented a machine; None where that is not open. `parked`: the machine that is off stopped itself, and a pull
-    starts it. `kept` is the address of the kept store, empty without one. `watched`: a watch, which alone carries out
-    a standing order, went round lately. `resuming`: a resume was asked for. `stoppable`: a stop ends the meter of a
-    paused job's machine and keeps what the job resumes from.
+    a machine that never ran anything. `announced`: a standing order ends the machine a grace after its notice is
+    delivered, at `ends_at`, in seconds since the epoch; None before the delivery. `settles_at` is when a second look
+    settles whether a refused request rented a machine; None where that is not open. `parked`: the machine that is off
+    stopped itself, and a pull starts it. `kept` is the address of the kept store, empty without one. `watched`: a
+    watch, which alone carries out a standing order, went round lately. `resuming`: a resume was asked for. `stoppable`:
+    a stop ends the meter of a paused job's machine and keeps what the job resumes from. `storage` names what bills on
+    although the machine is gone.
     """
 
     job_id: str
@@ -77,8 +78,10 @@ class Situation:
     watched: bool = True
     resuming: bool = False
     stoppable: bool = False
+    announced: bool = False
     ends_at: float | None = None
     settles_at: float | None = None
+    storage: tuple[str, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -94,11 +97,16 @@ PARKED_KEPT: Final = (
     "only where that store is not shown to have everything."
 )
 UNWATCHED: Final = "A standing order ends the machine after a notice, but no watch runs that would carry it out."
+UNDELIVERED: Final = (
+    "A standing order ends the machine a grace after its notice is delivered. No channel took the notice so far; the "
+    "watch sends it again."
+)
 REFUSED: Final = (
     "The platform's list may be older than its refusal: until a second look a machine may bill, and the same work "
     "submitted elsewhere may be paid for twice."
 )
 ENDED: Final = "The job has ended and nothing of it is billing."
+REMAINS: Final = "The job has ended and its machine is gone. {storage} bills on until you delete it in the console."
 UNDER_WAY: Final = frozenset({Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN})
 
 
@@ -130,8 +138,10 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
     if now.machine is Machine.GONE:
         # Only its kept store may have something.
         rest = _copying(now) if now.kept and now.copy in {Copy.NONE, Copy.STALE, Copy.KEPT, Copy.UNVERIFIED} else ()
-        there = f"Nothing of it bills. What is left of what it saved is in its kept store, {now.kept}."
-        return steps((there, *rest) if rest else ENDED)
+        bills = f"{' and '.join(now.storage)} bills on." if now.storage else "Nothing of it bills."
+        there = f"{bills} What is left of what it saved is in its kept store, {now.kept}."
+        ended = REMAINS.format(storage=" and ".join(now.storage)) if now.storage else ENDED
+        return steps((there, *rest) if rest else ended)
     if now.machine is Machine.UNSEEN or now.given_back:
         return steps(do(Action.CHECK, "again until its meter is seen to have stopped", job_id=now.job_id))
     if now.ticket_state in OPEN_TEARDOWNS and now.ticket_state in {*UNDER_WAY, Teardown.AWAITING_HUMAN}:
@@ -226,11 +236,14 @@ def _end(now: Situation, purpose: str = "") -> NextStep:
 def _ticket(now: Situation) -> Hint:
     """Return the steps for a request that waits for a person, or is under way."""
     if now.ticket_state is Teardown.AWAITING_HUMAN:
-        if now.ends_at is not None and not now.watched:
+        announced = now.announced or now.ends_at is not None
+        if announced and not now.watched:
             return _unwatched(now)
-        if now.ends_at is not None:
-            left = counted(max(1, math.ceil((now.ends_at - now.now) / 60)), "minute")
-            ending = f"A standing order ends the machine in {left} ({now.ordered}), everything being proven."
+        if announced:
+            ending = UNDELIVERED
+            if now.ends_at is not None:
+                left = counted(max(1, math.ceil((now.ends_at - now.now) / 60)), "minute")
+                ending = f"A standing order ends the machine in {left} ({now.ordered}), everything being proven."
             objection = do(Action.KEEP, "to object", alternative=True, job_id=now.job_id)
             return ending, do(Action.CHECK, "after that", job_id=now.job_id), objection
         return approval(now.ticket), _end(now, "after that")
@@ -244,7 +257,7 @@ def _unwatched(now: Situation) -> Hint:
     """Return the steps where a standing order waits for a watch while the meter runs."""
     return (
         UNWATCHED,
-        do(Action.WATCH, "to have it carried out"),
+        do(Action.WATCH, "to have it carried out", install=True),
         do(Action.TEARDOWN, "to be asked about its end", alternative=True, job_id=now.job_id, verb=now.verb),
     )
 

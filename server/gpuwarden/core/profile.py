@@ -246,11 +246,7 @@ class Profile(Frozen):
         if self.run_root.startswith("/") and self.tier_of(self.run_root) is None:
             raise ValueError(f"run_root {self.run_root} is on none of the storage tiers that are always present")
         for verb in ("stop", "terminate"):
-            if (
-                getattr(self.verbs, verb)
-                and verb not in self.meter.residue
-                and self._billing_tiers(verb, requested=False)
-            ):
+            if getattr(self.verbs, verb) and verb not in self.meter.residue and self.residue(verb):
                 raise ValueError(f"a tier bills after {verb}, so meter.residue has to name {verb}")
         return self
 
@@ -301,13 +297,11 @@ class Profile(Frozen):
         tier = self.tier_of(path, requested=requested)
         return tier is not None and getattr(tier.survives, event) is True
 
-    def residue(self, verb: Verb, *, requested: bool = False) -> bool:
-        """Return whether something bills, or may bill, after `verb` took effect. Unknown counts as billing."""
-        return verb in self.meter.residue or self._billing_tiers(verb, requested=requested)
-
-    def _billing_tiers(self, verb: Verb, *, requested: bool) -> bool:
+    def residue(self, verb: Verb, *, requested: bool = False) -> tuple[str, ...]:
+        """Return what bills, or may bill, after `verb` took effect, by name. Unknown counts as billing."""
         field = "bills_when_stopped" if verb == "stop" else "bills_when_terminated"
-        return any(getattr(t, field) is not False for t in self.tiers(requested=requested))
+        tiers = (t for t in self.tiers(requested=requested) if getattr(t, field) is not False)
+        return tuple(f"{t.tier} ({t.path})" for t in tiers) or ("a disk or an address",) * (verb in self.meter.residue)
 
 
 def _inside(path: str, mount: str) -> bool:

@@ -1,7 +1,8 @@
 """Declarations of how a platform's own tools end what bills, for the guard of an agent's shell.
 
 A sequence is a text of steps that follow a program's name. A step is one word or several with `|` between them; `*`
-matches any one word; a step that starts with `-` is an option that has to be there, wherever. Words and options between
+matches any one word; a step that starts with `-` is an option that has to be there, wherever, and one that starts with
+`!-` an option that must not be there. Words and options between
 the steps are skipped as a command line parser would.
 
     ShellGuard(ends={"vastai": ("destroy", "stop"), "sky": ("jobs cancel", "serve down")})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
+from functools import cached_property
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge import failure_marks as marks
@@ -171,7 +172,7 @@ class Reading:
         found = next((body for body in above if body.strip(" ^~")), "")
         return found.strip()[:400] if found[:1].isspace() and not _FILE.match(found) else ""
 
-    @property
+    @cached_property
     def odd(self) -> bool:
         """Return whether the last step or an evaluation reports a metric that no healthy run has."""
         texts = [self.lines[at].text for at, _, _ in self._steps]

@@ -81,8 +81,8 @@ ACCOUNT_KEYS: Final = ("SKYPILOT_SERVICE_ACCOUNT_TOKEN",)
 SHELL_GUARD: Final = ShellGuard(
     ends={
         "sky": (
-            "down|stop|cancel|autostop",
-            "launch --down",
+            "down|stop|cancel",
+            "autostop !--cancel",
             "jobs cancel",
             "jobs pool down",
             "serve down",
@@ -94,7 +94,10 @@ SHELL_GUARD: Final = ShellGuard(
     aliases={"skypilot": "sky", "sky.cli": "sky"},
     remote={"sky": ("exec *",)},
     requests=(r"/(?:down|stop|autostop|cancel|jobs/cancel|serve/down|volumes/delete|storage/delete)\b",),
-    code=(r"\b(?:sky|sdk)\.(?:down|stop|cancel|autostop)\s*\(", r"\b(?:managed_)?jobs\.cancel\s*\("),
+    code=(
+        r"\b(?:sky|sdk)\.(?:down|stop|cancel|autostop(?![^)\n]{0,200},\s*-1\b))\s*\(",
+        r"\b(?:managed_)?jobs\.cancel\s*\(",
+    ),
     servers=("skypilot", "sky"),
     key_variables=ACCOUNT_KEYS,
 )

@@ -117,7 +117,15 @@ class Cloud:
 
         def ask(s: Session) -> Quote:
             usd = meter.price(s.config.settings, self.profile, resources)
-            return Quote(platform=self._platform, price_usd_per_hour=usd, source=SOURCE, at=s.now)
+            stays = self.profile.residue("terminate", requested=resources.durable_storage)
+            storage = s.config.settings.residue_usd_per_hour if stays else None
+            return Quote(
+                platform=self._platform,
+                price_usd_per_hour=usd,
+                source=SOURCE,
+                at=s.now,
+                storage_usd_per_hour=storage,
+            )
 
         return self._call("quote", ask)
 

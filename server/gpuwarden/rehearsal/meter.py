@@ -42,7 +42,7 @@ def leaves_residue(profile: Profile, record: Record) -> bool:
     """
     if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
         return False
-    return profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable)
+    return bool(profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable))
 
 
 def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Record:

@@ -197,6 +197,7 @@ class _Status(_Lenient):
     child_alive: bool | None = None
     confirmed: bool = False
     machine: str = Field(default="", max_length=MARK_CHARS)
+    upload: str = ""
 
 
 _STATES: Final = {
@@ -259,6 +260,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
         stale=stale,
         beat=Beat(**status.beat.model_dump()),
         machine=status.machine,
+        upload=line(status.upload, 300),
     )
 
 

@@ -4,11 +4,18 @@ from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
+# Inputs of each method that its trainer takes as they are.
+_PAIRS = ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/ultrafeedback_binarized")
+_PROMPTS = ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/DeepMath-103K")
 _KNOWN_GOOD = {
     "sft": ("Qwen/Qwen2.5-0.5B", "trl-lib/Capybara"),
-    "dpo": ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/ultrafeedback_binarized"),
+    "dpo": _PAIRS,
+    "orpo": _PAIRS,
+    "cpo": _PAIRS,
+    "reward": _PAIRS,
     "kto": ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/kto-mix-14k"),
-    "grpo": ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/DeepMath-103K"),
+    "grpo": _PROMPTS,
+    "rloo": _PROMPTS,
     "detection": ("PekingU/rtdetr_v2_r18vd", "cppe-5"),
     "classification": ("google/vit-base-patch16-224", "ethz/food101"),
 }
@@ -41,12 +48,17 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
         return
     if (spec.timeout_s or 0) <= 1800 and isinstance(facts.uses.setting("max_steps"), int):
         return  # this is the smoke run
-    model, data = _KNOWN_GOOD.get(min(facts.uses.methods, default="sft"), _KNOWN_GOOD["sft"])
-    rent = (
-        f"Or first submit it with model {model}, data {data}, max_steps=20, a timeout of 1200 s and the same outputs."
-    )
+    rent = f"Or first submit it with {_inputs(facts)}max_steps=20, a timeout of 1200 s and the same outputs."
     tried = facts.rehearsed is not None
     fix = (
         (rent.removeprefix("Or ").capitalize(),) if tried else (do(Action.REHEARSE, "to run its first step here"), rent)
     )
     yield Found("this script has not succeeded here before", fix=fix)
+
+
+def _inputs(facts: SubmitFacts) -> str:
+    """Return inputs that suit the script's one method; none if it reads columns itself, which others may lack."""
+    known = [_KNOWN_GOOD.get(method) for method in facts.uses.methods]
+    if len(known) != 1 or known[0] is None or facts.uses.reads or facts.uses.row_functions:
+        return ""
+    return f"model {known[0][0]}, data {known[0][1]}, "

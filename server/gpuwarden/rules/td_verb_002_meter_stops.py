@@ -25,7 +25,10 @@ def meter_stops(facts: TeardownFacts) -> Iterator[Found]:
     meter = facts.profile.meter
     if facts.verb not in meter.stops_on:
         yield Found(f"{facts.verb} does not stop the meter on {facts.profile.title}", severity=Severity.ERROR)
-    elif facts.profile.residue(facts.verb, requested=facts.durable_storage):
+    elif names := facts.profile.residue(facts.verb, requested=facts.durable_storage):
+        delete = "Delete it in the platform's console once nothing on it is needed."
         yield Found(
-            f"something keeps billing after {facts.verb} on {facts.profile.title}: {meter.note or 'see its profile'}"
+            f"{' and '.join(names)} keeps billing after {facts.verb} on {facts.profile.title}: "
+            f"{meter.note or 'see its profile'}",
+            delete if facts.verb == "terminate" else "",
         )

@@ -121,7 +121,7 @@ def _declared(program: Program) -> dict[str, tuple[str, ...]] | None:
             return None
         choices = call.kwargs.get("choices", [])
         known = isinstance(choices, list) and all(isinstance(c, str) for c in choices)
-        accepted = tuple(choices) if known and call.kwargs.get("type") in {None, UNKNOWN} else ()
+        accepted = tuple(choices) if known and call.kwargs.get("type") in (None, UNKNOWN) else ()
         long = [n.lstrip("-").replace("-", "_") for n in names if n.startswith("--")]
         flags |= dict.fromkeys(long, accepted)
         action = call.node and next((ast.unparse(k.value) for k in call.node.keywords if k.arg == "action"), "")

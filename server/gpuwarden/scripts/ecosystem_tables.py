@@ -249,13 +249,6 @@ class Requirement:
     conditions: tuple[tuple[str, str], ...] = ()
     url: str = ""
 
-    def surely_below(self, version: str) -> bool:
-        """Return whether every version that this entry allows is older than `version`."""
-        return any(
-            (op in {"<", "==", "~=", "<="} and _key(v) < _key(version)) or (op == "<" and _key(v) == _key(version))
-            for op, v in self.conditions
-        )
-
 
 _REQUIREMENT = re.compile(
     r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?\s*(@\s*\S+)?\s*\(?([^;)/:]*)\)?(?:;.*)?$"
@@ -270,11 +263,6 @@ def read_requirement(text: str) -> Requirement | None:
     conditions = re.findall(r"(===|==|~=|!=|<=|>=|<|>)\s*([^\s,]+)", found[4] or "")
     extras = frozenset(e.strip() for e in (found[2] or "").split(",") if e.strip())
     return Requirement(canonical_name(found[1]), extras, tuple(conditions), (found[3] or "").lstrip("@ "))
-
-
-def _key(version: str) -> tuple[int, ...]:
-    numbers = [int(n) for n in re.findall(r"\d+", version.split("+")[0].replace("*", "0"))[:3]]
-    return tuple(numbers + [0] * (3 - len(numbers)))
 
 
 def closure(names: Iterable[str]) -> frozenset[str]:

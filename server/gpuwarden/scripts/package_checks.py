@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _PATCHED = frozenset({"trl", "transformers", "peft"})
 """The packages whose trainers and configurations unsloth replaces when it is imported."""
+_NAME = re.compile(r"\w+_\w+")
 _TRAINING = "transformers.TrainingArguments"
 """The base of nearly every dataclass that makes flags of training settings."""
 
@@ -350,7 +352,11 @@ def _instead(argument: str, past: Ever, signature: Signature | None) -> str:
     if past.renamed_to in known or (signature is None and past.renamed_to):
         return f"Use {past.renamed_to}."
     if past.existed and argument in ARGUMENTS:
-        return f"Use {ARGUMENTS[argument]}."
+        advice = ARGUMENTS[argument]
+        new = _NAME.match(advice)
+        if new and known and new[0] not in known:  # the trainer's arguments that went to its configuration
+            return "Give it to the configuration." if "args" in known else ""
+        return f"Use {advice}."
     near = nearest(argument, known)
     return f"Use {near}." if near else ""
 

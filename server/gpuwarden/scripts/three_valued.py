@@ -59,11 +59,6 @@ def known(value: Any) -> bool:
     return value is not UNKNOWN
 
 
-def one_of(value: Any, choices: object) -> bool:
-    """Return true if a value surely is one of some texts or None; any value may be asked, hashable or not."""
-    return isinstance(value, str | None) and value in choices  # type: ignore[operator]
-
-
 def same(values: Sequence[Any]) -> Any:
     """Return the one value that all have, or UNKNOWN."""
     if not values or not all(map(known, values)):

@@ -173,6 +173,9 @@ def opened_path(call: Call) -> Any:
 
 def makers_of(program: Program, call: Call) -> Iterator[str]:
     """Yield the dotted names of the calls that make the object of a method call."""
+    match call.node:
+        case ast.Call(func=ast.Attribute(value=ast.Call(func=func))):
+            yield program.dotted(func)
     for node, _ in program.nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=func)) if name == call.base:

@@ -29,6 +29,7 @@ command goes on). `--help` lists the settings; each is also a key of `--config F
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import hashlib
@@ -48,7 +49,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from importlib import metadata
 from importlib.util import find_spec
@@ -339,6 +340,7 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
 # Rows at a time by memory in GB: what fits with a model of the size that references/hardware.md names for the card.
 MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))
 OLDEST = (7, 0)
+REHEARSED = "GPUWARDEN_REHEARSAL_INSTANCE"  # a pretend machine on this computer, whatever GPU it stands for
 AMPERE, HOPPER = (8, 0), (9, 0)
 
 
@@ -382,7 +384,7 @@ def look(settings: Settings) -> Plan:
         except RuntimeError as error:
             message = f"PyTorch {torch.__version__} does not run on {name}: {str(error).splitlines()[0]}"
             raise Stop(Exit.ENVIRONMENT, message, "take a PyTorch build for this GPU") from None
-    elif not settings.cpu:
+    elif not settings.cpu and REHEARSED not in os.environ:
         raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without one")
     if settings.expect_gpu.lower() not in name.lower():
         raise Stop(Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent what --expect-gpu names")
@@ -767,6 +769,9 @@ def why_not_tools(text: Any) -> str:
 RUN = "run.json"
 BASELINE = "baseline.json"
 FINAL = "final"
+RESULT = "result.json"
+ROOM = 1 << 20
+SAMPLE, SAMPLES = 1 << 14, 256  # bytes, and how many of them of a file: all of a large one takes minutes
 ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
 # These may differ when a run goes on; every other setting belongs to the run.
 FREE = {
@@ -853,6 +858,50 @@ def newest(out: Path) -> Path | None:
     return None
 
 
+def base_of(settings: Settings) -> str:
+    """Return what identifies the weights below an adapter: the Hub's commit, or a digest of samples of each file.
+
+    A full fine-tuning resumes from all of its own weights, so that it has none: an empty string.
+    """
+    if not getattr(settings, "lora_rank", 0):
+        return ""
+    folder = Path(settings.model)
+    if not folder.is_dir():
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return Path(hf_hub_download(settings.model, "config.json", revision=settings.revision)).parent.name
+        except Exception as error:
+            raise why_not_loaded(settings.model, error) from error
+    found = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.suffix in {".safetensors", ".bin"}):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for at in range(0, size, max(SAMPLE, size // SAMPLES)):
+                file.seek(at)
+                found.update(file.read(SAMPLE))
+    return found.hexdigest()
+
+
+def completed(out: Path) -> dict[str, Any] | None:
+    """Return the result of a run that has ended with its final model, None for any other."""
+    try:
+        result = json.loads((out / RESULT).read_text())
+    except (OSError, ValueError):
+        return None
+    return result if result.get("status") == "completed" and (out / FINAL).is_dir() else None
+
+
+def is_full(error: BaseException, out: Path) -> bool:
+    """Return whether an error comes of a disk without room."""
+    text = f"{error} {error.__cause__ or error.__context__ or ''}"
+    words = ("No space left on device", "os error 28", "Disk quota exceeded")
+    with contextlib.suppress(OSError):
+        return any(word in text for word in words) or shutil.disk_usage(out).free < ROOM
+    return False
+
+
 def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
     """Make the output folder this run's.
 
@@ -861,7 +910,8 @@ def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
 
     """
     out = Path(settings.out)
-    mine = {n: v for n, v in asdict(settings).items() if n not in FREE} | {"method": method, "data": data}
+    mine = {n: v for n, v in asdict(settings).items() if n not in FREE}
+    mine |= {"method": method, "data": data, "base": base_of(settings)}
     mine = json.loads(json.dumps(mine))
     fix = "choose another --out, or move that folder away; nothing in it was changed"
     made = "checkpoints" if checkpoints(out) else FINAL if (out / FINAL).exists() else ""
@@ -1380,6 +1430,7 @@ def without_flag(words: list[str], flag: str) -> list[str]:
 # Watch a run: metrics, signals, gradients, and the user's own callbacks.
 
 FP16_PATIENCE = 20
+FLAT = 3
 NAMES = {"loss": "train_loss"}
 TRIES = 6
 
@@ -1466,19 +1517,55 @@ class Watcher:
 
 
 class Metrics(Watcher):
-    """Report what the trainer logs, with its numbers unrounded."""
+    """Report what the trainer logs, with its numbers unrounded; print it with the step, the total and the time left."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
+        self.began, self.first = time.monotonic(), 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note when the steps begin."""
+        self.began, self.first = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Report one set of numbers."""
         import torch
 
         values = dict(logs or {})
+        shown = {n: f"{v:.4g}" if isinstance(v, float) else v for n, v in values.items() if n != "total_flos"}
+        where: dict[str, Any] = {"step": state.global_step, "total": state.max_steps}
+        if done := state.global_step - self.first:
+            each = (time.monotonic() - self.began) / done
+            where["left"] = str(timedelta(seconds=round(each * (state.max_steps - state.global_step))))
+        say(str(where | shown))
         if torch.cuda.is_available():
             values["gpu_memory_allocated_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
         self.reporter.line(state.global_step, values)
+
+
+class Varying(Watcher):
+    """Warn of rewards that are the same for all answers to a prompt: nothing is learned from them."""
+
+    def __init__(self) -> None:
+        self.flat = self.logs = 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Count the logs in a row in which no group of answers differs."""
+        if (share := (logs or {}).get("frac_reward_zero_std")) is None:
+            return
+        self.logs += 1
+        self.flat = self.flat + 1 if share >= 1 else 0
+        if self.flat == FLAT:
+            self.warn()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Warn of a run that is shorter than that."""
+        if 0 < self.flat == self.logs < FLAT:
+            self.warn()
+
+    def warn(self) -> None:
+        """Print the warning."""
+        say("WARNING: all answers to a prompt get the same reward: nothing is learned; change --reward or the prompts")
 
 
 class Interrupted(Watcher):
@@ -1580,7 +1667,7 @@ def write_result(settings: Settings, **values: Any) -> None:
     objective = {"name": settings.objective, "value": numbers.get(settings.objective),
                  "greater_is_better": settings.greater_is_better}  # fmt: skip
     body = {"objective": objective, **values, "settings": asdict(settings), "versions": versions()}
-    write_json(Path(settings.out) / "result.json", body)
+    write_json(Path(settings.out) / RESULT, body)
 
 
 def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
@@ -1748,7 +1835,8 @@ def save_whole(trainer: Any, keep: int) -> None:
         name = f"checkpoint-{trainer.state.global_step}"
         best = trainer.state.best_global_step
         best_path = str(out / f"checkpoint-{best}") if best else None
-        trainer.state.best_model_checkpoint = best_path
+        if best_path != str(out / name) and not Path(best_path or "").is_dir():
+            best_path = None  # nothing was saved at the best step
         if args.should_save:
             shutil.rmtree(making, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
@@ -1760,6 +1848,9 @@ def save_whole(trainer: Any, keep: int) -> None:
         trainer.accelerator.wait_for_everyone()
         if args.should_save:
             making.joinpath(name, ARGUMENTS).unlink(missing_ok=True)
+            # The Trainer notes the best one below the folder that is renamed here.
+            trainer.state.best_model_checkpoint = best_path
+            trainer.state.save_to_json(str(making / name / "trainer_state.json"))
             put_in_place(making / name, out / name)
             rotate_checkpoints(str(out), save_total_limit=keep, best_model_checkpoint=best_path, use_mtime=False)
             say(f"saved {name}")
@@ -1808,6 +1899,9 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -
     need_disk(Path(settings.out), weights, trained, settings.keep)
     save_whole(trainer, settings.keep)
     load_whole(trainer, settings)
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
     for watcher in watchers:
         trainer.add_callback(watcher)
 
@@ -1849,7 +1943,7 @@ def train(
     say(f"resuming from {checkpoint.name}" if checkpoint else "starting from the first step")
     reporter.alert("job_started", "running", total_steps=settings.steps)
     interrupted.training = True
-    done = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trained = {} if checkpoint and at_its_end(trainer, settings, checkpoint) else steps(trainer, checkpoint)
     step = trainer.state.global_step
     if interrupted.signal:
         write_result(settings, status="interrupted", step=step, baseline=before)
@@ -1863,11 +1957,29 @@ def train(
     write_result(
         settings, status="completed", method=method, step=step, metrics=metrics, baseline=before,
         resumed_from=checkpoint.name if checkpoint else None, seconds=round(time.monotonic() - started, 1),
-        plan=asdict(plan), peak_memory_gb=peak_memory(), figures=figures(trainer, done.metrics), final=str(final),
+        plan=asdict(plan), peak_memory_gb=peak_memory(), figures=figures(trainer, trained), final=str(final),
     )  # fmt: skip
     reporter.alert("job_completed", "completed", current_step=step, total_steps=step, progress=100.0)
     say(f"completed {step} steps; final model in {final}")
     return Exit.OK
+
+
+def steps(trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
+    """Train, and return the Trainer's figures."""
+    return dict(trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics)
+
+
+def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
+    """Load a checkpoint that has all steps of the run, and return whether it has: the Trainer would add another one."""
+    from transformers import TrainerState
+
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if settings.sharding != "none" or state.global_step < state.max_steps:
+        return False
+    trainer._load_from_checkpoint(str(checkpoint))  # noqa: SLF001
+    trainer.state = state
+    say(f"{checkpoint.name} has all {state.max_steps} steps: none is added")
+    return True
 
 
 def peak_memory() -> float | None:
@@ -1909,6 +2021,11 @@ def attempt(
         start_processes(settings)
         lock(Path(settings.out))
         claim(settings, method, data.identity)
+        if done := completed(Path(settings.out)):
+            say(f"the run is complete: {done['step']} steps, the final model is in {done['final']}")
+            if settings.hub_model_id != done["settings"]["hub_model_id"]:
+                push(settings, Path(done["final"]))
+            return int(Exit.OK)
         mine = True
         plan = look(settings)
         say(f"plan: {json.dumps(asdict(plan))}")
@@ -1924,6 +2041,8 @@ def attempt(
                 reporter.alert(kind_of, "failed", error_message=stop.message, error_type=stop.code.name)
         return int(stop.code)
     except Exception as error:
+        if is_full(error, Path(settings.out)):
+            return no_room(settings, reporter)
         if mine:
             write_result(settings, status="failed", error=f"{type(error).__name__}: {error}", exit_code=1)
         if reporter:
@@ -1932,6 +2051,21 @@ def attempt(
     finally:
         if reporter:
             reporter.close()
+
+
+def no_room(settings: Settings, reporter: Reporter | None) -> int:
+    """End a run whose disk is full; what an unfinished save left there makes room for its result."""
+    out = Path(settings.out)
+    stop = Stop(
+        Exit.ENVIRONMENT, f"the disk of {out} is full", "make room or take a larger disk; the same command goes on"
+    )
+    complain(stop)
+    shutil.rmtree(out / ".saving", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        write_result(settings, status="failed", error=stop.message, exit_code=int(stop.code))
+    if reporter:
+        reporter.alert("job_failed", "failed", error_message=stop.message, error_type=stop.code.name)
+    return int(stop.code)
 
 
 def whole(
@@ -1947,7 +2081,7 @@ def whole(
     from transformers import set_seed
 
     # The user's own callbacks are loaded before any weight.
-    watchers = [Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)]
+    watchers = [Metrics(reporter), Varying(), interrupted, Finite(), *own_callbacks(settings.callback)]
     set_seed(settings.seed)
     trainer = build(settings, plan, data)
     prepare(trainer, settings, plan, watchers)

@@ -159,6 +159,18 @@ def test_a_script_given_to_check_is_pointed_to_the_dry_run(run: Cli, train: Path
     assert f"gpuwarden submit --dry-run {train}" in json.dumps(body["next"])
 
 
+@pytest.mark.parametrize(
+    "words", [("instances",), ("notes",), ("notes", "set", "tracker.name", "c"), ("template", "list")]
+)
+def test_json_is_taken_before_a_command_s_name_too(
+    run: Cli, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    for place in range(len(words) + 1):
+        if place == len(words) or words[:place] in {(), ("notes",)}:  # a group that is a command itself takes it too
+            main.run([*words[:place], "--json", *words[place:]])
+            assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
 def test_json_behind_two_dashes_is_the_jobs_word(run: Cli, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["submit", "--platform", "moonbase", "--", "true", "--json"]) == 1
     out, err = capsys.readouterr()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import sys
 from datetime import date
 from pathlib import Path
 
@@ -35,6 +37,22 @@ def references() -> str:
     """A digest of every reference."""
     files = sorted(data_dir("references").rglob("*.md"))
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+
+
+@pytest.mark.parametrize("words", [("-",), ()])
+def test_search_reads_standard_input(home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    log = b"step 1 loss 2.5\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log)))
+    body = answer(in_process(home, "search", *words, "--json"))
+    assert body["hits"][0]["id"] == "OOM-001"
+
+
+def test_search_without_words_at_a_terminal_is_wrong_usage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = io.StringIO()
+    typed.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", typed)
+    done = in_process(home, "search", "--json")
+    assert (done.returncode, answer(done)["code"]) == (2, "bad_request")
 
 
 @pytest.mark.slow

@@ -55,6 +55,15 @@ TANGLED = {
     "a quoted one in quotes": "echo '<<\"E\"'\n" + "case [" * 20_000 + "\nE",
     "a here-document that is expanded": "cat <<E\n" + "$(case [" * 10_000 + "\nE",
     "two on a line": "cat <<'E' <<F\n\nE\n" + "$(case [" * 10_000 + "\nF",
+    "functions": "f0() { ls; }; " + "".join(f"f{n + 1}() {{ f{n}; f{n}; }}; " for n in range(300)) + "f11; f300",
+    "loops": "for a in 1 2 3 4 5 6 7 8 9; do " * 5 + "echo $a; " + "done; " * 5,
+    "rounds": "for a in " + "x " * 39 + "; do " + "rm {a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}; " * 900 + "done",
+    "braces": "rm " + "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b} " * 3_000,
+    "globs": "rm " + "*a" * 60_000,
+    "many globs": "rm " + "~/*a*b*c*d*e*f/*/* " * 6_000,
+    "suffixes": "x=" + "a" * 490 + "; echo " + "${x%*b*b*b} " * 10_000,
+    "lines": "while read x; do rm $x; cp $x y; done <<E\n" + "a b\n" * 30_000 + "E",
+    "arguments": "echo " + "a " * 20_000 + "| xargs -I{} rm {}",
     "many that may end": "".join(f"cat <<a{n} ;;\n" for n in range(290)) + ";\n" * 40_000 + "$\na0\na1",
 }
 UNREADABLE = [
@@ -101,6 +110,8 @@ PIECES = [
     *"|&;<>(){}$`'\"\\=#!*?[]~ \n\t", "$(", "${", "<<E\n", "\nE\n", "<<<", "&&", "||", ";;", "if ", "fi", "then ",
     "done", "for i in ", "do ", "case ", "esac", "[[ ", "]]", "((", "))", "vastai ", "destroy ", "bash -c ", "eval ",
     "env ", "x=", "$x", "echo ", "ssh h ", "rm -rf ", "/data/gw", "python -c ", "function f ", "docker run ",
+    "f() { ", "; }; ", "f ", "while read x; do ", "| xargs -I{} ", "${x%", "{a,b}", "find . -exec ", "jq . > ",
+    "cp ", "> ",
 ]  # fmt: skip
 FIELDS = ["command", "file_path", "edits", "old_string", "content", "x"]
 TOOLS = ["Bash", "Edit", "Write", "apply_patch", "mcp__a__delete_pod", "mcp__x", "MCP:y", "", "Read"]

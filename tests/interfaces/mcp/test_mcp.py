@@ -16,7 +16,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, ElicitResult, InputRequiredResult
+from mcp_types import INVALID_PARAMS, CallToolResult, ElicitResult, InputRequiredResult
 
 from doors import JOB, TRAIN, at_terminal, environment, policy_file, quick_warden
 from gpuwarden.core.models import JobSpec
@@ -96,6 +96,28 @@ async def test_a_wait_for_news_is_bounded_and_ends_with_the_job(ctx: Context) ->
         assert body["state"] == "succeeded" and body["step"] == 1 and body["progress_from"] == "output"
         assert MAX_WAIT_S < 60, "some clients give a call a minute"
         assert (await talk.client.call_tool("check_job", {"job_id": job_id, "until": "forever"})).is_error
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("search_references", {"query": "x" * 10_000_000}),
+        ("search_references", {"query": "x\n" * 5_000_000}),
+        ("submit_job", {**JOB, "script": "#" * 10_000_000}),
+        ("submit_job", {**JOB, "env": {f"N{n}": "x" * 100_000 for n in range(100)}}),
+        ("hub_repo_details", {"repo_ids": ["x" * 10_000_000]}),
+        ("check_job", {"job_id": "x" * 10_000_000}),
+        ("check_job", {"x" * 10_000_000: 1}),
+    ],
+)
+async def test_ten_megabytes_of_arguments_reach_no_tool(
+    ctx: Context, tool: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(ctx)
+    monkeypatch.setattr(server._tool_manager, "call_tool", None)
+    refused = await server.call_tool(tool, arguments)
+    assert isinstance(refused, CallToolResult) and refused.structured_content
+    assert refused.structured_content["code"] == "bad_request" and len(str(refused)) < 2_000
 
 
 # ------------------------------------------------------------------------------------------------- what tools cost

@@ -305,7 +305,7 @@ def test_coco_that_lacks_something_is_refused_with_what_it_lacks(
     (tmp_path / "_annotations.coco.json").write_text(json.dumps({**COCO, part: value}))
     with pytest.raises(BadRequest) as refusal:
         list(rows_of(tmp_path))
-    why = repr(refusal.value.__cause__)
+    why = str(refusal.value.__cause__)
     assert says in why
     wording(refusal, why)
 

@@ -15,6 +15,7 @@ import pytest
 from cli_kit import Cli
 from gpuwarden.app import open_context
 from gpuwarden.core.errors import BadRequest, WardenError
+from gpuwarden.core.hardware import gpu_of
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.repos import Config, Repo, Split
 from gpuwarden.core.rules import Severity
@@ -297,15 +298,22 @@ def test_a_template_is_written_once_as_it_is_shipped(run: Cli, tmp_path: Path, w
 
 
 @pytest.mark.slow
-def test_the_printed_command_is_one_that_submit_takes(run: Cli, tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text("[local]\nnetwork = true\nunsandboxed = true\n")
-    code, shown = run.shown(
-        "template", "write", "sft", "--model", CHAT, "--dataset", "trl-lib/Capybara", "--platform", "rehearsal/runpod",
-        "--gpu", "A100 80GB", "--timeout", "86400",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--platform", "rehearsal/runpod", "--gpu", "A100 80GB", "--timeout", "86400"),
+        ("--platform", "rehearsal/runpod"),
+        ("--set", "steps=200"),
+    ],
+)
+def test_the_printed_command_is_one_that_submit_takes(run: Cli, tmp_path: Path, given: tuple[str, ...]) -> None:
+    code, shown = run.shown("template", "write", "sft", "--model", CHAT, "--dataset", "trl-lib/Capybara", *given)
     assert code == 0
     [line] = [line for line in shown.splitlines() if line.startswith("gpuwarden submit")]
     command, *words = shlex.split(line)[1:]
+    job = words[: words.index("--")]
+    assert gpu_of(job[job.index("--gpu") + 1]) and int(job[job.index("--timeout") + 1]) >= 600
+    assert "--dry-run" not in job
     code, said = run.shown(command, "--json", "--max-cost", "300", *words)
     assert code == 0 and json.loads(said)["receipt"], said
 

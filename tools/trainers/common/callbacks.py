@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import urllib.request
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainers.common.outcome import Exit, Stop, rank, say
 from trainers.common.settings import Settings
 
 FP16_PATIENCE = 20
+FLAT = 3
 NAMES = {"loss": "train_loss"}
 TRIES = 6
 
@@ -104,19 +105,55 @@ class Watcher:
 
 
 class Metrics(Watcher):
-    """Report what the trainer logs, with its numbers unrounded."""
+    """Report what the trainer logs, with its numbers unrounded; print it with the step, the total and the time left."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
+        self.began, self.first = time.monotonic(), 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note when the steps begin."""
+        self.began, self.first = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Report one set of numbers."""
         import torch
 
         values = dict(logs or {})
+        shown = {n: f"{v:.4g}" if isinstance(v, float) else v for n, v in values.items() if n != "total_flos"}
+        where: dict[str, Any] = {"step": state.global_step, "total": state.max_steps}
+        if done := state.global_step - self.first:
+            each = (time.monotonic() - self.began) / done
+            where["left"] = str(timedelta(seconds=round(each * (state.max_steps - state.global_step))))
+        say(str(where | shown))
         if torch.cuda.is_available():
             values["gpu_memory_allocated_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
         self.reporter.line(state.global_step, values)
+
+
+class Varying(Watcher):
+    """Warn of rewards that are the same for all answers to a prompt: nothing is learned from them."""
+
+    def __init__(self) -> None:
+        self.flat = self.logs = 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Count the logs in a row in which no group of answers differs."""
+        if (share := (logs or {}).get("frac_reward_zero_std")) is None:
+            return
+        self.logs += 1
+        self.flat = self.flat + 1 if share >= 1 else 0
+        if self.flat == FLAT:
+            self.warn()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Warn of a run that is shorter than that."""
+        if 0 < self.flat == self.logs < FLAT:
+            self.warn()
+
+    def warn(self) -> None:
+        """Print the warning."""
+        say("WARNING: all answers to a prompt get the same reward: nothing is learned; change --reward or the prompts")
 
 
 class Interrupted(Watcher):

@@ -1,5 +1,7 @@
 """The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve."""
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -7,12 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainers.common.outcome import Exit, Stop, rank, say
+from trainers.common.outcome import Exit, Stop, rank, say, why_not_loaded
 from trainers.common.settings import Settings
 
 RUN = "run.json"
 BASELINE = "baseline.json"
 FINAL = "final"
+RESULT = "result.json"
+ROOM = 1 << 20
+SAMPLE, SAMPLES = 1 << 14, 256  # bytes, and how many of them of a file: all of a large one takes minutes
 ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
 # These may differ when a run goes on; every other setting belongs to the run.
 FREE = {
@@ -99,6 +104,50 @@ def newest(out: Path) -> Path | None:
     return None
 
 
+def base_of(settings: Settings) -> str:
+    """Return what identifies the weights below an adapter: the Hub's commit, or a digest of samples of each file.
+
+    A full fine-tuning resumes from all of its own weights, so that it has none: an empty string.
+    """
+    if not getattr(settings, "lora_rank", 0):
+        return ""
+    folder = Path(settings.model)
+    if not folder.is_dir():
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return Path(hf_hub_download(settings.model, "config.json", revision=settings.revision)).parent.name
+        except Exception as error:
+            raise why_not_loaded(settings.model, error) from error
+    found = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.suffix in {".safetensors", ".bin"}):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for at in range(0, size, max(SAMPLE, size // SAMPLES)):
+                file.seek(at)
+                found.update(file.read(SAMPLE))
+    return found.hexdigest()
+
+
+def completed(out: Path) -> dict[str, Any] | None:
+    """Return the result of a run that has ended with its final model, None for any other."""
+    try:
+        result = json.loads((out / RESULT).read_text())
+    except (OSError, ValueError):
+        return None
+    return result if result.get("status") == "completed" and (out / FINAL).is_dir() else None
+
+
+def is_full(error: BaseException, out: Path) -> bool:
+    """Return whether an error comes of a disk without room."""
+    text = f"{error} {error.__cause__ or error.__context__ or ''}"
+    words = ("No space left on device", "os error 28", "Disk quota exceeded")
+    with contextlib.suppress(OSError):
+        return any(word in text for word in words) or shutil.disk_usage(out).free < ROOM
+    return False
+
+
 def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
     """Make the output folder this run's.
 
@@ -107,7 +156,8 @@ def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
 
     """
     out = Path(settings.out)
-    mine = {n: v for n, v in asdict(settings).items() if n not in FREE} | {"method": method, "data": data}
+    mine = {n: v for n, v in asdict(settings).items() if n not in FREE}
+    mine |= {"method": method, "data": data, "base": base_of(settings)}
     mine = json.loads(json.dumps(mine))
     fix = "choose another --out, or move that folder away; nothing in it was changed"
     made = "checkpoints" if checkpoints(out) else FINAL if (out / FINAL).exists() else ""

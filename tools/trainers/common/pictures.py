@@ -1,6 +1,8 @@
 """Pictures: checked, labelled, augmented the same way whenever a run resumes."""
 
+import difflib
 import io
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from trainers.common.rows import Data, sample
 from trainers.common.settings import Settings, option
 
 PICTURES = 500
+RARE, USUAL, NEAR = 2, 10, 0.8
 
 
 @dataclass
@@ -57,13 +60,17 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
     """Return the names of the classes: those given, the data's, or the values themselves.
 
     Raises:
-        Stop: a value is not among them.
+        Stop: a value is not among them, is no label, or looks like a slip.
 
     """
+    if strange := [v for v in values if not isinstance(v, (int, str)) or v == ""]:
+        raise Stop(Exit.DATA, f"{source} has the label {strange[0]!r}", "labels are whole numbers or names; correct it")
     given = [name.strip() for name in settings.labels.split(",") if name.strip()]
     names = given or list(getattr(feature, "names", None) or sorted({str(v) for v in values}))
     if not given and not hasattr(feature, "names") and all(isinstance(v, int) for v in values):
         names = [str(n) for n in range(max(values) + 1)]
+    if not given and not hasattr(feature, "names"):
+        need_no_slip(Counter(values), source)
     for value in values:
         if value not in names if isinstance(value, str) else not 0 <= value < len(names):
             message = f"{source} has the label {value!r}; the classes are {', '.join(names[:10])}"
@@ -71,6 +78,23 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
     if len(names) < 2 and not given:
         raise Stop(Exit.DATA, f"{source} has one class, {names[0]}", "at least two classes are needed")
     return names
+
+
+def need_no_slip(counts: Counter[Any], source: str) -> None:
+    """Raise Stop for a number far above the others, and for a rare name that is nearly a usual one."""
+    fix = "correct the row, or name every class with --labels"
+    numbers = sorted(n for n in counts if isinstance(n, int))
+    if len(numbers) > 1 and numbers[-1] > numbers[-2] + 1:
+        message = f"{source} has the label {numbers[-1]}, and the others end with {numbers[-2]}"
+        raise Stop(Exit.DATA, message, fix)
+    names = [name for name in counts if isinstance(name, str)]
+    for name in names:
+        others = [n for n in names if n != name]
+        same = [n for n in others if n.strip().lower() == name.strip().lower()]
+        usual = [n for n in others if counts[name] <= RARE and counts[n] >= USUAL * counts[name]]
+        for meant in same or difflib.get_close_matches(name, usual, 1, NEAR):
+            message = f"{source} has the label {name!r} ({counts[name]} times) beside {meant!r} ({counts[meant]} times)"
+            raise Stop(Exit.DATA, message, fix)
 
 
 def load_processor(settings: PictureSettings) -> Any:

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainers.common.folder import ARGUMENTS, FINAL, put_in_place, write_json
+from trainers.common.folder import ARGUMENTS, FINAL, RESULT, put_in_place, write_json
 from trainers.common.outcome import Exit, Stop, rank, say
 from trainers.common.settings import Settings
 
@@ -38,7 +38,7 @@ def write_result(settings: Settings, **values: Any) -> None:
     objective = {"name": settings.objective, "value": numbers.get(settings.objective),
                  "greater_is_better": settings.greater_is_better}  # fmt: skip
     body = {"objective": objective, **values, "settings": asdict(settings), "versions": versions()}
-    write_json(Path(settings.out) / "result.json", body)
+    write_json(Path(settings.out) / RESULT, body)
 
 
 def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:

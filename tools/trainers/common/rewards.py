@@ -64,6 +64,11 @@ def reward_boxed(completions: list[Any], answer: list[Any], **columns: Any) -> l
     return [float(bool(f) and f[-1].strip() == str(a).strip()) for f, a in zip(found, answer, strict=True)]
 
 
+def reward_letters(completions: list[Any], **columns: Any) -> list[float]:
+    """Give the share of letters: a reward that varies, for a smoke run."""
+    return [sum(c.isalpha() for c in said(text)) / max(1, len(said(text))) for text in completions]
+
+
 def load_rewards(settings: OnlineSettings, data: Data) -> list[Any]:
     """Return the reward functions and models.
 
@@ -71,12 +76,16 @@ def load_rewards(settings: OnlineSettings, data: Data) -> list[Any]:
         Stop: one can't be loaded, or the data lacks the column that it reads.
 
     """
-    built_in: dict[str, Callable[..., list[float]]] = {"answer": reward_answer, "boxed": reward_boxed}
+    built_in: dict[str, Callable[..., list[float]]] = {
+        "answer": reward_answer,
+        "boxed": reward_boxed,
+        "letters": reward_letters,
+    }
     found: list[Any] = []
     for name in filter(None, (part.strip() for part in settings.reward.split(","))):
         file, colon, function = name.rpartition(":")
         if name in built_in:
-            if "answer" not in data.train.column_names:
+            if name != "letters" and "answer" not in data.train.column_names:
                 raise Stop(Exit.DATA, f"reward {name} reads the column answer", "rename one with --columns old=answer")
             found.append(built_in[name])
         elif colon and file.endswith(".py"):

@@ -1,5 +1,6 @@
 """One run from settings to result: checks, resume, training, evaluation, the final model."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,8 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainers.common.callbacks import Finite, Interrupted, Metrics, Reporter, own_callbacks
-from trainers.common.folder import ARGUMENTS, BASELINE, claim, lock, need_disk, newest, put_in_place, write_json
+from trainers.common.callbacks import Finite, Interrupted, Metrics, Reporter, Varying, own_callbacks
+from trainers.common.folder import (
+    ARGUMENTS,
+    BASELINE,
+    claim,
+    completed,
+    is_full,
+    lock,
+    need_disk,
+    newest,
+    put_in_place,
+    write_json,
+)
 from trainers.common.hardware import AMPERE, HOPPER, Plan, look
 from trainers.common.launch import free_memory_retry, leave_note, need_world, start_processes
 from trainers.common.outcome import Exit, Stop, complain, rank, say
@@ -83,7 +95,8 @@ def save_whole(trainer: Any, keep: int) -> None:
         name = f"checkpoint-{trainer.state.global_step}"
         best = trainer.state.best_global_step
         best_path = str(out / f"checkpoint-{best}") if best else None
-        trainer.state.best_model_checkpoint = best_path
+        if best_path != str(out / name) and not Path(best_path or "").is_dir():
+            best_path = None  # nothing was saved at the best step
         if args.should_save:
             shutil.rmtree(making, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
@@ -95,6 +108,9 @@ def save_whole(trainer: Any, keep: int) -> None:
         trainer.accelerator.wait_for_everyone()
         if args.should_save:
             making.joinpath(name, ARGUMENTS).unlink(missing_ok=True)
+            # The Trainer notes the best one below the folder that is renamed here.
+            trainer.state.best_model_checkpoint = best_path
+            trainer.state.save_to_json(str(making / name / "trainer_state.json"))
             put_in_place(making / name, out / name)
             rotate_checkpoints(str(out), save_total_limit=keep, best_model_checkpoint=best_path, use_mtime=False)
             say(f"saved {name}")
@@ -143,6 +159,9 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -
     need_disk(Path(settings.out), weights, trained, settings.keep)
     save_whole(trainer, settings.keep)
     load_whole(trainer, settings)
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
     for watcher in watchers:
         trainer.add_callback(watcher)
 
@@ -184,7 +203,7 @@ def train(
     say(f"resuming from {checkpoint.name}" if checkpoint else "starting from the first step")
     reporter.alert("job_started", "running", total_steps=settings.steps)
     interrupted.training = True
-    done = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trained = {} if checkpoint and at_its_end(trainer, settings, checkpoint) else steps(trainer, checkpoint)
     step = trainer.state.global_step
     if interrupted.signal:
         write_result(settings, status="interrupted", step=step, baseline=before)
@@ -198,11 +217,29 @@ def train(
     write_result(
         settings, status="completed", method=method, step=step, metrics=metrics, baseline=before,
         resumed_from=checkpoint.name if checkpoint else None, seconds=round(time.monotonic() - started, 1),
-        plan=asdict(plan), peak_memory_gb=peak_memory(), figures=figures(trainer, done.metrics), final=str(final),
+        plan=asdict(plan), peak_memory_gb=peak_memory(), figures=figures(trainer, trained), final=str(final),
     )  # fmt: skip
     reporter.alert("job_completed", "completed", current_step=step, total_steps=step, progress=100.0)
     say(f"completed {step} steps; final model in {final}")
     return Exit.OK
+
+
+def steps(trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
+    """Train, and return the Trainer's figures."""
+    return dict(trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics)
+
+
+def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
+    """Load a checkpoint that has all steps of the run, and return whether it has: the Trainer would add another one."""
+    from transformers import TrainerState
+
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if settings.sharding != "none" or state.global_step < state.max_steps:
+        return False
+    trainer._load_from_checkpoint(str(checkpoint))  # noqa: SLF001
+    trainer.state = state
+    say(f"{checkpoint.name} has all {state.max_steps} steps: none is added")
+    return True
 
 
 def peak_memory() -> float | None:
@@ -244,6 +281,11 @@ def attempt(
         start_processes(settings)
         lock(Path(settings.out))
         claim(settings, method, data.identity)
+        if done := completed(Path(settings.out)):
+            say(f"the run is complete: {done['step']} steps, the final model is in {done['final']}")
+            if settings.hub_model_id != done["settings"]["hub_model_id"]:
+                push(settings, Path(done["final"]))
+            return int(Exit.OK)
         mine = True
         plan = look(settings)
         say(f"plan: {json.dumps(asdict(plan))}")
@@ -259,6 +301,8 @@ def attempt(
                 reporter.alert(kind_of, "failed", error_message=stop.message, error_type=stop.code.name)
         return int(stop.code)
     except Exception as error:
+        if is_full(error, Path(settings.out)):
+            return no_room(settings, reporter)
         if mine:
             write_result(settings, status="failed", error=f"{type(error).__name__}: {error}", exit_code=1)
         if reporter:
@@ -267,6 +311,21 @@ def attempt(
     finally:
         if reporter:
             reporter.close()
+
+
+def no_room(settings: Settings, reporter: Reporter | None) -> int:
+    """End a run whose disk is full; what an unfinished save left there makes room for its result."""
+    out = Path(settings.out)
+    stop = Stop(
+        Exit.ENVIRONMENT, f"the disk of {out} is full", "make room or take a larger disk; the same command goes on"
+    )
+    complain(stop)
+    shutil.rmtree(out / ".saving", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        write_result(settings, status="failed", error=stop.message, exit_code=int(stop.code))
+    if reporter:
+        reporter.alert("job_failed", "failed", error_message=stop.message, error_type=stop.code.name)
+    return int(stop.code)
 
 
 def whole(
@@ -282,7 +341,7 @@ def whole(
     from transformers import set_seed
 
     # The user's own callbacks are loaded before any weight.
-    watchers = [Metrics(reporter), interrupted, Finite(), *own_callbacks(settings.callback)]
+    watchers = [Metrics(reporter), Varying(), interrupted, Finite(), *own_callbacks(settings.callback)]
     set_seed(settings.seed)
     trainer = build(settings, plan, data)
     prepare(trainer, settings, plan, watchers)

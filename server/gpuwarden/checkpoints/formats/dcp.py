@@ -68,6 +68,9 @@ def read(source: Source, limits: Limits) -> Anatomy:
         if window.head(2) != b"PK":
             raise Doubtful(f"record {short(row.name, 60)} is not an archive of torch.save")
         part = torch_zip.read(window, limits)
+        found.later += part.later
+        if type(part.content) is int:
+            found.meta[row.name] = part.content
         for t in part.tensors:
             name = f"{row.name}.{t.name}" if t.name else row.name
             found.tensors.append(replace(t, name=name, start=t.start + row.offset))

@@ -37,6 +37,10 @@ def read(source: Source, limits: Limits) -> Anatomy:
         piece = source.at(at, min(1 << 20, source.size - at))
         at += len(piece)
         *whole, rest = (rest + piece).split(b"\n")
+        spare = len(whole) - (limits.lines - lines)
+        if spare > 0:
+            at -= sum(map(len, whole[-spare:])) + spare + len(rest)
+            del whole[-spare:]
         if len(rest) > _LINE:
             raise Doubtful(f"line {lines + len(whole) + 1:,} is longer than {_LINE:,} bytes", Cause.LIMIT)
         if not _quickly(b"\n".join(whole), scan, limits):

@@ -110,7 +110,7 @@ def _unpack(
                 strange = test(data[:whole])[0]
         found.proved.append(f"the CRC of compressed member {short(t.name, 60)} fits")
         if strange:
-            found.problems.append(f"not finite: {short(t.name, 60)}")
+            found.not_finite.append(short(t.name, 60))
 
     return work
 

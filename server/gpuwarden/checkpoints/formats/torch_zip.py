@@ -7,6 +7,7 @@ program, the others Python modules: neither can be loaded without running what i
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from gpuwarden.checkpoints import zips
 from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, Unread, short, some
@@ -50,7 +51,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         foreign = [n for n in foreign if not _SCRIPT.fullmatch(n)]
     if foreign:
         found.doubt(f"has members that torch does not write: {some(foreign)}")
-    _sums(found, inside, script)
+    _sums(found, source, inside, script)
     order = zips.read(source, inside["byteorder"], 16) if "byteorder" in inside else b"little"
     if order not in (b"little", b"big"):
         raise Broken(f"states the unknown byte order {short(order, 20)}")
@@ -66,15 +67,31 @@ def read(source: Source, limits: Limits) -> Anatomy:
     return found
 
 
-def _sums(found: Anatomy, inside: dict[str, zips.Member], script: bool) -> None:
+def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script: bool) -> None:
     """Add the spans that a CRC protects; torch compresses no member but a program's text."""
     packed = [n for n, m in inside.items() if not m.stored and not (script and _SCRIPT.fullmatch(n))]
     if packed:
         found.doubt(f"has compressed members, which torch does not write: {some(packed)}")
     stored = [m for m in inside.values() if m.stored]
-    found.spans += [zips.span(m) for m in stored if not m.unchecked]
-    if any(m.unchecked for m in stored):
+    # `torch.serialization.skip_data` reserves the places of the storages, and leaves their checksums out.
+    reserved = [m for n, m in inside.items() if n.startswith("data/") and m.stored and m.size and not m.crc]
+    found.spans += [zips.span(m) for m in stored if not m.unchecked and m not in reserved]
+    if reserved or any(m.unchecked for m in stored):
         found.warnings.append("was written without checksums: a changed byte can't be seen")
+    if reserved and not reserved[0].unchecked:
+        found.later.append(lambda: _filled(found, source, reserved))
+
+
+def _filled(found: Anatomy, source: Source, reserved: list[zips.Member]) -> None:
+    """Refute an archive with reserved places that no value was ever written to."""
+    empty = [m.name for m in reserved if not any(any(piece) for piece in _pieces(source, m))]
+    if empty:
+        found.refute(f"is incomplete: saved with skip_data, and nothing was written to {some(empty)}")
+
+
+def _pieces(source: Source, member: zips.Member) -> Iterator[bytes]:
+    for at in range(0, member.size, _SMALL):
+        yield source.at(member.start + at, min(_SMALL, member.size - at))
 
 
 def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: Limits) -> Anatomy:

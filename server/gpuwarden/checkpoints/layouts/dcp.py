@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from gpuwarden.checkpoints.file_model import some
 from gpuwarden.checkpoints.findings import Findings, Judgement
+from gpuwarden.checkpoints.layouts.stepped import step_of
+from gpuwarden.checkpoints.state_file import STEPS
 from gpuwarden.checkpoints.tree import Folder
+from gpuwarden.checkpoints.values import optimizer
 
 NAME = "distributed checkpoint"
 
@@ -15,7 +18,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the roster with the folder."""
+    """Compare the roster with the folder, and find the step that it records."""
     said = Judgement(NAME, folder.rel)
     entry = found[folder.join(".metadata")]
     rows = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
@@ -29,4 +32,19 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         said.problems.append(f".metadata lists files that are not there: {some(gone)}")
     else:
         said.proved.append(f"all {len(files):,} files of .metadata are there, with {len(rows):,} records")
+    optimizers = [r for r in rows if "optim" in r.name.lower()]
+    # An optimizer alone is a part of the checkpoint around it, and a step in the name is judged with the name.
+    if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
+        said.step = _step(folder, found)
+        said.checkpoint = said.step is not None
+        if said.checkpoint and not optimizers:
+            said.resume.append("no optimizer state was found in it")
     return said
+
+
+def _step(folder: Folder, found: Findings) -> int | None:
+    """Return the number that is saved under a step's name, else the steps of the optimizer."""
+    entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
+    numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
+    named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)
+    return optimizer.most_steps(entries, found) if named is None else named

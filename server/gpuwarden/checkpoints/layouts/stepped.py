@@ -10,6 +10,7 @@ from gpuwarden.checkpoints import siblings, state_file, trainer_state
 from gpuwarden.checkpoints.file_model import short
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement, temporary
 from gpuwarden.checkpoints.tree import Folder
+from gpuwarden.checkpoints.values import optimizer
 
 NAME = "checkpoint"
 _STEP = re.compile(r"(?:^|.*[-_])(?:checkpoint|ckpt|step|global_step|iter)[-_=]?0*(\d{1,15})")
@@ -20,6 +21,9 @@ _MODEL_CONFIGS = {"config.json", "adapter_config.json"}
 _BESIDE = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "scaler")
 _POSITION = ("data", "sampler", "loader", "rng", "epoch", "position")
 _HELPER = "checkpoint.json"  # written by savelib.py
+# accelerate's save_state writes the former, and numbers its folders by saves.
+_ACCELERATE = re.compile(r"random_states_\d{1,6}\.pkl")
+_SAVES = re.compile(r"checkpoint_\d{1,9}")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
 
 
@@ -32,6 +36,7 @@ def step_of(name: str) -> int | None:
 def claims(folder: Folder) -> bool:
     """Return true if the folder's name, or a state inside, names a step."""
     named = step_of(folder.path.name) is not None or _STATE in folder.files or _HELPER in folder.files
+    named = named or any(map(_ACCELERATE.fullmatch, folder.files))
     return named and not temporary(folder.rel)
 
 
@@ -63,6 +68,8 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             said.resume.append(f"{_HELPER} names no optimizer among its parts")
         elif not any(w in str(p).lower() for p in parts for w in _POSITION):
             said.warnings.append(f"{_HELPER} names no part that says where in the data to go on")
+    elif any(map(_ACCELERATE.fullmatch, folder.files)):
+        _accelerated(folder, inside, found, said)
     else:
         _stateless(folder, inside, found, said)
     return said
@@ -76,6 +83,27 @@ def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
     if earlier:
         step, before = max(earlier, key=lambda pair: pair[0])
         siblings.compare((said.step or 0, folder), (step, before), found, said)
+
+
+def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
+    """Find the step of accelerate's `save_state`: in the optimizer, else in the scheduler."""
+    saved = [e for e in inside if e.path[len(folder.join("")) :].startswith("optimizer")]
+    made = optimizer.most_steps(saved, found)
+    if made is None:
+        schedule = found.parsed(folder.join("scheduler.bin"))
+        last = schedule.get("last_epoch") if isinstance(schedule, dict) else None
+        made = last if type(last) is int and last >= 0 else None
+    if not saved:
+        said.resume.append("no optimizer state was found in it")
+    if made is None:
+        return
+    if said.step is None or _SAVES.fullmatch(folder.path.name):
+        said.step = made
+        said.proved.append(f"is at step {made:,}")
+    elif said.step != made:
+        said.warnings.append(
+            f"the folder is called {short(folder.path.name, 60)}, its optimizer has made {made:,} steps"
+        )
 
 
 def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
@@ -101,7 +129,8 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judge
     if states:
         return
     roots = [e.anatomy.content for e in inside if e.anatomy and isinstance(e.anatomy.content, dict)]
-    saved = chain((e.path for e in inside), (str(key) for root in roots for key in root))
+    tensors = (t.name for e in inside if e.anatomy for t in e.anatomy.tensors)
+    saved = chain((e.path for e in inside), (str(key) for root in roots for key in root), tensors)
     if not any("optim" in name.lower() for name in saved):
         said.resume.append("no optimizer state was found in it")
 

@@ -21,7 +21,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     """Judge the file of the highest step; a folder without such a file gets a judgement that says nothing."""
     entries = (found[folder.join(n)] for n in sorted(folder.files) if n.endswith(_FILES))
     made = [j for j in (of_entry(e, found) for e in entries if e is not None) if j is not None]
-    return max(made, key=lambda j: j.step or 0, default=Judgement(NAME, folder.rel))
+    return max(made, key=lambda j: (j.step or 0, not j.problems, not j.resume), default=Judgement(NAME, folder.rel))
 
 
 def of_entry(entry: Entry, found: Findings) -> Judgement | None:

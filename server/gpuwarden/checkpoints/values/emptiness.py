@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from gpuwarden.checkpoints.file_model import DTYPES, Tensor, role, some
+from gpuwarden.checkpoints.file_model import DTYPES, PARAMETER, Tensor, role, some
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
 # DeepSpeed's own files have placeholders on purpose: the numbers are in its optimizer files. The shards of a
 # distributed checkpoint may be empty on some ranks, and an array of data may be empty.
 _MAY_BE_EMPTY = re.compile(r".*(?:_(?:model|optim)_states\.pt|\.distcp|\.npy|\.npz|\.h5|\.hdf5|\.onnx)")
-_PARAMETER = re.compile(r"(?:.*[./])?(?:\w*weight|bias|kernel|gamma|beta|exp_avg|exp_avg_sq|momentum_buffer|lora_\w+)")
 _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
 
 
@@ -37,7 +36,7 @@ def _judge(entries: list[Entry]) -> None:
     filled = {role(t.name) for e in entries for t in _floating(e) if t.numel}
     for entry in entries:
         tensors = _floating(entry)
-        empty = [t.name for t in tensors if not t.numel and _PARAMETER.fullmatch(t.name)]
+        empty = [t.name for t in tensors if not t.numel and PARAMETER.fullmatch(t.name)]
         certain = [n for n in empty if role(n) in filled or _partner(n) in filled or len(empty) == len(tensors)]
         if certain:
             entry.refute(f"{len(certain):,} tensors have no numbers: {some(certain)}", Cause.CONTRADICTION)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.checkpoints.file_model import DTYPES, PARTS, DType, Tensor
+from gpuwarden.checkpoints.file_model import DTYPES, PARAMETER, PARTS, DType, Tensor
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums
 
@@ -20,7 +20,7 @@ _MASK = re.compile(r"mask|alibi|causal|attn_bias|attention_bias|position_bias|lo
 class NonFinite:
     """The numbers of a tensor's elements that are not finite; `positive` of the infinite ones are above zero.
 
-    `masklike`: infinities among constant values, or only negative ones in what is named or shaped like a mask.
+    `masklike`: negative infinities among constant values, or in what is named or shaped like a mask.
     """
 
     tensor: Tensor
@@ -52,12 +52,13 @@ class NonFinite:
     @property
     def masklike(self) -> bool:
         """Return true if it looks like an attention mask or a lone counter, where infinity is intended."""
-        constant = self.low == self.high if self.finite else self.inf == 1
+        name, lone = self.tensor.name, not self.finite and self.inf == 1
+        constant = self.low == self.high and not PARAMETER.fullmatch(name)
         # A causal mask, alone or added to a bias, is infinite above the diagonal.
         *_, rows, columns = (0, 0, *self.tensor.shape)
         triangle = rows == columns > 1 and self.inf * 2 == self.tensor.numel // rows * (rows - 1)
-        masked = not self.positive and (triangle or _MASK.search(self.tensor.name.lower()) is not None)
-        return not self.nan and self.inf > 0 and (constant or masked)
+        masked = constant or triangle or _MASK.search(name.lower()) is not None
+        return not self.nan and self.inf > 0 and (lone or (masked and not self.positive))
 
     def __str__(self) -> str:
         said = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "infinite")) if n]

@@ -10,10 +10,12 @@ import math
 import re
 import struct
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Tensor, some
+from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.safe_file import Source
 
@@ -129,6 +131,20 @@ def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None
                 return None
             found.append(int(value) if value == value and abs(value) < 1 << 53 else -1)
     return max(found, default=None)
+
+
+def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
+    """Return the most steps that the optimizers of some files record; None where they count none."""
+    made = []
+    for entry in entries:
+        tensors = entry.anatomy.tensors if entry.anatomy and not entry.problems else []
+        # A distributed checkpoint has the optimizer under a name of the program's choice.
+        prefixes = {
+            t.name[: t.name.index("state.")] for t in tensors if t.name.endswith(".step") and "state." in t.name
+        }
+        with found.open(found.place(entry.path), entry.path) as source:
+            made += [n for prefix in prefixes if (n := steps(source, tensors, prefix)) is not None]
+    return max(made, default=None)
 
 
 def moved(source: Source, tensors: list[Tensor]) -> bool:

@@ -21,7 +21,7 @@ from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import JobSpec, Verb, digest
-from gpuwarden.core.money import at_most, usd, usd_per_hour
+from gpuwarden.core.money import at_most, bills_on, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.sanitize import line, plain
@@ -31,7 +31,7 @@ from gpuwarden.interfaces.results import Result, torn_down
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import order_for
+from gpuwarden.lifecycle.ending.orders import Objection, order_for
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
 from gpuwarden.lifecycle.fan_out.limits import Rise
 from gpuwarden.lifecycle.records import receipt_used
@@ -240,7 +240,8 @@ def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
     if issued.worst_cost is not None:
         most = at_most(issued.worst_cost, order)
         found.append(f"  {most.replace('for the job', 'in all', 1) if issued.cells else most}")
-    found += [f"  {issued.ask}"] if issued.ask else []
+    stays = bills_on(issued.storage, issued.storage_usd_per_hour)
+    found += [f"  {text}" for text in (stays, issued.ask) if text]
     return [*found, *([f"  What it saves is uploaded to {issued.keep}."] if issued.keep else [])]
 
 
@@ -371,12 +372,19 @@ async def ask_consent(ctx: Context, spec: JobSpec) -> None:
             await ask_script(ctx, asked.ticket, terminal)
 
 
-def kept(job_id: str, *, voided: bool) -> Result:
+def kept(job_id: str, effect: Objection) -> Result:
     """Return the reply to an objection."""
-    if not voided:
-        return Result(message=f"No standing order would end the machine of {job_id}; it ends when a person approves.")
+    if effect is Objection.NOT_ORDERED:
+        message = f"No standing order would end the machine of {job_id}; it ends when a person approves."
+        return Result(code=effect, message=message)
+    if effect is Objection.TOO_LATE:
+        message = f"Too late: the call that ends the machine of {job_id} was approved or sent before. "
+        message += "Automatic teardown sends no further one."
+        follow = do(Action.CHECK, "to see whether the platform took it", job_id=job_id)
+        return Result(ok=False, code=effect, message=message, next=(follow,))
     again = do(Action.TEARDOWN, "to be asked about its end", job_id=job_id)
-    return Result(message=f"The machine of {job_id} stays, and bills, until a person approves its end.", next=(again,))
+    message = f"The machine of {job_id} stays, and bills, until a person approves its end."
+    return Result(code=effect, message=message, next=(again,))
 
 
 async def check_pin(ctx: Context, terminal: Terminal) -> None:

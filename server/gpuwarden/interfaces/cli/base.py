@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
@@ -20,11 +20,17 @@ if TYPE_CHECKING:
     from gpuwarden.core.errors import WardenError
     from gpuwarden.interfaces.results import Result
     from gpuwarden.lifecycle.context import Context
-    from gpuwarden.policy_record import Notice
 
 M = TypeVar("M", bound="BaseModel")
 R = TypeVar("R", bound="Result")
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def _here_or_before(ctx: click.Context, _: click.Parameter, asked: bool) -> bool:
+    """Return whether `--json` is given, behind the command's name or behind a group's before it."""
+    return asked or bool(ctx.parent and (ctx.parent.params.get("as_json") or _here_or_before(ctx.parent, _, False)))
+
+
+JSON = click.option("--json", "as_json", is_flag=True, callback=_here_or_before, help="Print one JSON object.")
 VERBS = click.Choice(["stop", "terminate"])
 EXITS = {"unknown": 2, "bad_request": 2}
 
@@ -66,11 +72,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 def cli(ctx: click.Context, as_json: bool) -> int | None:
     """The safety layer between coding agents and metered GPUs. Alone it shows what runs, waits for you and bills.
 
-    New here? `gpuwarden demo` shows a training job's whole life in ten seconds, at no cost.
+    New here? `gpuwarden demo` shows a training job's whole life in half a minute, at no cost.
     """
     if ctx.invoked_subcommand is not None:
-        if as_json:
-            raise click.UsageError("--json goes after the command's name.", ctx)
         return None
     found: int = ctx.invoke(cli.commands["status"], as_json=as_json, offline=False)
     return found
@@ -160,12 +164,13 @@ def tell_what_waits() -> None:
             console.out.print(text, soft_wrap=True)
 
 
-def warned(reply: R, notices: Sequence[Notice]) -> R:
-    """Add what is wrong with the policy to a reply."""
+def warned(reply: R, ctx: Context) -> R:
+    """Add to a reply what is wrong with the policy, and that no watch runs where one is needed."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.wording import in_commands
+    from gpuwarden.lifecycle.execution.situation import notices
 
-    return results.warned(reply, notices, in_commands)
+    return results.warned(reply, notices(ctx), in_commands)
 
 
 def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
@@ -190,6 +195,7 @@ def answer(reply: Result, as_json: bool, show: str) -> int:
         emit(reply.model_dump(mode="json"))
     else:
         drawing = "screen" if show in SCREENS else "console"
+        import_module("gpuwarden.interfaces.cli.console").warnings(reply)
         getattr(import_module(f"gpuwarden.interfaces.cli.{drawing}"), show)(reply)
         _RUN.named = show in _SHOW_IT_ALL
     return 0 if reply.ok else EXITS.get(reply.code, 1)

@@ -39,7 +39,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
         object_to(ctx, job_id, "withdrawn request", user())
         await use_case.withdraw(ctx, view.record.id, "withdrawn on the command line")
         view = await use_case.proceed(ctx, view.record.id)
-    return answer(warned(results.torn_down(view), ctx.warnings), as_json, "torn_down")
+    return answer(warned(results.torn_down(view), ctx), as_json, "torn_down")
 
 
 @cli.command()
@@ -112,15 +112,15 @@ async def approve(
 @JSON
 @runs_async
 async def keep(job_id: str, as_json: bool) -> int:
-    """Object to a standing order, or to a park: the machine stays."""
+    """Object to a standing order, or to a park. The answer says whether the machine stays, or a call was sent."""
     from gpuwarden.interfaces.cli import approval
     from gpuwarden.lifecycle.ending.orders import object_to
     from gpuwarden.lifecycle.ending.parking import hold
 
     ctx = open_context()
-    voided = object_to(ctx, job_id, "command line", approval.user())
+    effect = object_to(ctx, job_id, "command line", approval.user())
     await hold(ctx, job_id)  # the objection stands; where the machine does not answer, the error says so
-    return answer(approval.kept(job_id, voided=voided), as_json, "message")
+    return answer(approval.kept(job_id, effect), as_json, "message")
 
 
 @cli.command()
@@ -132,7 +132,7 @@ async def instances(as_json: bool) -> int:
     from gpuwarden.lifecycle.monitoring.inventory import list_instances
 
     ctx = open_context()
-    return answer(warned(results.listed(await list_instances(ctx)), ctx.warnings), as_json, "listed")
+    return answer(warned(results.listed(await list_instances(ctx)), ctx), as_json, "listed")
 
 
 @cli.command()
@@ -210,8 +210,9 @@ async def watch(
     ctx = open_context("watch")
     watcher = Watcher(ctx, every_s)
     if once:
-        return answer(warned(results.watched(await watcher.once()), ctx.warnings), as_json, "standing")
-    first = warned(results.watched(await (watcher.round() if watcher.leads() else watcher.follow())), ctx.warnings)
+        return answer(warned(results.watched(await watcher.once()), ctx), as_json, "standing")
+    first = warned(results.watched(await (watcher.round() if watcher.leads() else watcher.follow())), ctx)
+    console.warnings(first)
     console.standing(results.worded(first, in_commands))
     said = first.unknown
 

@@ -118,10 +118,14 @@ def _hint(reply: Result | AlertReply, console: Console = out) -> None:
         console.print(f"[dim]next:[/] {shown(reply.hint)}", soft_wrap=True)
 
 
-def message(reply: Result) -> None:
-    """Print a reply's warnings, its message and its hint."""
+def warnings(reply: Result) -> None:
+    """Print a reply's warnings, before everything else of it."""
     for text in getattr(reply, "warnings", ()):
-        out.print(f"[yellow]warning[/] {shown(text)}")
+        out.print(f"[yellow]warning[/] {shown(text)}", soft_wrap=True)
+
+
+def message(reply: Result) -> None:
+    """Print a reply's message and its hint."""
     if reply.message:
         out.print(shown(reply.message))
     _hint(reply)

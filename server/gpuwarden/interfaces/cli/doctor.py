@@ -25,6 +25,7 @@ from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.audit import audit
 from gpuwarden.ledger.chain import BreakCode
+from gpuwarden.lifecycle.execution.situation import notices
 from gpuwarden.policy_record import Notice, absolute, usual_homes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
@@ -136,7 +137,11 @@ async def examine() -> DoctorReply:
         settings=setting_rows(config),
         checks=checks,
     )
-    return warned(reply, config.notices, in_commands)
+    try:
+        found = notices(open_context("doctor"))
+    except WardenError:  # which the check of the ledger names
+        found = config.notices
+    return warned(reply, found, in_commands)
 
 
 def setting_rows(config: Config) -> list[SettingReply]:

@@ -112,7 +112,7 @@ async def fan_out(
             await AsyncPath(plot).write_text(drawing(spreads(found.now.fan), found.roster.base.name), "utf-8")
         except (OSError, ValueError) as error:
             raise BadRequest(f"the plot can't be written: {error}", "Try again when cells are verified.") from error
-    return answer(warned(results.fanned_out(found), ctx.warnings), as_json, "fanned_out")
+    return answer(warned(results.fanned_out(found), ctx), as_json, "fanned_out")
 
 
 async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str, Any]) -> Rise | None:

@@ -23,7 +23,7 @@ async def status(offline: bool, as_json: bool) -> int:
 
     ctx = open_context()
     reply = results.status_of(await overview(ctx, offline=offline))
-    return answer(warned(reply, ctx.warnings), as_json, "status")
+    return answer(warned(reply, ctx), as_json, "status")
 
 
 @cli.command()
@@ -65,7 +65,7 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 
     ctx = open_context()
     since = day_start(ctx.clock.now() - (days - 1) * 86_400)
-    reply = warned(results.costs_of(charges(ctx, since), since, by, ctx.policy.team), ctx.warnings)
+    reply = warned(results.costs_of(charges(ctx, since), since, by, ctx.policy.team), ctx)
     if as_csv and not as_json:
         from gpuwarden.interfaces.cli.screen import costs_csv
 
@@ -101,4 +101,4 @@ async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
     reply = results.checked(found, ctx.hidden(found.texts, found.job.spec.secrets))
     if not came:
         reply = reply.model_copy(update={"ok": False, "code": "unknown", "message": f"No news in {seconds:g} s."})
-    return answer(warned(reply, ctx.warnings), as_json, "checked")
+    return answer(warned(reply, ctx), as_json, "checked")

@@ -109,8 +109,8 @@ async def submit(
 
         launched = await launch_receipt(ctx, receipt, {k: v for k, v in given.items() if k != "name" or v})
         if isinstance(launched, FanOutResult):
-            return answer(warned(results.fanned_out(launched), ctx.warnings), as_json, "fanned_out")
-        return answer(warned(results.submitted(launched), ctx.warnings), as_json, "submitted")
+            return answer(warned(results.fanned_out(launched), ctx), as_json, "fanned_out")
+        return answer(warned(results.submitted(launched), ctx), as_json, "submitted")
     program, *args = what
     if program.endswith(".py"):
         given |= {"script": read_script_file(Path(program)), "args": args}
@@ -125,7 +125,7 @@ async def submit(
         await ask_consent(ctx, spec)
     found = await use_case(ctx, spec, dry_run=dry_run, receipt=receipt, script_file=file, rehearse=rehearse)
     reply = results.submitted(found)
-    return answer(warned(reply, ctx.warnings), as_json, "submitted")
+    return answer(warned(reply, ctx), as_json, "submitted")
 
 
 def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
         ended = not follow or result.job.state in TERMINAL_JOBS
         if ended or not as_json:  # one JSON object, so only the last look
             reply = results.checked(result, ctx.hidden(result.texts, result.job.spec.secrets))
-            code = answer(warned(reply, ctx.warnings), as_json, "checked")
+            code = answer(warned(reply, ctx), as_json, "checked")
         if ended:
             return code
         cursor = result.log.next if result.log else cursor
@@ -189,7 +189,7 @@ async def cancel(job_id: str, as_json: bool) -> int:
     from gpuwarden.lifecycle.monitoring.check import cancel as use_case
 
     ctx = open_context()
-    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx.warnings), as_json, "checked")
+    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx), as_json, "checked")
 
 
 @cli.command()
@@ -206,7 +206,7 @@ async def pause(job_id: str, as_json: bool) -> int:
     from gpuwarden.lifecycle.monitoring.check import pause as use_case
 
     ctx = open_context()
-    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx.warnings), as_json, "checked")
+    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx), as_json, "checked")
 
 
 @cli.command()
@@ -223,7 +223,7 @@ async def resume(job_id: str, as_json: bool) -> int:
     from gpuwarden.lifecycle.monitoring.check import resume as use_case
 
     ctx = open_context()
-    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx.warnings), as_json, "checked")
+    return answer(warned(results.signaled(await use_case(ctx, job_id)), ctx), as_json, "checked")
 
 
 @cli.command()

@@ -231,7 +231,7 @@ async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
     night.first("kept", f"ordered: uploaded {len(stored)} files, {size:,} bytes, their list the last")
     night.clock.advance(PARK_MINUTES * 60 + 1)
     off = InstanceState.STOPPED
-    await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", PARK_MINUTES * 60.0)
+    await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", 60.0)
     night.first("ordered off", f"ordered: its machine [green]stopped itself[/]: {PARK_MINUTES} minutes without a visit")
     night.say(f"asked: its machine bills on, {usd_per_hour(night.truth(twin).usd_per_hour)}, for nothing")
     night.until(MORNING)
@@ -337,7 +337,8 @@ def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
     if not stage.quiet:
         stage.console.print(Padding(table, (0, 0, 0, 3)))
     saved = bills["asked"]["cost_usd"] - bills["ordered"]["cost_usd"]
-    stage.say(f"[bold]{usd(saved)}[/] less of pretend money for the same proven files; {ctx.ledger.count()} events")
+    # A busy machine makes the night longer by seconds, which are cents.
+    stage.say(f"[bold]${saved:.0f}[/] less of pretend money for the same proven files; {ctx.ledger.count()} events")
     granted = [e.data.channel for e in ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
     whole = all(b["proven"] and b["lease"] == Lease.STOPPED and b["job"] == Job.SUCCEEDED for b in bills.values())
     announced = ctx.ledger.last(ordered.subject, EndingAnnounced) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import BinaryIO
 
 import click
@@ -34,17 +35,23 @@ def history(subject: str | None, as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("query", nargs=-1, required=True)
+@click.argument("query", nargs=-1)
 @click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True, help="How many answers.")
 @JSON
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Look a failure up: cause, fix, page.
 
-    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole.
+    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole. `-`, or nothing behind a
+    pipe, reads standard input.
     """
     from gpuwarden.interfaces.results.references import LEAD, entry, look_up
+    from gpuwarden.knowledge.log_lines import read_log
 
     words = " ".join(query).strip()
+    if not query or query == ("-",):
+        if not query and (sys.stdin is None or sys.stdin.isatty()):
+            raise click.UsageError("Missing QUERY.", click.get_current_context())
+        words = read_log(sys.stdin.buffer).strip()
     whole = entry(words)
     if whole is not None:
         return answer(whole, as_json, "entry")

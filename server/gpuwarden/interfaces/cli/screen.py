@@ -121,13 +121,14 @@ def _jobs(lines: list[JobLineReply]) -> Table:
     for line in lines:
         bills = f"[yellow]bills {usd_per_hour(line.price_usd_per_hour)}[/] " if line.billing else ""
         cost = usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else ""
+        stays = f" [yellow]{console.shown(' and '.join(line.storage))} bills on[/]" if line.storage else ""
         clocks = "".join(f" [yellow]{local(c.at, '%m-%d %H:%M')} {console.shown(c.effect)}[/]" for c in line.clocks[:1])
         table.add_row(
             f"  [bold]{line.job_id}[/]",
             f"{console.colored(line.state)} {local(line.since)}",
             console.shown(line.platform),
             " ".join(
-                [console.shown(line.name), *progress_parts(line), f"{bills}{cost}{clocks}{_ending(line.ending)}"]
+                [console.shown(line.name), *progress_parts(line), f"{bills}{cost}{clocks}{_ending(line.ending)}{stays}"]
             ).rstrip(),
         )
     return table

@@ -14,6 +14,10 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, emit, open_context,
 if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
 
+PRACTICE = "rehearsal/runpod"
+"""The platform of the printed command if none is named: it costs nothing."""
+GUESS_S = 4 * 3600
+
 
 @cli.group()
 def template() -> None:
@@ -88,6 +92,7 @@ async def write(
     from gpuwarden.hub.client import HubConfig
     from gpuwarden.interfaces.results.templates import filled_reply
     from gpuwarden.lifecycle.templates.fill import Wish, fill
+    from gpuwarden.lifecycle.templates.sizing import sized
     from gpuwarden.scripts.shipped_trainers import trainer
 
     pairs = {key: value for key, _, value in (text.partition("=") for text in settings)}
@@ -107,8 +112,12 @@ async def write(
         refuse_to_overwrite(target)
     except OSError as error:
         raise DiskError.of(error) from error
-    reply = filled_reply(filled, platform, str(target), more)
+    more["gpu"], estimated = await sized(ctx, str(target), filled.args, platform, more["gpu"])
+    more["timeout_s"] = more["timeout_s"] or estimated
+    reply = filled_reply(filled, platform, str(target), {**more, "timeout_s": more["timeout_s"] or GUESS_S})
     reply.submit["script"] = str(target)
+    if not more["timeout_s"]:
+        reply.message = f"{reply.message} The time can't be estimated: --timeout {GUESS_S} is a guess.".strip()
     if as_json:
         return answer(reply, as_json, "message")
     print_filled(without_secrets(reply))
@@ -135,7 +144,7 @@ def print_filled(reply: FilledReply) -> None:
     if reply.reads:
         converted = f", converted from {reply.converts}" if reply.converts else ""
         out.print(f"rows: {', '.join(reply.reads)}{converted}")
-    given = {"platform": "PLATFORM", "gpu": "GPU", "timeout_s": "SECONDS", **reply.submit}
+    given = {"platform": PRACTICE, **reply.submit}
     words = ["gpuwarden", "submit"]
     for name in ("platform", "gpu", "timeout_s", "inputs", "outputs", "secrets"):
         values = given.get(name, [])
@@ -143,7 +152,7 @@ def print_filled(reply: FilledReply) -> None:
             words += [option(name), str(value)]
     words += ["--durable-storage"] if given.get("durable_storage") else []
     # Options of the job come first; everything behind the script is the script's own.
-    words += ["--dry-run", "--", str(given["script"]), *given.get("args", [])]
+    words += ["--", str(given["script"]), *given.get("args", [])]
     out.print(f"\n{shown(shlex.join(words))}", soft_wrap=True)
     if reply.message:
         out.print(f"\n[yellow]{shown(reply.message)}[/]")

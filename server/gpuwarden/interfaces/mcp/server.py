@@ -52,6 +52,8 @@ ASK_S = 900.0
 """Seconds that a question may stay open in a client."""
 SUBMITS = frozenset({"submit_job", "cancel_job", "pull_artifacts", "teardown_request"})
 """Tools that spend, end or write; over HTTP they need the scope submit, and every other one the scope read."""
+MAX_ARGUMENTS = 4 << 20
+"""Bytes of a call's arguments; a script of the largest size fits."""
 MAX_LISTED = 100
 """Jobs among the resources, the ones that moved last."""
 OWN = CacheHint(ttl_ms=30_000, scope="private")
@@ -98,7 +100,7 @@ class WardenServer(MCPServer[Any]):
                     f"the token lacks the scope {scope}; nothing was touched",
                     f"Ask the user for a token with it: gpuwarden token create NAME --scope {scope}",
                 )
-            need_whole(arguments)
+            need_whole(arguments, MAX_ARGUMENTS)
             with anyio.fail_after(ASK_S if name == "teardown_request" else None), acting_as(person):
                 return await super().call_tool(name, arguments, context)
         except TimeoutError:

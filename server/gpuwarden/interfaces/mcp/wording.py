@@ -60,7 +60,8 @@ def in_call(step: NextStep) -> str:
         case Action.SHOW_PROFILE:
             return sentence(f"read {PROFILE_URI.format(name=plain(str(given['name'])))}", step)
         case Action.DOCTOR | Action.SHOW_NOTES | Action.WATCH:
-            command = {Action.DOCTOR: "doctor", Action.WATCH: "watch"}.get(step.action, "notes")
+            watch = "watch --install" if given.get("install") else "watch"
+            command = {Action.DOCTOR: "doctor", Action.WATCH: watch}.get(step.action, "notes")
             return sentence(f"ask the user to run gpuwarden {command}", step)
         case Action.ALLOW_LOCAL | Action.SETUP | Action.ADD_PASSKEY:
             commands = {Action.SETUP: "setup", Action.ADD_PASSKEY: "passkey add NAME"}

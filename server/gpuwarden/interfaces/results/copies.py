@@ -113,12 +113,14 @@ def pulled(result: PullResult) -> PullReply:
         reply.message = f"Copied from {result.store}, since the machine can't be read."
         if result.unsettled:
             reply.message += quoted(f" It may lack files: {result.unsettled}.")
+    if result.log_lost:
+        reply.message += f" The log lacks {result.log_lost:,} bytes of its beginning, which the machine no longer has."
     if got.problems:
         reply.ok, reply.code = False, "incomplete"
         reply.message = f"{counted(len(got.problems), 'file')} could not be copied. {reply.message}".rstrip()
         reply.next = steps(("Fix what the problems say.", *result.next_steps))
     elif not got.files and not result.store:
-        reply.message = "No declared output exists on the machine; only the log was copied."
+        reply.message = f"No declared output exists on the machine; only the log was copied.{reply.message}"
     return reply
 
 

@@ -64,6 +64,6 @@ def offer_reply(offer: Offer) -> OfferReply:
         capacity=offer.capacity,
         price_usd_per_hour=offer.price,
         survives_stop=None if kept is None else list(kept),
-        bills_when_stopped=None if kept is None or offer.profile is None else offer.profile.residue("stop"),
+        bills_when_stopped=None if kept is None or offer.profile is None else bool(offer.profile.residue("stop")),
         note=quoted(why if isinstance(quote, Unknown) or quote.value.note else quote.value.source, 200),
     )

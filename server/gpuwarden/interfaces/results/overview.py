@@ -69,6 +69,8 @@ class JobLineReply(Guided):
     billing: bool = False
     clocks: list[ClockReply] = Field(default_factory=list)
     ending: EndingReply | None = None
+    storage: list[str] = Field(default_factory=list)
+    """What bills on although its machine is gone."""
 
     @property
     def pretend(self) -> bool:
@@ -140,7 +142,7 @@ def status_of(seen: Overview) -> StatusReply:
     spent = seen.spending
     return StatusReply(
         code="unknown" if unknown else "ok",
-        message="" if seen.running or seen.ended or seen.waiting else "Nothing runs, waits or bills.",
+        message="" if seen.running or seen.ended or seen.waiting else "Nothing runs or waits, and no machine bills.",
         at=seen.at,
         running=[job_line(line) for line in seen.running[:SHOWN]],
         waiting=[waiting_reply(w) for w in seen.waiting],
@@ -182,6 +184,7 @@ def job_line(line: JobLine) -> JobLineReply:
         billing=line.billing,
         clocks=[clock_reply(clock) for clock in line.clocks],
         ending=ending_of(line.ending),
+        storage=list(line.storage),
         next=(do(Action.CHECK, job_id=job.id),) if line.billing and job.state in TERMINAL_JOBS else (),
     )
 

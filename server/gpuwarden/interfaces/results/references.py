@@ -85,8 +85,9 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
         raise BadRequest("the query is empty", "Give a symptom in any words, an entry's id, or lines of a log.")
     if not 1 <= limit <= MAX_HITS:
         raise BadRequest(f"limit is {limit}", f"Give 1 to {MAX_HITS}.")
+    query = both_ends(query)
     hits = search(shipped(), query, limit)
-    reading = Reading(both_ends(query))
+    reading = Reading(query)
     skew = skew_reply(explain(reading.failure))
     if not hits and nothing_failed(reading):
         return SearchReply(

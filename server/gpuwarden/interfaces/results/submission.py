@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from gpuwarden.core.guidance import Action, approval, do, steps
 from gpuwarden.core.models import Verb
-from gpuwarden.core.money import at_most
+from gpuwarden.core.money import at_most, bills_on
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.sanitize import quoted
 from gpuwarden.core.states import Job
@@ -39,6 +39,9 @@ class SubmitReply(WarnedReply):
         default=None, description="The job, at most; its machine bills on until its end is approved or was ordered"
     )
     standing_order: Verb | None = Field(default=None, description="How a person's order ends the machine once proven")
+    storage: list[str] = Field(default_factory=list)
+    """What bills on after the machine's end, by name."""
+    storage_usd_per_hour: float | None = None
     fan_out: FanOutReply | None = None
     rehearsal: str = Field(default="", description="What came of the script's first step on this machine")
     choices: list[ChoiceReply] = Field(default_factory=list)
@@ -56,6 +59,8 @@ def submitted(result: Submission) -> SubmitReply:
         price_source=quoted(result.quote.source) if result.quote else None,
         worst_cost_usd=result.worst_cost_usd,
         standing_order=result.ordered,
+        storage=list(result.storage),
+        storage_usd_per_hour=result.quote.storage_usd_per_hour if result.quote else None,
         adopted=result.adopted,
         rehearsal=rehearsed(result.rehearsal).message if result.rehearsal else "",
         choices=[
@@ -68,7 +73,10 @@ def submitted(result: Submission) -> SubmitReply:
             for choice in result.choices
         ],
     )
+    stays = bills_on(result.storage, reply.storage_usd_per_hour)
+    stays = f" {stays[0].upper()}{stays[1:]}." if stays else ""
     bound = f" It costs {at_most(result.worst_cost_usd, result.ordered)}." if result.worst_cost_usd else ""
+    bound += stays
     launch = do(Action.SUBMIT, "to launch", receipt=result.receipt or "")
     if result.job is not None:
         job = result.job
@@ -76,6 +84,10 @@ def submitted(result: Submission) -> SubmitReply:
         reply.code = "adopted" if result.adopted else "accepted"
         same = "The same job was submitted before and is this one. " if result.adopted else ""
         reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
+        reply.message += f" Once everything is proven, your standing order {result.ordered}s its machine." * bool(
+            result.ordered
+        )
+        reply.message += stays
         reply.next = (do(Action.CHECK, "; it does not wait", job_id=job.id),)
         if job.reason is Code.REFUSAL_UNSETTLED:
             reply.next = result.next_steps

@@ -191,8 +191,8 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
             except (WardenError, OSError) as error:
                 reply.guards[client.name] = f"left as it is: {line(str(error), 200)}"
         if written.file:
-            reply.clients[client.name] = state = _removed(client, written)
-            written = written if state.startswith("left") else Written(guard=written.guard)
+            gone, reply.clients[client.name] = _take_out(client, written)
+            written = Written(guard=written.guard) if gone else written
         rest = {n: w for n, w in note.clients.items() if n != client.name}
         note = Note(clients={**rest, client.name: written} if written != Written() else rest)
         write_note(note)
@@ -202,10 +202,10 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
     return reply
 
 
-def _removed(client: ClientFile, written: Written) -> str:
-    """Take one entry out of a client's file, and return what became of it."""
+def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
+    """Take one entry out of a client's file. Return whether it is gone, and what is shown."""
     if written.file != str(client.file):
-        return f"left as it is: it was added to {line(written.file, 200)}"
+        return False, f"left as it is: it was added to {line(written.file, 200)}"
     try:
         before = undone(client, written)
         if before is None:
@@ -213,10 +213,10 @@ def _removed(client: ClientFile, written: Written) -> str:
         else:
             replace_text(client.file, before)
     except KeyError:
-        return "is not there any more"
+        return True, "is not there any more"
     except (OSError, ValueError, RecursionError, IndexError) as error:
-        return f"left as it is: {line(str(error), 200)}"
-    return "removed"
+        return False, f"left as it is: {line(str(error), 200)}"
+    return True, "removed"
 
 
 def _entry_there(client: ClientFile) -> object:

@@ -95,6 +95,7 @@ from gpuwarden.ledger.events.lease import (
     ParkingArmed,
     ResumeIntent,
     StartRefused,
+    VerbIntent,
     VerbSent,
 )
 from gpuwarden.ledger.events.passkey import (
@@ -134,6 +135,7 @@ from gpuwarden.ledger.events.watch import (
     AlertBody,
     AlertCleared,
     AlertRaised,
+    AlertSent,
     AlertUnsent,
 )
 
@@ -187,6 +189,7 @@ AnyEvent = Annotated[
     | LeaseGone
     | LeaseStopping
     | AbandonIntent
+    | VerbIntent
     | VerbSent
     | StartRefused
     | ResumeIntent
@@ -225,6 +228,7 @@ AnyEvent = Annotated[
     | TokenRevoked
     | AlertRaised
     | AlertCleared
+    | AlertSent
     | AlertUnsent
     | FanOutAccepted
     | FanOutAsked
@@ -263,6 +267,7 @@ __all__ = [
     "AlertBody",
     "AlertCleared",
     "AlertRaised",
+    "AlertSent",
     "AlertUnsent",
     "AnyEvent",
     "ApprovalCodeMade",
@@ -366,6 +371,7 @@ __all__ = [
     "TokenMade",
     "TokenRevoked",
     "Unrecognized",
+    "VerbIntent",
     "VerbSent",
     "decode",
     "kinds_of",

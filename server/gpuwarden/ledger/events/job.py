@@ -18,7 +18,8 @@ class ReceiptIssued(Body):
 
     `cells` counts the runs of a fan-out on at most so many `machines`; `fan_out` is the one whose limits would change.
     `choices` are the platforms of a job that may run on several, in order; price and cost are then the highest of them.
-    `parts` are the digests of the policy, the profile and a fetched script. `spec` or `roster` is what a launch by the
+    `parts` are the digests of the policy, the profile and a fetched script. `storage` names what bills on after the
+    machine's end, at `storage_usd_per_hour`, None where that is unknown. `spec` or `roster` is what a launch by the
     receipt alone runs, and `script_file` the file below the working directory that its script came from.
     """
 
@@ -36,6 +37,8 @@ class ReceiptIssued(Body):
     parts: dict[str, str] = Field(default_factory=dict)
     inputs: dict[str, str] = Field(default_factory=dict)
     keep: str = ""
+    storage: tuple[str, ...] = ()
+    storage_usd_per_hour: float | None = None
     job: str | None = None
     cells: int = 0
     machines: int = 1

@@ -166,6 +166,13 @@ class AbandonIntent(Body):
     MOVES_TO: ClassVar = Lease.STOPPING
 
 
+class VerbIntent(Body):
+    """A stop or a terminate is about to be sent. From here on it counts as sent, whatever becomes of the call."""
+
+    event: Literal["verb.intent"] = "verb.intent"
+    verb: Verb
+
+
 class VerbSent(Body):
     """A stop or a terminate was sent; `taken` says whether the platform took it, `why` what came instead.
 

@@ -119,7 +119,8 @@ class EndingOrdered(Body):
     """A person decided in advance how a job's machine ends once everything is proven.
 
     `through` is where they did: the policy file with the digest `policy`, or the approval of the receipt `receipt`.
-    Recorded when the job is accepted. An order through the policy holds only while the policy gives it too.
+    Recorded when the job is accepted. An order through the policy holds only while the policy gives it too. `storage`
+    names what bills on after a terminate: it was shown at the submit and is accepted with the job.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"
@@ -129,6 +130,7 @@ class EndingOrdered(Body):
     policy: str = ""
     receipt: str = ""
     by: str = ""
+    storage: tuple[str, ...] = ()
 
 
 class ParkingOrdered(Body):

@@ -33,6 +33,14 @@ class AlertCleared(AlertBody):
     event: Literal["alert.cleared"] = "alert.cleared"
 
 
+class AlertSent(Body):
+    """A channel took an alert. `alert` is the number of its event, and the subject is the alert's."""
+
+    event: Literal["alert.sent"] = "alert.sent"
+    alert: int
+    channel: str
+
+
 class AlertUnsent(Body):
     """An alert could not be delivered by one channel. `alert` is the number of its event."""
 

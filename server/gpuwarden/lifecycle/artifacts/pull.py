@@ -40,7 +40,8 @@ class PullResult:
     """Result of a pull. `missing` are declared outputs that do not exist on the machine.
 
     `store` is the kept store that the files came from, empty where the machine sent them; `lost` why the machine did
-    not; `unsettled` why that store is not shown to have everything that the machine has.
+    not; `unsettled` why that store is not shown to have everything that the machine has. `log_lost` are the bytes of
+    the log that the machine no longer has, or that are beyond `LOG_LIMIT`.
     """
 
     job: JobRecord
@@ -53,6 +54,7 @@ class PullResult:
     store: str = ""
     lost: str = ""
     unsettled: str = ""
+    log_lost: int = 0
 
 
 async def pull(
@@ -150,9 +152,10 @@ async def _pull_machine(
         received = await receive(source, listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
-    log = await _pull_log(backend, job.handle, target, places.values())
+    log, lost = await _pull_log(backend, job.handle, target, places.values())
     _record(ctx, Pulled(job=job_id, dest=str(target), manifest=manifest, places=places), received)
-    return PullResult(job, target, manifest, received, manifest.missing, log, following(ctx, job))
+    rest = following(ctx, job)
+    return PullResult(job, target, manifest, received, manifest.missing, log, rest, log_lost=lost)
 
 
 def _record(ctx: Context, pulled: Pulled, received: Received) -> None:
@@ -206,22 +209,32 @@ def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
     return real
 
 
-async def _pull_log(backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]) -> Path | None:
-    """Save the log's last part beside the artifacts. It proves nothing, so losing it stops nothing."""
+async def _pull_log(
+    backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]
+) -> tuple[Path | None, int]:
+    """Save the log's last part beside the artifacts, with a line in the place of each part that is gone.
+
+    Returns its path and how many bytes are gone. It proves nothing, so losing it stops nothing.
+    """
     part = target / STAGING / f"{LOG_NAME}.draft"
     taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
     path = target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME  # no artifact is overwritten
     try:
         chunk = await backend.logs(handle, 0, 1)
-        cursor = max(0, chunk.size - LOG_LIMIT)
+        lost = cursor = max(0, chunk.size - LOG_LIMIT)
+        gap = cursor
         with part.open("w", encoding="utf-8", errors="replace") as file:
             while cursor < chunk.size:
                 piece = await backend.logs(handle, cursor, _CHUNK)
                 if piece.next <= cursor:
                     break
+                skipped = max(0, piece.next - cursor - len(piece.text.encode("utf-8", "replace")))
+                gap, lost = gap + skipped, lost + skipped
+                if gap:
+                    file.write(f"[{gap:,} bytes of the log are gone here]\n")
                 file.write(piece.text)
-                cursor = piece.next
+                cursor, gap = piece.next, 0
         part.replace(path)
     except (WardenError, OSError):
-        return None
-    return path
+        return None, 0
+    return path, lost

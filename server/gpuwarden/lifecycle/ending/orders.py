@@ -2,19 +2,20 @@
 
 An order is recorded with its job when the job is accepted, from the policy file or from the approval of its spending at
 a terminal. It is carried out in two looks, a grace apart. The first one announces the end with an alert, bound to the
-facts as they are; the second one ends the machine if the facts are the same and nobody objected. Whatever is not
-proven, not silent or not ours stays a question for a person.
+facts as they are; the second one ends the machine if the facts are the same, nobody objected and the alert was
+delivered a grace ago. Whatever is not proven, not silent or not ours stays a question for a person.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
 from anyio.lowlevel import checkpoint
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState
-from gpuwarden.core.next_step import Copy
+from gpuwarden.core.next_step import UNDER_WAY, Copy
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.ledger.events import (
     CreateIntent,
@@ -22,17 +23,18 @@ from gpuwarden.ledger.events import (
     EndingObjected,
     EndingOrdered,
     ParkingOrdered,
+    ReceiptIssued,
 )
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.termination import call_sent, voided
 from gpuwarden.lifecycle.execution.situation import open_ticket, standing_order
 from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.monitoring.notify import ends_at
 from gpuwarden.lifecycle.monitoring.parked import parked
-from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.submission.budgets import carried
 
-ALERT: Final = "ending_soon"
-"""The alert's kind; its mark is the number of the announcement."""
 FIRST_WAIT_S: Final = 15.0
 MOST_WAIT_S: Final = 600.0
 _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
@@ -47,6 +49,8 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
     in_force = ctx.in_force
     ending = in_force.policy.ending
     said, grace_s = carried(ctx, receipt, at), ending.grace_minutes * 60.0
+    issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+    storage = issued.data.storage if issued is not None else ()
     if said is not None and said.end_when_proven is not None:
         return EndingOrdered(
             verb=said.end_when_proven,
@@ -55,24 +59,43 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
             policy=said.policy,
             receipt=receipt,
             by=said.by,
+            storage=storage,
         )
     if ending.when_proven == "ask" or any(notice.question for notice in in_force.notices):
         return None
-    return EndingOrdered(verb=ending.when_proven, grace_s=grace_s, through="policy", policy=in_force.digest)
+    verb, digest = ending.when_proven, in_force.digest
+    return EndingOrdered(verb=verb, grace_s=grace_s, through="policy", policy=digest, storage=storage)
 
 
-def object_to(ctx: Context, job_id: str, channel: str, by: str) -> bool:
-    """Keep a job's machine until a person decides. Return whether that voids an order, or its leave to park itself.
+class Objection(StrEnum):
+    """The effect of an objection. HELD: no call of automatic teardown was sent, and none will be.
+
+    TOO_LATE: a call was sent, or may have been when its process died; automatic teardown sends no further one. Also
+    where a person approved the end. NOT_ORDERED: nothing was going to end or stop the machine.
+    """
+
+    HELD = "held"
+    TOO_LATE = "too_late"
+    NOT_ORDERED = "not_ordered"
+
+
+def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
+    """Keep a job's machine until a person decides. The ledger orders this before or after the call to the provider.
 
     Raises NotFound.
     """
     job = read_job(ctx.ledger, job_id)
-    kinds = (EndingObjected, EndingOrdered, ParkingOrdered)
-    objected, *allowed = (ctx.ledger.last(job.subject, kind) for kind in kinds)
-    if objected is not None or not any(allowed):  # an order that the policy took back may come back with it
-        return False
-    ctx.ledger.add(job.subject, EndingObjected(channel=channel, by=by))
-    return True
+    if ctx.ledger.last(job.subject, EndingOrdered) is None and ctx.ledger.last(job.subject, ParkingOrdered) is None:
+        return Objection.NOT_ORDERED
+    with ctx.ledger.transaction():
+        if ctx.ledger.last(job.subject, EndingObjected) is None:
+            ctx.ledger.add(job.subject, EndingObjected(channel=channel, by=by))
+        names = ctx.ledger.subjects("teardown", job=job.id)
+        requests = [read_teardown(ctx.ledger, name.removeprefix("teardown/")) for name in names]
+    late = (
+        call_sent(ctx, r) if voided(ctx, r) else r.state in {*UNDER_WAY, Teardown.VERIFIED_STOPPED} for r in requests
+    )
+    return Objection.TOO_LATE if any(late) else Objection.HELD
 
 
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
@@ -98,11 +121,17 @@ class Orders:
         self._misses: dict[str, int] = {}
         self._next: dict[str, float] = {}
 
+    def shortest_grace(self) -> float:
+        """Return the shortest grace of an announced end, in seconds."""
+        jobs = (job.id for job in ordered_jobs(self.ctx) if self.ctx.ledger.last(job.subject, EndingAnnounced))
+        graces = [order.grace_s for job in jobs if (order := standing_order(self.ctx, job))]
+        return min(graces, default=self.ctx.policy.ending.grace_minutes * 60.0)
+
     async def round(self, awake_since: float = 0.0) -> dict[str, str]:
         """Announce what is proven, and end what was announced a grace ago. Return what could not be done, by job.
 
-        `awake_since` is when this process, or the clock, last made a leap: nobody could object during it, so what was
-        announced before is announced again.
+        `awake_since` is when the last gap between rounds ended: the user could not object in it, so what was announced
+        before is announced again.
         """
         trouble: dict[str, str] = {}
         doubt = self.ctx.ledger.trouble()
@@ -132,21 +161,21 @@ async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
     present = open_ticket(ctx, lease)
     if present is not None and (present.verb != order.verb or present.state not in _ASKED):
         return True  # a person asked for something else, or it is on its way
-    from gpuwarden.lifecycle.ending.teardown import approve_by_order, request, silent
+    from gpuwarden.lifecycle.ending.teardown import approve_by_order, request, silent, storage_accepted
 
     view = await request(ctx, job.id, order.verb)
     seen = view.record.digest
-    if view.record.state is not Teardown.AWAITING_HUMAN or seen is None or not silent(view):
+    quiet = silent(view, storage_accepted(ctx, view, order))
+    if view.record.state is not Teardown.AWAITING_HUMAN or seen is None or not quiet:
         return False
     said, now = ctx.ledger.last(job.subject, EndingAnnounced), ctx.clock.now()
     same = said is not None and (said.data.ticket, said.data.digest) == (view.record.id, seen)
     if said is None or not same or said.at < awake_since:
-        ends_at = now + order.grace_s
-        event = EndingAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=ends_at)
+        event = EndingAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=now + order.grace_s)
         ctx.ledger.add(job.subject, event)
         return True
-    raised = ctx.ledger.alert(job.subject, ALERT, str(said.seq))
-    if raised is not None and now >= said.data.ends_at and now - raised.at >= order.grace_s:
+    due = ends_at(ctx, said)
+    if due is not None and now >= due:
         await approve_by_order(ctx, view.record.id, seen, order)
     return True
 

@@ -24,6 +24,7 @@ from gpuwarden.ledger.events import (
     ApprovalUsed,
     EndingOrdered,
     LeaseStopping,
+    LeaseUnverified,
     TeardownAwaitingHuman,
     TeardownBlocked,
     TeardownNeedsHuman,
@@ -34,7 +35,7 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, verified_now
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.ending.facts import facts_digest, gather
-from gpuwarden.lifecycle.ending.termination import request_end
+from gpuwarden.lifecycle.ending.termination import call_sent, request_end, voided
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.provisioning import tend
 from gpuwarden.lifecycle.execution.situation import following, standing_order
@@ -54,6 +55,7 @@ from gpuwarden.rules.facts import OutputFile
 
 PATIENCE_S: Final = 600.0
 """How long a machine may take to be seen gone before a person has to look at the console."""
+_KEPT: Final = "the order for automatic teardown was taken back"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
 """What a person can't waive: the platform has no such verb, or the meter would run on after it."""
 
@@ -290,13 +292,19 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
         )
 
 
-def silent(view: TeardownView) -> bool:
+def silent(view: TeardownView, storage: bool = False) -> bool:
     """Return whether no rule has anything to say, so that nothing is left to decide for a person.
 
-    That a disk bills on after a stop is what whoever ordered a stop chose; it loses nothing.
+    What bills on after a stop was chosen with the stop; `storage`: what bills on after the end was accepted.
     """
-    chosen = {"TD-VERB-002"} if view.record.verb == "stop" else set()
+    chosen = {"TD-VERB-002"} if storage or view.record.verb == "stop" else set()
     return all(not f.blocks and f.rule in chosen for f in view.findings)
+
+
+def storage_accepted(ctx: Context, view: TeardownView, order: EndingOrdered) -> bool:
+    """Return whether all that bills on after a machine's end was accepted with its job."""
+    profile = ctx.profile(view.lease.platform)
+    return set(profile.residue("terminate", requested=view.job.spec.durable_storage)) <= set(order.storage)
 
 
 async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOrdered) -> TeardownView:
@@ -311,10 +319,8 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
         view = await _judge(ctx, record)
         if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest != seen:
             raise Conflict(f"the facts of ticket {ticket} changed since the notice")
-        if not silent(view) or view.record.verb != order.verb:
+        if not silent(view, storage_accepted(ctx, view, order)) or view.record.verb != order.verb:
             raise Refused(f"something about ticket {ticket} is left to a person", approval(ticket), view.findings)
-        if standing_order(ctx, view.job.id) != order:
-            raise Refused(f"the order to end the machine of job {view.job.id} was taken back", approval(ticket))
         origin = f"the approval of {order.receipt}" if order.through == "approval" else "the policy file"
         granted = ApprovalGranted(
             digest=seen,
@@ -324,18 +330,25 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
             expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s,
             findings=view.record.findings,
         )
-        ctx.ledger.add(record.subject, granted)
+        with ctx.ledger.transaction():
+            if standing_order(ctx, view.job.id) != order:  # the user objected, or the policy takes it back
+                raise Refused(f"the order to end the machine of job {view.job.id} was taken back", approval(ticket))
+            ctx.ledger.add(record.subject, granted)
         await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
         return _view(ctx, read_teardown(ctx.ledger, ticket), view.findings, view.dying, view.kept)
 
 
 async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
-    """Use an approval, once, and ask the provider. One that is no longer true sends the request back.
+    """Use an approval, once, and ask the provider. One that is no longer true or was voided sends the request back.
 
     `fresh`: the facts were compared a moment ago, under this lock.
     """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     assert granted is not None
+    if voided(ctx, record):
+        ctx.ledger.add(record.subject, TeardownRequested(why=_KEPT))
+        await _judge(ctx, read_teardown(ctx.ledger, record.id))
+        return
     if not fresh:
         facts, pulled = await gather(ctx, record)
         findings = tuple(run_rules(rules_of("teardown"), facts))
@@ -361,13 +374,22 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
     """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
     await tend(ctx, record.lease)
     if not _done(ctx, record):
-        await request_end(ctx, record.lease, record.verb)
+        await request_end(ctx, record.lease, record.verb, record)
         await tend(ctx, record.lease)
+    waited = ctx.clock.now() - record.since > PATIENCE_S
     if _done(ctx, record):
         cost = lease_now(ctx, record.lease).cost
         stopped = TeardownVerifiedStopped(cost_usd=cost, why="the meter was seen to have stopped")
         ctx.ledger.add(record.subject, stopped)
-    elif record.state is Teardown.EXECUTING and ctx.clock.now() - record.since > PATIENCE_S:
+    elif voided(ctx, record) and (waited or not call_sent(ctx, record)):  # no call was sent, or it had no effect
+        with ctx.ledger.transaction():
+            if record.state is Teardown.EXECUTING:
+                ctx.ledger.add(record.subject, TeardownNeedsHuman(why=_KEPT))
+            ctx.ledger.add(record.subject, TeardownRequested(why=_KEPT))
+            if ctx.ledger.state(f"lease/{record.lease}") == Lease.STOPPING:
+                ctx.ledger.add(f"lease/{record.lease}", LeaseUnverified(why=_KEPT))
+        await _judge(ctx, read_teardown(ctx.ledger, record.id))
+    elif record.state is Teardown.EXECUTING and waited:
         unseen = ctx.unseen.get(record.lease, "")
         why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
         why += f": {unseen}" if unseen else ""

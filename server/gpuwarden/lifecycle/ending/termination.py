@@ -8,10 +8,11 @@ from typing import Final
 from gpuwarden.core.errors import RateLimited, WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
 from gpuwarden.core.profile import Profile
-from gpuwarden.ledger.events import LeaseLook, VerbSent
+from gpuwarden.ledger.events import ApprovalGranted, LeaseLook, VerbIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.records import TeardownRecord
 
 ASK_AGAIN_S: Final = 30.0
 """How long a verb that the platform took is given to show an effect before it is sent again."""
@@ -23,11 +24,28 @@ _ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
 _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
 
 
-async def request_end(ctx: Context, lease_id: str, verb: Verb) -> None:
+def voided(ctx: Context, record: TeardownRecord) -> bool:
+    """Return whether automatic teardown approved a request and its order holds no more: nothing more is sent for it."""
+    from gpuwarden.lifecycle.execution.situation import standing_order  # late: it imports what gives machines back
+
+    granted = ctx.ledger.last(record.subject, ApprovalGranted)
+    automatic = granted is not None and granted.data.channel == "standing_order"
+    return automatic and standing_order(ctx, record.job_id) is None
+
+
+def call_sent(ctx: Context, record: TeardownRecord) -> bool:
+    """Return whether a call to the provider was sent, or may have been, since a request was approved."""
+    granted = ctx.ledger.last(record.subject, ApprovalGranted)
+    calls = (ctx.ledger.last(f"lease/{record.lease}", kind) for kind in (VerbIntent, VerbSent))
+    return granted is not None and any(call is not None and call.seq > granted.seq for call in calls)
+
+
+async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecord | None = None) -> None:
     """Take the next step towards a machine's stop or end: a stop first, where the platform wants one.
 
     Nothing is sent to a machine that is on its way already, was just seen gone, took the verb a moment ago, or whose
-    platform asked us to wait. A refusal or a lost reply is recorded, and the next call asks again.
+    platform asked us to wait. A refusal or a lost reply is recorded, and the next call asks again. Nothing is sent for
+    a request (`by`) that the user objected to: the intent is recorded before the call only if no objection is.
     """
     lease = lease_now(ctx, lease_id)
     last = ctx.ledger.last(lease.subject, LeaseLook)
@@ -41,6 +59,10 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb) -> None:
         same = before.data.verb == step and before.data.taken
         if ctx.clock.now() < (before.at + ASK_AGAIN_S if same else before.data.not_before or 0.0):
             return
+    with ctx.ledger.transaction():  # an objection is recorded either before this or too late
+        if by is not None and voided(ctx, by):
+            return
+        ctx.ledger.add(lease.subject, VerbIntent(verb=step))
     provider = Bound(ctx, lease)
     try:
         answer = await (provider.stop if step == "stop" else provider.terminate)(lease.instance.id)

@@ -21,6 +21,7 @@ from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.relaunch import awaits_kept
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, lease_now
+from gpuwarden.lifecycle.monitoring.notify import ends_at
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -28,8 +29,10 @@ from gpuwarden.lifecycle.records import (
     TeardownRecord,
     lease_ids_of,
     read_job,
+    read_lease,
     read_teardown,
 )
+from gpuwarden.policy_record import Notice
 
 WATCH_FILE: Final = "watch.json"
 """What the leading watch remembers from round to round, below the state folder."""
@@ -85,6 +88,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
     return replace(
         now,
         machine=_machine(ctx, lease),
+        storage=remains(ctx, job),
         launched=job.handle is not None and lease.id == job.lease,
         parked=lease.id == job.lease and parked(ctx, job),
         copy=copy_state(ctx, job.id),
@@ -94,18 +98,47 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         stoppable=stoppable,
         verb=ticket.verb if ticket else ordered.verb if ordered else job.spec.teardown,
         ordered=ordered.verb if ordered and job.state is Job.SUCCEEDED else None,
-        watched=ordered is None or ctx.clock.now() - last_round(ctx) < WATCHED_S,
-        ends_at=announced.data.ends_at if announced and due else None,
+        watched=ordered is None or watched(ctx),
+        announced=due,
+        ends_at=ends_at(ctx, announced) if announced and due else None,
     )
 
 
-def last_round(ctx: Context) -> float:
-    """Return when a watch last went round, in seconds since the epoch; 0 where none ever did."""
+def rounds(ctx: Context) -> tuple[float, float]:
+    """Return since when watches went round without a long gap, and when one last did; 0 where none ever did.
+
+    In seconds since the epoch.
+    """
     try:
-        found = json.loads((ctx.home / WATCH_FILE).read_text("utf-8"))[ROUND]
-        return float(found[1])
+        since, last, _ = json.loads((ctx.home / WATCH_FILE).read_text("utf-8"))[ROUND]
+        return float(since), float(last)
     except (OSError, ValueError, LookupError, TypeError):
-        return 0.0
+        return 0.0, 0.0
+
+
+def watched(ctx: Context) -> bool:
+    """Return whether a watch went round lately."""
+    return ctx.clock.now() - rounds(ctx)[1] < WATCHED_S
+
+
+def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
+    """Return what bills on although every machine of a job is gone, by name."""
+    leases = [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)]
+    rented = [lease for lease in leases if lease.instance_id is not None]
+    if not rented or any(believed(ctx, lease.id) != "gone" for lease in rented):
+        return ()
+    try:
+        return ctx.profile(rented[-1].platform).residue("terminate", requested=job.spec.durable_storage)
+    except WardenError:
+        return ("storage of a platform that has no profile any more",)
+
+
+def notices(ctx: Context) -> tuple[Notice, ...]:
+    """Return what a reply about costs starts with: that no watch carries out automatic teardown, then the policy's."""
+    ordered = ctx.policy.ending.when_proven != "ask" or any(
+        standing_order(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES)
+    )
+    return ctx.warnings if not ordered or watched(ctx) else (Notice("unwatched", ""), *ctx.warnings)
 
 
 def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
@@ -139,8 +172,8 @@ class Arranged:
     """A person's decision in advance about the end of a job's machine. Times are in seconds since the epoch.
 
     `verb` is that of a standing order, None without one; `through` and `by` say where the order was set, and who did.
-    `ends_at` is known after its notice. `objected_at`: the order holds no more. `parks_after_s` is how long after the
-    job's end the machine stops itself, where nobody comes; None where it may not.
+    `ends_at` is known once its notice was delivered. `objected_at`: the order holds no more. `parks_after_s` is how
+    long after the job's end the machine stops itself, where nobody comes; None where it may not.
     """
 
     verb: Verb | None = None
@@ -172,7 +205,7 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
         set_at=ordered.at,
         through=order.through,
         by=order.by,
-        ends_at=said.data.ends_at if said and objected is None else None,
+        ends_at=ends_at(ctx, said) if said and objected is None else None,
     )
 
 

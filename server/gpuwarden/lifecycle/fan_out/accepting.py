@@ -22,7 +22,14 @@ from gpuwarden.lifecycle.fan_out.records import fan_out_ids, read_fan_out, stand
 from gpuwarden.lifecycle.fan_out.search import chosen
 from gpuwarden.lifecycle.records import read_receipt
 from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
-from gpuwarden.lifecycle.submission.submit import Checked, NeedsApproval, check_spec, settled
+from gpuwarden.lifecycle.submission.submit import (
+    Checked,
+    Checks,
+    NeedsApproval,
+    check_spec,
+    settled,
+    storage_after,
+)
 from gpuwarden.lifecycle.team import check_receipt
 
 ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, for a fresh one")
@@ -58,7 +65,9 @@ async def fan_out(
         raise Conflict("the receipt has expired: facts may have changed since", ANOTHER_RECEIPT)
     first = roster.cells or chosen(roster, (), {}, 1)
     tasks = roster.size if roster.search is None and takes_arrays(ctx, roster) else 1
-    checked = [await check_spec(ctx, cell_spec(roster, c), tasks=tasks) for c in representatives(roster) or first]
+    checks = Checks.DRY_RUN if dry_run else Checks.RECEIPT if issued is None else Checks.LAUNCH
+    cells = [cell_spec(roster, cell) for cell in representatives(roster) or first]
+    checked = [await check_spec(ctx, cell, tasks=tasks, checks=checks) for cell in cells]
     facts = digest([each.facts.digest for each in checked])
     if issued is None:
         result = _issue(ctx, roster, checked, facts, script_file)
@@ -96,6 +105,8 @@ def _issue(
         hub=facts.hub.watched if facts.hub else {},
         inputs={file.path: file.sha256 for file in facts.inputs},
         keep=roster.base.keep,
+        storage=storage_after(ctx, roster.base) if facts.metered else (),
+        storage_usd_per_hour=checked[0].quote.storage_usd_per_hour if checked[0].quote else None,
         cells=roster.size,
         machines=roster.max_machines,
         roster=roster,

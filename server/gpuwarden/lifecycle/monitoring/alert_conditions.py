@@ -10,15 +10,17 @@ from typing import Final
 from anyio.lowlevel import checkpoint
 
 from gpuwarden.core.deadlines import utc
-from gpuwarden.core.guidance import Action, NextStep, do
+from gpuwarden.core.guidance import Action, NextStep, do, steps
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.ledger.events import (
     AbandonIntent,
+    AlertRaised,
     EndingAnnounced,
     JobPreempted,
     LeaseCameBack,
@@ -34,7 +36,7 @@ from gpuwarden.lifecycle.monitoring.diagnose import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import lease_now
-from gpuwarden.lifecycle.monitoring.notify import Alert
+from gpuwarden.lifecycle.monitoring.notify import Alert, Key, record
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
@@ -52,6 +54,8 @@ OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", 
 """Kinds that only a look at the machine can raise or clear."""
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
 """Kinds that say of a machine what the question about its end says as well."""
+UPLOAD: Final = "upload_failed"
+"""The kind of an upload to a kept store that fails; it may fail after the job's end too."""
 SAID_BY_RUNNER: Final = {
     "gpu_oom": ("gpu_oom", "its output says that a GPU ran out of memory."),
     "timeout": ("time_limit", "its time limit is near; what it has not saved by then is lost."),
@@ -59,10 +63,6 @@ SAID_BY_RUNNER: Final = {
 """Alerts of the runner that a person hears of, by their kind: the condition and its words."""
 BALANCE: Final = "watch/balance-"
 """Before a platform's name: the subject of what is said of its account's money."""
-
-
-Key = tuple[str, str, str]
-"""Subject, kind and mark of an alert, under which it is raised once."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,11 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     if seen is not None and (failed := next((a for a in seen.alerts if a.kind == "self_park"), None)):
         text = f"{job.id}: {line(failed.text, 240)}. It bills."
         yield Condition(job.subject, "self_park", text, next_steps=(do(Action.CHECK, job_id=job.id),))
+    if seen is not None and seen.upload and job.spec.keep:
+        keys = " and ".join(StoreAddress.parse(job.spec.keep).secrets)
+        text = f"{job.id}: {line(seen.upload, 300)}. The store is {job.spec.keep}; its key is {keys}."
+        rights = "Give the key the right to write there: the upload is tried again by itself."
+        yield Condition(job.subject, UPLOAD, text, next_steps=steps((rights, do(Action.CHECK, job_id=job.id))))
     if job.state in TERMINAL_JOBS:
         return
     if question := price_question(ctx, job):
@@ -238,6 +243,7 @@ def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
             f"{job.id} succeeded and everything that it saved is proven here. A standing order of {origin} will "
             f"{order.verb} its machine in {counted(round(order.grace_s / 60), 'minute')}."
         )
+        text += f" {' and '.join(order.storage)} bills on after that." if order.storage else ""
         objection = (do(Action.KEEP, "to object", job_id=job.id),)
         yield Condition(job.subject, "ending_soon", text, mark=str(said.seq), next_steps=objection)
 
@@ -284,17 +290,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     machine, seen = f"the machine of {job.id} on {lease.platform}", lease.instance
     rate = "" if seen is None or seen.price_usd_per_hour is None else f", {usd_per_hour(seen.price_usd_per_hour)}"
     if job.state in AT_REST and lease.state is not Lease.STOPPING:
-        said = ctx.ledger.last(job.subject, EndingAnnounced)
-        ordered = said is not None and standing_order(ctx, job.id) is not None
-        ends_s = said.data.ends_at + ORDER_LATE_S - job.since if said is not None and ordered else 0.0
-        yield Condition(
-            lease.subject,
-            "finished_billing",
-            f"{job.id} {job.state.told} and its machine still bills{rate}.",
-            max(watch.finished_minutes * 60, ends_s),
-            since=job.since,
-            next_steps=following(ctx, job),
-        )
+        yield finished_billing(ctx, job, lease)
     given_back = ctx.ledger.last(lease.subject, AbandonIntent) if lease.state is Lease.STOPPING else None
     unused = lease.id != job.lease and lease.state is not Lease.STOPPING and job.state not in AT_REST
     if seen is not None and (given_back is not None or unused):
@@ -343,6 +339,37 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
             f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
         )
     yield from _clocks(ctx, job, lease)
+
+
+def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condition:
+    """Return that a job has ended and its machine bills: after a while, or once its announced end is overdue."""
+    said = ctx.ledger.last(job.subject, EndingAnnounced) if standing_order(ctx, job.id) else None
+    due = None if said is None else said.data.ends_at
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    rate = "" if price is None else f", {usd_per_hour(price)}"
+    overdue = "" if due is None else " Its end by a standing order is overdue."
+    return Condition(
+        lease.subject,
+        "finished_billing",
+        f"{job.id} {job.state.told} and its machine still bills{rate}.{overdue}",
+        max(ctx.policy.watch.finished_minutes * 60, 0.0 if due is None else due + ORDER_LATE_S - job.since),
+        since=job.since,
+        next_steps=following(ctx, job),
+    )
+
+
+def raise_overdue(ctx: Context) -> None:
+    """Raise that an ordered end is overdue, whoever looks: no watch may be there to do it."""
+    for job_id in () if ctx.ledger.readable_only else ctx.ledger.jobs_with_leases(*LIVE_LEASES):
+        if standing_order(ctx, job_id) is None or (job := read_job(ctx.ledger, job_id)).state is not Job.SUCCEEDED:
+            continue
+        for lease in (lease_now(ctx, name) for name in leases_of(ctx, job)):
+            found = finished_billing(ctx, job, lease)
+            if lease.state is Lease.STOPPING or ctx.clock.now() - job.since < found.hold_s:
+                continue
+            with ctx.ledger.transaction():  # another process may look at the same time
+                if ctx.ledger.alert(*found.key) is None:
+                    record(ctx, AlertRaised, found.key, found.text, found.next_steps)
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:

@@ -24,6 +24,7 @@ from gpuwarden.lifecycle.execution.provisioning import tend
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.execution.situation import Arranged, arranged, following, open_ticket
+from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue
 from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
 from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explained, diagnosed
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
@@ -89,6 +90,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         note = busy.message
     except WardenError as waiting:
         note, blocked = waiting.message, waiting.next_steps
+    raise_overdue(ctx)
     job = read_job(ctx.ledger, job_id)
     lease = lease_now(ctx, job.lease) if job.lease else None
     if lease is not None and lease.state in LIVE_LEASES and (unseen := ctx.unseen.get(lease.id)):

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,14 +23,23 @@ from gpuwarden.core import processes
 from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.event import Event
-from gpuwarden.ledger.events import AlertBody, AlertRaised, AlertUnsent
+from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised, AlertSent, AlertUnsent, EndingAnnounced
 from gpuwarden.lifecycle.context import Context
 
 SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3
 PATIENCE_S: Final = 10.0
+FIRST_RETRY_S: Final = 60.0
+MOST_RETRY_S: Final = 600.0
+DAY_S: Final = 86_400.0
 MAX_ALERTS: Final = 20
-"""Of one round; the rest is in the ledger."""
+"""Of one round; the next one goes on."""
+ENDING_SOON: Final = "ending_soon"
+"""The kind of the notice of automatic teardown; its mark is the number of the announcement."""
+
+
+Key = tuple[str, str, str]
+"""Subject, kind and mark of an alert, under which it is raised once."""
 
 
 @dataclass(frozen=True)
@@ -60,36 +71,101 @@ class Alert:
         )
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """Return the key under which it is reported once."""
+    def key(self) -> Key:
+        """Return the key under which it is raised once."""
         return self.subject, self.kind, self.mark
+
+
+def record(ctx: Context, event: type[AlertBody], key: Key, text: str, following: tuple[NextStep, ...] = ()) -> Alert:
+    """Record that an alert is raised or over."""
+    subject, condition, mark = key
+    told = tuple(step.as_dict() for step in following)
+    return Alert.read(ctx.ledger.add(subject, event(condition=condition, mark=mark, text=text, following=told)))
 
 
 Channel = Callable[[Context, Alert], Awaitable[str | None]]
 """Sends one alert, and returns why that failed; None where it did not."""
 
 
-async def deliver(ctx: Context, alerts: list[Alert]) -> dict[str, str]:
-    """Send alerts to every channel of the policy. Returns why a channel failed; one that failed is not asked again.
-
-    Desktop and Slack hear only of what is raised, the webhook of what is over too.
-    """
-    trouble: dict[str, str] = {}
-    if len(alerts) > MAX_ALERTS:
-        trouble["alerts"] = f"{len(alerts) - MAX_ALERTS} alerts were not sent on; the ledger has them"
+def channels(ctx: Context) -> dict[str, Channel]:
+    """Return the channels of the policy by their names."""
     watch = ctx.policy.watch
-    channels: tuple[tuple[str, object, Channel], ...] = (
+    found: tuple[tuple[str, object, Channel], ...] = (
         ("desktop", watch.desktop, _desktop),
         ("webhook", watch.webhook_url, _webhook),
         ("slack", watch.slack_url, _slack),
     )
-    for name, send in ((name, send) for name, setting, send in channels if setting):
-        for alert in alerts[:MAX_ALERTS]:
-            if (alert.raised or name == "webhook") and (why := await send(ctx, alert)):
-                trouble[name] = why
-                ctx.ledger.add(f"watch/{name}", AlertUnsent(alert=alert.seq, why=why))
-                break
-    return trouble
+    return {name: send for name, setting, send in found if setting}
+
+
+def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
+    """Return when the first channel took an alert; None while none did. Without a channel its event is the delivery."""
+    if not channels(ctx):
+        return raised.at
+    sent = (e for e in ctx.ledger.history(raised.subject) if isinstance(e.data, AlertSent))
+    return next((e.at for e in sent if e.data.alert == raised.seq), None)
+
+
+def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
+    """Return when an announced end is due: its grace begins when the notice is delivered. None before that."""
+    raised = ctx.ledger.alert(said.subject, ENDING_SOON, str(said.seq))
+    told = delivered_at(ctx, raised) if raised is not None else None
+    return None if told is None else max(said.data.ends_at, told + said.data.ends_at - said.at)
+
+
+class Courier:
+    """Sends alerts to every channel of the policy, again and again until the channel takes them or they are over."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.trouble: dict[str, str] = {}
+        """Why a channel failed."""
+        self._tries: Counter[tuple[str, int]] = Counter()
+        self._next: dict[str, float] = {}
+
+    async def round(self, current: Iterable[Key]) -> dict[str, str]:
+        """Send what each channel did not take yet. A channel that fails is not asked again in this round.
+
+        An alert that is new is sent at once; after failures the next try waits for twice as long each time. `current`
+        are the keys of the conditions that are true now.
+        """
+        now, by_name = self.ctx.clock.now(), channels(self.ctx)
+        waiting = self._waiting(current) if by_name else []
+        self.trouble = {name: why for name, why in self.trouble.items() if name in by_name}
+        for name, send in by_name.items():
+            due = [alert for alert in waiting if self._wants(name, alert)]
+            if now < self._next.get(name, 0.0) and all(self._tries[name, alert.seq] for alert in due):
+                continue
+            due.sort(key=lambda alert: self._tries[name, alert.seq])  # one that is refused holds up no other
+            self.trouble.pop(name, None)
+            for alert in due[:MAX_ALERTS]:
+                if why := await send(self.ctx, alert):
+                    self._failed(name, alert, why)
+                    break
+                self.ctx.ledger.add(alert.subject, AlertSent(alert=alert.seq, channel=name))
+        return self.trouble
+
+    def _failed(self, name: str, alert: Alert, why: str) -> None:
+        self.trouble[name] = why
+        n = self._tries[name, alert.seq] = self._tries[name, alert.seq] + 1
+        self._next[name] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
+        if n == 1:
+            self.ctx.ledger.add(f"watch/{name}", AlertUnsent(alert=alert.seq, why=why))
+
+    def _waiting(self, current: Iterable[Key]) -> list[Alert]:
+        """Return the alerts that are true now, and those of the last day that say that one is over, in order."""
+        ledger = self.ctx.ledger
+        events = [event for key in current if key[2] and (event := ledger.alert(*key))]  # of one event each
+        over = ledger.recent(AlertCleared, self.ctx.clock.now() - DAY_S)
+        found: Iterator[Event[AlertBody]] = chain(events, ledger.standing_alerts(), over)
+        return sorted(map(Alert.read, found), key=lambda alert: alert.seq)
+
+    def _wants(self, name: str, alert: Alert) -> bool:
+        """Return whether a channel is still to be sent an alert: only the webhook hears of what is over."""
+        taken = (e.data for e in self.ctx.ledger.history(alert.subject) if isinstance(e.data, AlertSent))
+        return (alert.raised or name == "webhook") and not any(
+            sent.alert == alert.seq and sent.channel == name for sent in taken
+        )
 
 
 def _words(ctx: Context, alert: Alert) -> str:

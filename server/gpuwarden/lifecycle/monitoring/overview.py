@@ -9,8 +9,8 @@ from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.models import Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.context import REHEARSAL, Context
-from gpuwarden.lifecycle.execution.situation import Arranged, arranged
-from gpuwarden.lifecycle.monitoring.alert_conditions import open_alerts
+from gpuwarden.lifecycle.execution.situation import Arranged, arranged, remains
+from gpuwarden.lifecycle.monitoring.alert_conditions import open_alerts, raise_overdue
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
@@ -42,6 +42,8 @@ class JobLine:
     seen: Observation | None = None
     clocks: tuple[Deadline, ...] = ()
     ending: Arranged | None = None
+    storage: tuple[str, ...] = ()
+    """What bills on although its machine is gone."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ async def overview(ctx: Context, *, offline: bool = False) -> Overview:
 
 def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
     """Return the whole picture as the ledger and this process's last looks have it."""
+    raise_overdue(ctx)
     now = ctx.clock.now()
     lines = {job_id: line_of(ctx, read_job(ctx.ledger, job_id)) for job_id in job_ids(ctx.ledger, *OPEN_JOBS)}
     for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES):
@@ -123,6 +126,7 @@ def line_of(ctx: Context, job: JobRecord) -> JobLine:
         seen=ctx.observed.get(job.id),
         clocks=tuple(clock for lease in live for clock in clocks_of(ctx, lease, job) if not clock.after_job),
         ending=arranged(ctx, job) if live or job.state not in TERMINAL_JOBS else None,
+        storage=() if live else remains(ctx, job),
     )
 
 

@@ -19,6 +19,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.execution.situation import following, machine_of, situation, standing_order
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
+from gpuwarden.lifecycle.monitoring.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_receipt, read_teardown, receipt_used
 
 RECEIPTS_S = 86_400.0
@@ -88,8 +89,8 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
     said = ctx.ledger.last(job.subject, EndingAnnounced)
     if said is not None and said.data.ticket == ticket and standing_order(ctx, job.id) is not None:
         keep = (do(Action.KEEP, "to object", job_id=job.id),)
-        text, ends_at = f"a standing order will {found.text}", said.data.ends_at
-        return replace(found, kind="ordered", text=text, since=since, expires_at=ends_at, next_steps=keep)
+        text = f"a standing order will {found.text}"
+        return replace(found, kind="ordered", text=text, since=since, expires_at=ends_at(ctx, said), next_steps=keep)
     return replace(found, since=since, expires_at=record.expires_at)
 
 

@@ -18,20 +18,19 @@ import anyio
 from anyio.lowlevel import checkpoint
 from filelock import FileLock, Timeout
 
-from gpuwarden.core.guidance import NextStep
-from gpuwarden.core.states import Job, Lease
+from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.core.task_groups import first_error
-from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised
+from gpuwarden.ledger.events import AlertCleared, AlertRaised
 from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import Orders
-from gpuwarden.lifecycle.execution.situation import ROUND, WATCH_FILE
+from gpuwarden.lifecycle.execution.situation import ROUND, WATCH_FILE, rounds
 from gpuwarden.lifecycle.fan_out.driving import FanOuts
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
     OBSERVED,
+    UPLOAD,
     Condition,
-    Key,
     conditions,
 )
 from gpuwarden.lifecycle.monitoring.balances import dated
@@ -42,9 +41,9 @@ from gpuwarden.lifecycle.monitoring.inventory import (
     unsettled,
     what_went_wrong,
 )
-from gpuwarden.lifecycle.monitoring.notify import Alert, deliver
+from gpuwarden.lifecycle.monitoring.notify import Alert, Courier, Key, record
 from gpuwarden.lifecycle.monitoring.reports import ReportPuller
-from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.lifecycle.records import lease_ids_of, read_job, read_lease
 from gpuwarden.private import private_folder, write_private
 
 EVERY_S: Final = 15.0
@@ -52,7 +51,7 @@ MAX_WAIT_S: Final = 300.0
 REPORTS_S: Final = 5.0
 """How often metrics are fetched: somebody may be looking at their curve."""
 LEAP_S: Final = 300.0
-"""Rounds may be this much late before they count as missed: a slow platform delays one."""
+"""Rounds of one process may be this much late before they count as missed: a slow platform delays one."""
 SWEEP_S: Final = 600.0
 """How often the platforms' own lists are read, for machines that are believed ended and are there all the same."""
 FIRST_SWEEP_S: Final = 15.0
@@ -83,11 +82,10 @@ class Watcher:
     _misses: dict[str, int] = field(default_factory=dict)
     _next: dict[str, float] = field(default_factory=dict)
     _looked_at: float = 0.0
-    _leapt_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)
-        self.fan_outs = FanOuts(self.ctx)
+        self.fan_outs, self.courier = FanOuts(self.ctx), Courier(self.ctx)
         # The file stays: a lock on a file that was removed would let a second watch lead.
         self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
 
@@ -167,21 +165,29 @@ class Watcher:
                 self._unread = self._unread + 1 if unread else 0
                 self._next_sweep = now + min(SWEEP_S, FIRST_SWEEP_S * 2.0**self._unread if unread else SWEEP_S)
                 trouble |= unread
-            # A round was missed: this process's machine was asleep, or the clock leapt.
-            if self._looked_at and not 0 <= now - self._looked_at <= 3 * self.every_s + LEAP_S:
-                self._leapt_at = now
-            self._looked_at = now
+            awake_since = self._awake_since(now)
             trouble |= self.reports.trouble | self.fan_outs.trouble | self.keeper.trouble
-            trouble |= await self.orders.round(self._leapt_at)
+            trouble |= await self.orders.round(awake_since)
             self._read()
             found = [*await conditions(self.ctx, self._raised), *self.fan_outs.conditions()]
-            news = self._settle(found, self._held(found))
-            trouble |= await deliver(self.ctx, news)
+            news = self._settle(found, self._held(found, awake_since))
+            trouble |= await self.courier.round({c.key for c in found})
             if (doubt := self.ctx.ledger.trouble()) is not None:
                 trouble["ledger"] = f"{doubt.message}. {doubt.hint}"
             return Round(tuple(news), tuple(self._raised.values()), trouble)
         except Exception as error:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
+
+    def _awake_since(self, now: float) -> float:
+        """Return since when rounds follow each other without a gap in which the user could not object.
+
+        The computer slept, the clock leapt, or no watch ran for longer than the grace of an announced end.
+        """
+        since, last = rounds(self.ctx)
+        grace_s = max(self.orders.shortest_grace(), 3 * self.every_s)
+        allowed_s = min(grace_s, 3 * self.every_s + LEAP_S) if last == self._looked_at else grace_s
+        self._looked_at = now
+        return since if 0 <= now - last <= allowed_s else now
 
     # --------------------------------------------------------------------------------------------------- back-off
 
@@ -204,15 +210,15 @@ class Watcher:
 
     # ------------------------------------------------------------------------------------------------ what has held
 
-    def _held(self, found: list[Condition]) -> list[Condition]:
-        """Return the conditions that have held for long enough."""
+    def _held(self, found: list[Condition], awake_since: float) -> list[Condition]:
+        """Return the conditions that have held for long enough, and remember the round."""
         now, file = self.ctx.clock.now(), self.ctx.home / WATCH_FILE
         try:
             stored = json.loads(file.read_text("utf-8"))
             past = {str(k): (float(v[0]), float(v[1]), str(v[2])) for k, v in stored.items()}
         except (OSError, ValueError, AttributeError, TypeError, LookupError):
             past = {}
-        present: dict[str, tuple[float, float, str]] = {ROUND: (now, now, "")}
+        present: dict[str, tuple[float, float, str]] = {ROUND: (awake_since, self._looked_at, "")}
         held = []
         for c in found:
             name = "|".join(c.key)
@@ -237,6 +243,8 @@ class Watcher:
             return True
         job_id = subject.removeprefix("job/")
         state = self.ctx.ledger.state(subject)
+        if kind == UPLOAD:  # it goes on after the job's end, while the machine is there
+            return job_id not in self.ctx.observed and bool(lease_ids_of(self.ctx.ledger, job_id, *LIVE_LEASES))
         return kind in OBSERVED and job_id not in self.ctx.observed and state in {Job.RUNNING, Job.UNKNOWN}
 
     # --------------------------------------------------------------------------------------------------- the ledger
@@ -253,14 +261,7 @@ class Watcher:
             self._read()
             over = [k for k in self._raised if k not in stays and not self._unseen(*k[:2])]
             new = [c for c in held if self.ctx.ledger.alert(*c.key) is None]
-            news = [self._record(AlertRaised, c.key, c.text, c.next_steps) for c in new]
-            news += [self._record(AlertCleared, key, self._raised[key].text) for key in over]
+            news = [record(self.ctx, AlertRaised, c.key, c.text, c.next_steps) for c in new]
+            news += [record(self.ctx, AlertCleared, key, self._raised[key].text) for key in over]
         self._read()
         return news
-
-    def _record(self, event: type[AlertBody], key: Key, text: str, following: tuple[NextStep, ...] = ()) -> Alert:
-        subject, condition, mark = key
-        told = tuple(step.as_dict() for step in following)
-        return Alert.read(
-            self.ctx.ledger.add(subject, event(condition=condition, mark=mark, text=text, following=told))
-        )

@@ -8,13 +8,14 @@ import re
 import secrets as random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
 from typing import Final
 
 from anyio import to_thread
 
 from gpuwarden.backends.base import Confining, Optioned
-from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused
+from gpuwarden.core.errors import BadRequest, Conflict, NoSandbox, NotFound, NotSupported, Refused
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Choice, JobSpec, Quote, Unknown, Verb, digest
 from gpuwarden.core.money import usd_per_hour
@@ -41,6 +42,14 @@ from gpuwarden.rules.facts import SubmitFacts
 ANOTHER_RECEIPT: Final = do(Action.SUBMIT, "for a fresh receipt", receipt="")
 
 
+class Checks(Enum):
+    """The purpose of a check: a dry run, a receipt if the platform bills, or a launch."""
+
+    DRY_RUN = auto()
+    RECEIPT = auto()
+    LAUNCH = auto()
+
+
 @dataclass(frozen=True)
 class Submission:
     """Result of a submit. `job` is None while nothing was accepted: then `receipt` launches it.
@@ -63,6 +72,8 @@ class Submission:
     rehearsal: Rehearsal | None = None
     choices: tuple[Choice, ...] = ()
     """Where it may run, in order, with each price; empty for a job with one platform."""
+    storage: tuple[str, ...] = ()
+    """What bills on after the machine's end, by name."""
 
     @property
     def price(self) -> float | None:
@@ -149,14 +160,13 @@ async def submit(
     if receipt is not None:
         return await _redeem(ctx, spec, receipt)
     tried = await rehearse_script(ctx, spec) if rehearse else None
-    checked = await _check_list(ctx, spec) if spec.alternatives else await check_spec(ctx, spec)
+    checks = Checks.DRY_RUN if dry_run else Checks.RECEIPT
+    checked = await (_check_list if spec.alternatives else check_spec)(ctx, spec, checks=checks)
     live = _live_twin(ctx, checked)
     if live is not None and not dry_run:
         job = await advance(ctx, live)
-        cost, rest = checked.worst_cost, following(ctx, job)
-        return Submission(
-            checked.findings, checked.quote, cost, job=job, adopted=True, next_steps=rest, rehearsal=tried
-        )
+        found = Submission(checked.findings, checked.quote, checked.worst_cost, adopted=True, rehearsal=tried)
+        return _submitted(ctx, job, found)
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     waits = dry_run or facts.metered  # a launch by the receipt alone may follow
     expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
@@ -175,6 +185,8 @@ async def submit(
         parts=facts.parts,
         inputs={file.path: file.sha256 for file in facts.inputs},
         keep=facts.spec.keep,
+        storage=storage_after(ctx, *(f.spec for f in checked.places or (facts,))) if facts.metered else (),
+        storage_usd_per_hour=checked.quote.storage_usd_per_hour if checked.quote else None,
         choices=checked.choices,
         spec=(spec if spec.alternatives else facts.spec) if waits else None,
         script_file=script_file if waits else "",
@@ -184,10 +196,15 @@ async def submit(
         order = order_for(ctx, ticket) if facts.metered else None
         verb = order.verb if order else None
         cost, choices = checked.worst_cost, checked.choices
-        return Submission(
-            checked.findings, checked.quote, cost, ticket, expires, ask, verb, choices=choices, rehearsal=tried
-        )
+        done = Submission(checked.findings, checked.quote, cost, ticket, expires, ask, verb, choices=choices)
+        return replace(done, rehearsal=tried, storage=issued.storage)
     return replace(await _accept(ctx, checked, ticket), rehearsal=tried)
+
+
+def storage_after(ctx: Context, *specs: JobSpec) -> tuple[str, ...]:
+    """Return what bills on after the machines of these jobs are terminated, by name."""
+    each = (ctx.profile(spec.platform).residue("terminate", requested=spec.durable_storage) for spec in specs)
+    return tuple(dict.fromkeys(name for names in each for name in names))
 
 
 def settled(ctx: Context, spec: JobSpec) -> JobSpec:
@@ -222,30 +239,48 @@ def check_wishes(spec: JobSpec, provider: Provider) -> None:
             raise BadRequest(f"the {name} {line(wish, 60)!r} is not a name of one", f"Give one {name} as text.")
 
 
-async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1) -> Checked:
+async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Checks = Checks.LAUNCH) -> Checked:
     """Gather the facts and let the rules read them. What blocks is recorded and raised as Refused.
 
     `tasks` is how many jobs like this one its engine gets as one array.
     """
-    checked = await _look(ctx, spec, tasks=tasks)
+    checked = await _look(ctx, spec, tasks=tasks, checks=checks)
     if any(finding.blocks for finding in checked.findings):
         raise _refusal(ctx, spec, checked.findings)
     return checked
 
 
-async def _look(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: SubmitFacts | None = None) -> Checked:
+async def _look(
+    ctx: Context, spec: JobSpec, *, checks: Checks, tasks: int = 1, elsewhere: SubmitFacts | None = None
+) -> Checked:
     """Return the facts and findings of a job on one platform, whether or not they block."""
+    lacking = await _lacking_here(ctx, spec, checks)
+    facts = await gather(ctx, spec, tasks=tasks, elsewhere=elsewhere)
+    quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
+    return Checked(facts, (*run_rules(rules_of("submit"), facts), *lacking), quote)
+
+
+async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
+    """Return what this machine lacks to run the job: a warning for a rehearsal, whose rules are the rented platform's.
+
+    Raises NoSandbox unless it is a dry run, BadRequest where the call may launch.
+    """
     try:
         profile = ctx.profile(spec.platform)
         backend = ctx.backend(profile.backend)
     except (NotFound, NotSupported):
-        pass  # a rule says so, among everything else
-    else:  # what may not or can't run on this machine is refused before anything is asked or rented
+        return ()  # a rule says so, among everything else
+    rehearsed = profile.provider is not None
+    try:
         if isinstance(backend, Confining):
-            await backend.admit(spec, rehearsed=profile.provider is not None)
-    facts = await gather(ctx, spec, tasks=tasks, elsewhere=elsewhere)
-    quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
-    return Checked(facts, tuple(run_rules(rules_of("submit"), facts)), quote)
+            await backend.admit(spec, rehearsed=rehearsed)
+    except (NoSandbox, BadRequest) as error:
+        waits = checks is Checks.RECEIPT and rehearsed and not isinstance(error, NoSandbox)
+        if checks is not Checks.DRY_RUN and not waits:
+            raise
+        found = Finding.of(error, rule="PF-PLACE-001")
+        return (found.model_copy(update={"severity": Severity.WARNING}) if rehearsed else found,)
+    return ()
 
 
 def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refused:
@@ -262,7 +297,7 @@ def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refu
     )
 
 
-async def _check_list(ctx: Context, spec: JobSpec) -> Checked:
+async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LAUNCH) -> Checked:
     """Check a job on every platform where it may run, and keep those that pass, in their order.
 
     What stops it on one platform leaves that one out of the list. Raises Refused where none is left, BadRequest for a
@@ -280,8 +315,8 @@ async def _check_list(ctx: Context, spec: JobSpec) -> Checked:
                 f"{place.platform} and {places[0].platform} address the outputs of this job differently",
                 do(Action.LEAVE_OUT_ARGUMENT, name="alternatives"),
             )
-    seen = [await _look(ctx, places[0])]
-    seen += [await _look(ctx, place, elsewhere=seen[0].facts) for place in places[1:]]
+    seen = [await _look(ctx, places[0], checks=checks)]
+    seen += [await _look(ctx, place, checks=checks, elsewhere=seen[0].facts) for place in places[1:]]
     passed = [checked for checked in seen if not any(finding.blocks for finding in checked.findings)]
     if not passed or any(checked.facts.leaks for checked in seen):  # no list is worth a secret in it
         raise _refusal(ctx, spec, _once(finding for checked in seen for finding in checked.findings))
@@ -430,8 +465,9 @@ def record_job(
 
 def _submitted(ctx: Context, job: JobRecord, found: Submission) -> Submission:
     """Return a result with the job that came of it, how its machine will end and what remains to do."""
-    order = standing_order(ctx, job.id)
-    return replace(found, job=job, ordered=order.verb if order else None, next_steps=following(ctx, job))
+    order, storage = standing_order(ctx, job.id), storage_after(ctx, job.spec) if job.lease else ()
+    verb, rest = order.verb if order else None, following(ctx, job)
+    return replace(found, job=job, ordered=verb, next_steps=rest, storage=storage)
 
 
 def _live_jobs(ctx: Context) -> list[str]:

@@ -151,6 +151,10 @@ def items_of(path: Path) -> Iterator[Row]:
             raise BadRequest(f"{path.name} is not valid JSON after row {number}", "Correct it.") from error
 
 
+class NotCoco(Exception):
+    """The annotations are not of COCO's form; the message names the list."""
+
+
 class Boxes:
     """The pictures of COCO annotations and their boxes, which may come in any order. A box takes about 40 bytes."""
 
@@ -164,7 +168,17 @@ class Boxes:
         self.names: dict[Any, Any] = {}
 
     def add(self, name: str, value: Any) -> None:
-        """Take one value of one list. Raises KeyError or TypeError for one that is not of COCO's form."""
+        """Take one value of one list. Raises NotCoco for one that is not of COCO's form."""
+        if name in COCO and not isinstance(value, dict):
+            raise NotCoco(f"one of its {name} is no object: {line(value, 60)}")
+        try:
+            self._add(name, value)
+        except KeyError as error:
+            raise NotCoco(f"one of its {name} has no {error.args[0]}") from error
+        except (TypeError, OverflowError) as error:
+            raise NotCoco(f"one of its {name} has another form: {line(error, 100)}") from error
+
+    def _add(self, name: str, value: Any) -> None:
         if name == "categories":
             self.names[value["id"]] = value["name"]
         elif name == "images":
@@ -190,10 +204,12 @@ class Boxes:
         return number
 
     def rows(self) -> Iterator[Row]:
-        """Yield one row for each picture, in the order of the file. Raises KeyError for what no list has."""
+        """Yield one row for each picture, in the order of the file. Raises NotCoco for what no list has."""
+        lost = {kind: "category" for kind in self.known if kind not in self.names}
+        lost |= {image: "image" for image, number in self.numbers.items() if self.files[number] is None}
+        for number, what in lost.items():
+            raise NotCoco(f"an annotation is of the {what} {number!r}, which no list has")
         names = [self.names[kind] for kind in self.known]
-        if len(self.order) < len(self.files):
-            raise KeyError(next(image for image, number in self.numbers.items() if self.files[number] is None))
         for number in self.order:
             at = self.of[number]
             boxes = [self.sides[_SIDES * n : _SIDES * (n + 1)].tolist() for n in at]
@@ -211,17 +227,17 @@ def coco_of(path: Path) -> Iterator[Row]:
             for name, value in values.lists():
                 boxes.add(name, value)
             if missing := COCO - values.named:
-                raise KeyError(min(missing))
+                raise NotCoco(f"it has no list of {min(missing)}")
             yield from boxes.rows()
         except UnicodeDecodeError:
             raise
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (NotCoco, TypeError, ValueError) as error:
             if large and not values.named >= COCO:
                 message = f"{path.name} is larger than {MAX_WHOLE >> 20} MiB, and neither a list nor COCO annotations"
                 raise BadRequest(message, "Save its rows as jsonl, or divide it.") from error
             if isinstance(error, ValueError):
                 raise BadRequest(f"{path.name} is not valid JSON: {line(error, 120)}", "Correct it.") from error
             raise BadRequest(
-                f"{path.name} is not COCO annotations: {line(repr(error), 100)}",
+                f"{path.name} is not COCO annotations: {line(error, 160)}",
                 "images need id and file_name, annotations image_id, category_id and bbox, categories id and name.",
             ) from error

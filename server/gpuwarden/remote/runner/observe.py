@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from gpuwarden.remote.runner.keep import keep_trouble
 from gpuwarden.remote.runner.log import log_size
 from gpuwarden.remote.runner.process import environ_of, group_members, has_proc, is_alive, machine_mark
 from gpuwarden.remote.runner.protocol import Json, Problem
@@ -28,7 +29,8 @@ def observe(folder: str, launched: Json | None = None) -> Json:
 
     `launched` is the supervisor's identity as it was reported at the launch. A job can write its status file, so
     where the identity is known the file's own is ignored. What is observed overwrites what the file claims, under
-    keys that the file can't set: `folder`, `alive`, `child_alive`, `confirmed`, `machine`.
+    keys that the file can't set: `folder`, `alive`, `child_alive`, `confirmed`, `machine`, `upload`. The last one says
+    why the upload to the kept store fails now, also after the job's end.
     """
     if not os.path.isdir(folder):
         return {"state": "missing", "folder": "missing", "now": time.time(), "machine": machine_mark()}
@@ -44,7 +46,7 @@ def observe(folder: str, launched: Json | None = None) -> Json:
         status = read_status(folder) or status  # it may have ended properly between the two looks
     status.update(alive=alive, child_alive=child_alive(status), log_bytes=log_size(folder), now=time.time())
     status["identity"] = "ticks" if has_proc() else "ps"
-    status.update(machine=machine_mark(), folder="present", confirmed=bool(launched))
+    status.update(machine=machine_mark(), folder="present", confirmed=bool(launched), upload=keep_trouble(folder))
     return status
 
 

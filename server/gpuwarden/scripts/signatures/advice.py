@@ -41,5 +41,5 @@ LOADING: dict[str, tuple[str, str]] = {
     "load_in_4bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
     "load_in_8bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
     "use_auth_token": ("5.0", "token"),
-    "use_flash_attention_2": ("5.0", 'attn_implementation="flash_attention_2"'),
+    "use_flash_attention_2": ("4.53", 'attn_implementation="flash_attention_2"'),
 }

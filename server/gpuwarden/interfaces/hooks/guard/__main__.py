@@ -23,6 +23,9 @@ MOST_S = 20
 MOST_FIRST_S = 30
 """Seconds for the first call, which writes the guard's file; together less than a client waits."""
 MOST_MEMORY = 2 << 30
+ASKS_IN = frozenset({"default", "acceptEdits", "plan"})
+"""Claude Code's modes in which a hook's question reaches the user; in others it answers itself."""
+ASK_HINT = "Write the path out, or let the user decide."
 HINT = "Ask with gpuwarden's teardown_request: it proves that nothing is lost, and a person approves."
 
 
@@ -58,25 +61,40 @@ def placed() -> str:
     return str(file)
 
 
-def verdict(client: str, config: str) -> str | None:
-    """Return why the call on standard input is stopped; None lets it pass. Raises whatever goes wrong."""
+def verdict(client: str, config: str) -> tuple[str | None, str, bool]:
+    """Return why the call on standard input is stopped, None if it passes; a hint; and if the client asks the user.
+
+    Codex and Gemini take a question for a pass, and Cursor asks about commands and servers only. Raises whatever goes
+    wrong.
+    """
     text = sys.stdin.buffer.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
-        return f"the call is longer than {MOST_BYTES} bytes, too long to be read"
+        return f"the call is longer than {MOST_BYTES} bytes, too long to be read", HINT, False
     event: Any = json.loads(text.decode("utf-8", "replace"))
     if not isinstance(event, dict):
-        return "the call is not of a known form"
-    from gpuwarden.interfaces.hooks.guard.calls import judged
+        return "the call is not of a known form", HINT, False
+    from gpuwarden.interfaces.hooks.guard.calls import Question, judged
     from gpuwarden.interfaces.hooks.guard.protected import rules_from
 
-    return judged(event, rules_from(config, client))
+    why = judged(event, rules_from(config, client))
+    asks = {
+        "claude": event.get("permission_mode", "default") in ASKS_IN,
+        "cursor": event.get("hook_event_name") in {"beforeShellExecution", "beforeMCPExecution"},
+    }
+    question = isinstance(why, Question)
+    return why, ASK_HINT if question else HINT, question and asks.get(client, False)
 
 
-def answer(client: str, why: str | None, hint: str) -> int:
+def answer(client: str, why: str | None, hint: str, *, ask: bool = False) -> int:
     """Say the verdict in the client's form; return the exit code."""
     said = f"gpuwarden: {why}. {hint}" if why else ""
     if client == "cursor":
-        print(json.dumps({"permission": "deny", "user_message": said, "agent_message": said} if why else {}))
+        verb = "ask" if ask else "deny"
+        print(json.dumps({"permission": verb, "user_message": said, "agent_message": said} if why else {}))
+        return 0
+    if ask:
+        decision = {"permissionDecision": "ask", "permissionDecisionReason": said}
+        print(json.dumps({"hookSpecificOutput": {"hookEventName": "PreToolUse", **decision}}))
         return 0
     if why:
         print(said, file=sys.stderr)
@@ -98,7 +116,8 @@ def main(argv: list[str]) -> int:
             ended_after(MOST_FIRST_S)
         file = config or placed()
         bounded()
-        return answer(client, verdict(client, file), HINT)
+        why, hint, ask = verdict(client, file)
+        return answer(client, why, hint, ask=ask)
     except BaseException as error:
         reason = f"the guard failed ({type(error).__name__}: {str(error)[:200]}), so nothing passes"
         answer(client, reason, "A person runs: gpuwarden hooks install")

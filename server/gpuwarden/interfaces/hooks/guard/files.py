@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpuwarden.interfaces.hooks.guard.shell import name_of
+from gpuwarden.interfaces.hooks.guard.limits import Budget
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, roots
+from gpuwarden.interfaces.hooks.guard.reach import Reach, around, is_in, is_pattern, spellings, touches
+from gpuwarden.interfaces.hooks.guard.writes import COPIES
 
 DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio",
-                            "remove-item", "ri", "del", "erase", "move-item"})  # fmt: skip
-COPIES: Final = frozenset({"cp", "rsync", "scp", "mv", "install", "ln"})
-WRITES: Final = frozenset({"tee", "dd", "install", "chmod", "chown", "vi", "vim", "nano", "emacs", "ed", "patch", "ln",
-                           "touch", "sqlite3", "sponge", "chattr", "set-content", "add-content", "clear-content",
-                           "out-file"})  # fmt: skip
+                            "remove-item", "ri", "del", "erase", "move-item", "rimraf"})  # fmt: skip
+READS: Final = frozenset({
+    ".", ":", "[", "ag", "awk", "b2sum", "base64", "basename", "bash", "bat", "batcat", "cat", "cd", "cksum",
+    "claude", "cmp", "codex", "column", "comm", "cp", "curl", "cursor", "cut", "declare", "df", "diff", "dirname",
+    "docker", "du", "echo", "egrep", "exit", "export", "false", "fd", "fgrep", "file", "find", "gawk", "gemini", "gh",
+    "git", "gpuwarden", "grep", "head", "hexdump", "jq", "json.tool", "less", "local", "ls", "mawk", "md5sum", "mkdir",
+    "more", "nl", "od", "open", "paste", "perl", "podman", "printf", "pushd", "read", "readlink", "readonly",
+    "realpath", "return", "rg", "rsync", "ruby", "scp", "sed", "set", "sh", "sha1sum", "sha256sum", "sha512sum",
+    "shasum", "sort", "source", "sqlite3", "ssh", "stat", "strings", "tac", "tail", "tar", "test", "tr", "tree",
+    "true", "type", "ugrep", "uniq", "view", "wc", "wget", "which", "xdg-open", "xxd", "yq", "zip", "zsh",
+})  # fmt: skip
+"""Programs that change no file that they name, except as `writes.written_by` says."""
 SCRATCH: Final = re.compile(
     r"(?:^|/)(?:tmp|\.cache|__pycache__|node_modules|\.?venv|build|dist|\.git|\.(?:pytest|mypy|ruff)_cache"
     r"|\.ipynb_checkpoints|\.Trash\S*|pip-\S*)(?:/|$)|\.(?:pyc|pyo|lock|pid|tmp|log|egg-info|sock|swp)$"
@@ -48,33 +58,76 @@ class Files:
     settings: tuple[str, ...] = ()
     cwd: str = "/"
     user: str = ""
+    budget: Budget = field(default_factory=Budget)
+    question: str = ""
+    """Why the user has to be asked, if anything else lets the call pass."""
+    blind: str = ""
+    """A target that is written to and may be a protected file."""
 
     def path(self, text: str) -> str:
         """Return an absolute path; a pattern is the folder that it looks in."""
-        text = re.split(r"[*?\[{]", text)[0]
+        return os.path.normpath(os.path.join(self.cwd, re.split(r"[*?\[{]", self._at_home(text))[0]))  # noqa: PTH118 - a link must not be followed
+
+    def place(self, text: str) -> str:
+        """Return an absolute pattern; what follows an unknown part stays as it is written."""
+        text = self._at_home(text)
+        if not text.startswith(("/", UNKNOWN)):
+            text = f"{self.cwd}/{text}"
+        known, mark, rest = text.partition(UNKNOWN)
+        folder, slash, name = known.rpartition("/") if mark else (known, "", "")
+        return (os.path.normpath(folder) if folder else "") + slash + name + mark + rest
+
+    def _at_home(self, text: str) -> str:
+        found = re.match(r"~(\+|[\w.-]*)(?=/|$)", text)
+        if found is None:
+            return text
         home = self.user or str(Path.home())
-        text = home + text[1:] if text == "~" or text.startswith("~/") else text
-        return os.path.normpath(os.path.join(self.cwd, text))  # noqa: PTH118 - a link must not be followed
+        other = os.path.dirname(home) + "/" + found[1]  # noqa: PTH120 - no more than a text
+        return (self.cwd if found[1] == "+" else other if found[1] else home) + text[found.end() :]
+
+    def ask(self, why: str) -> None:
+        """Note that the user has to be asked."""
+        self.question = self.question or why
 
     def removal(self, text: str) -> str | None:
-        """Return why the removal of a path is stopped."""
-        path = self.path(text)
-        for run in self.runs:
-            if _touches(path, run):
-                return f"{path} has the run of a job that is not over"
-        if self.home and _touches(path, self.home):
-            return f"{path} has gpuwarden's ledger and the copies of your checkpoints"
-        if any(file.startswith(path.rstrip(os.sep) + os.sep) for file in (*self.files, *self.settings)):
-            return f"{path} has files that gpuwarden decides by, or that name this guard; a person removes it"
+        """Return why the removal of a path is stopped. Asks about a path that is not known while a job lives."""
+        for spelling, known in spellings(text):
+            place = self.place(spelling)
+            self.budget.spend(10 if is_pattern(place) else 1)
+            found = {kept: min(known, touches(place, kept)) for kept in (*self.runs, self.home) if kept}
+            for kept, reach in found.items():
+                if reach is Reach.SURELY and kept in self.runs:
+                    return f"{place} has the run of a job that is not over"
+                if reach is Reach.SURELY:
+                    return f"{place} has gpuwarden's ledger and the copies of your checkpoints"
+            if known is Reach.SURELY and any(around(place, f) for f in (*self.files, *self.settings)):
+                return f"{place} has files that gpuwarden decides by, or that name this guard; a person removes it"
+            if self.runs and any(found.values()) and not _scratch(place):
+                self.ask(
+                    "the path to remove is only known when the command runs, and a job that is not over may be there"
+                )
         return None
 
-    def change(self, text: str) -> str | None:
+    def change(self, text: str, *, written: bool = True) -> str | None:
         """Return why a change of a file is stopped."""
-        path = self.path(text)
-        for file in self.files:
-            if path == file or path.startswith((file + "-", file + os.sep)):
-                return f"{path} is what gpuwarden decides by; a person changes it"
-        return f"{path} names this guard; a person changes it" if path in self.settings else None
+        for spelling, known in spellings(text):
+            place = self.place(spelling)
+            self.budget.spend(10 if is_pattern(place) else 1)
+            for file in (*self.files, *self.settings):
+                reach = min(known, is_in(place, file))
+                if reach is Reach.SURELY and file in self.files:
+                    return f"{place} is what gpuwarden decides by; a person changes it"
+                if reach is Reach.SURELY:
+                    return f"{place} names this guard; a person changes it"
+                if reach and written:
+                    self.blind = self.blind or text
+        return None
+
+    def unpacked(self, folder: str) -> None:
+        """Ask about files of any name that are written into a folder."""
+        place = self.place(folder)
+        if any(around(place, file) for file in (*self.files, *self.settings)):
+            self.ask(f"files of any name are written to {place}, which has files that gpuwarden decides by")
 
     # ---------------------------------------------------------------------------------------------------- programs
 
@@ -82,28 +135,55 @@ class Files:
         """Return why a program that works on files is stopped."""
         plain = [a for a in args if not a.startswith("-")]
         if name == "rsync":
-            return self._rsync(args) or self._copied(plain)
+            return self._rsync(args)
         if name in DELETES and (why := self._deleted(name, args, plain, far)):
             return why
-        if name in COPIES:
-            emptied = "/dev/null" in plain[:-1] and (far or REMOTE.match(plain[-1]))
-            return _lost(plain[-1]) if emptied else self._copied(plain)
+        if name in COPIES and "/dev/null" in plain[:-1] and (far or REMOTE.match(plain[-1])):
+            return _lost(plain[-1])
         if far and name == "dd":
             written = (a.removeprefix("of=") for a in args if a.startswith("of="))
             return next((_lost(a) for a in written if a.startswith("/dev/") or WEIGHTS.search(a)), None)
         if name == "find":
             return self._found(args, far)
-        if name in {"sed", "perl", "ruby"} and any(re.match(r"-\w*i|--in-place", a) for a in args):
-            return next((why for a in plain if (why := self.change(a))), None)
-        if name in WRITES and not (name == "sqlite3" and "-readonly" in args):
-            return next((why for a in args if (why := self.change(a.removeprefix("of=")))), None)
+        if name in {"docker", "podman"} and not far and "run" in args and any(name_of(a) in DELETES for a in args):
+            mounts = (
+                re.sub(r"^.*?(?:source|src)=|[:,].*$", "", a)
+                for a in args
+                if re.match(r"[^:]*/[^:]*:/|.*src=|.*source=", a)
+            )
+            return next((why for mount in mounts if (why := self.removal(mount))), None)
+        if name == "git" and not far:
+            return self._git(args)
+        if name not in READS and not far and any(self.change(a.rpartition("=")[2], written=False) for a in args):
+            self.ask(f"`{name}` may change a file that gpuwarden decides by, or that names this guard")
+        return None
+
+    def _git(self, args: Sequence[str]) -> str | None:
+        """Return why git is stopped that removes what it does not know, or a folder."""
+        words, folder = list(args), "."
+        while words and words[0].startswith("-"):
+            folder = words[1] if words[0] == "-C" and len(words) > 1 else folder
+            words = words[2 if words[0] in {"-C", "-c", "--git-dir", "--work-tree"} else 1 :]
+        command, rest = (words[0], words[1:]) if words else ("", [])
+        flags = "".join(a[1:] for a in rest if re.fullmatch(r"-[a-zA-Z]+", a))
+        named = [a for a, before in zip(rest, ["", *rest], strict=False) if before not in {"-e", "--exclude"}]
+        named = [a for a in named if not a.startswith("-")]
+        paths = [a if a.startswith(("/", "~", UNKNOWN)) else f"{folder}/{a}" for a in named]
+        if command == "clean" and "n" not in flags and "--dry-run" not in rest and ("d" in flags or paths):
+            return next((why for p in paths or [folder] if (why := self.removal(p))), None)
+        if command == "worktree" and rest[:1] == ["remove"]:
+            return next((why for p in paths[1:] if (why := self.removal(p))), None)
+        if command == "rm" and "--cached" not in rest:
+            return next((why for p in paths if (why := self.removal(p))), None)
+        if command in {"checkout", "restore", "apply", "am", "reset"} and folder != ".":
+            self.unpacked(folder)
         return None
 
     def _deleted(self, name: str, args: Sequence[str], plain: list[str], far: bool) -> str | None:
         """Return why a deletion is stopped: here by what gpuwarden keeps, on a rented machine by what looks lost."""
         if not far:
-            gone = plain[:-1] if name == "mv" else plain
-            return next((w for a in gone if (w := self.removal(a) or self.change(a))), None)
+            gone = plain[:-1] if name in {"mv", "move-item"} and not {"-t"} & set(args) else plain
+            return next((w for a in gone if (w := self.removal(a) or self.change(a, written=False))), None)
         deep = any(re.fullmatch(r"-\w*[rR]\w*|--recursive", a) for a in args)
         lost = [] if name == "mv" else [w for p in plain if (w := self.lost(p, deep=deep))]
         return lost[0] if lost else next((w for a in plain if (w := self.removal(a))), None)
@@ -112,13 +192,6 @@ class Files:
     def lost(path: str, *, deep: bool) -> str | None:
         """Return why the removal of a path on a rented machine is stopped; `deep`: of a folder with all in it."""
         return _lost(path) if not SCRATCH.search(path) and (deep or WEIGHTS.search(path)) else None
-
-    def _copied(self, plain: list[str]) -> str | None:
-        """Return why a copy is stopped: by the name that it gets, or that it keeps in the folder it goes into."""
-        if not plain:
-            return None
-        *sources, last = plain
-        return self.change(last) or next((w for s in sources if (w := self.change(f"{last}/{name_of(s)}"))), None)
 
     def _rsync(self, args: Sequence[str]) -> str | None:
         """Return why rsync is stopped: `--delete` over outputs on one side, or the removal of what it sent."""
@@ -143,18 +216,19 @@ class Files:
         if "-delete" not in args and not any(name_of(a) in DELETES for i in runs for a in args[i + 1 : i + 2]):
             return None
         names = [args[i + 1] for i, a in enumerate(args[:-1]) if a in {"-name", "-iname", "-path"}]
-        roots = [a for a in args if not a.startswith("-")]
         if names and all(SCRATCH.search(n) for n in names):
             return None
         if far:
-            lost = [r for r in roots[:1] if not SCRATCH.search(r)]
+            lost = [r for r in roots(args)[:1] if not SCRATCH.search(r)]
             return _lost(lost[0]) if lost else None
-        return next((w for a in roots if (w := self.removal(a))), None)
+        return next((w for a in roots(args) if (w := self.removal(a))), None)
 
 
 def _lost(path: str) -> str:
     return f"{path[:80]} on the machine may be the only copy of an output"
 
 
-def _touches(path: str, kept: str) -> bool:
-    return path == kept or path == os.sep or kept.startswith(path + os.sep) or path.startswith(kept + os.sep)
+def _scratch(place: str) -> bool:
+    """Return whether a path that is not known ends in a name that nobody misses."""
+    _, unknown, rest = place.rpartition(UNKNOWN)
+    return SCRATCH.search("/" + (rest.partition("/")[2] if unknown else name_of(place))) is not None

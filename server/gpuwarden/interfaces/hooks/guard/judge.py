@@ -10,19 +10,31 @@ from itertools import pairwise
 
 from gpuwarden.interfaces.hooks.guard import settings
 from gpuwarden.interfaces.hooks.guard.desired import desired
+from gpuwarden.interfaces.hooks.guard.drafts import Drafts
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
-from gpuwarden.interfaces.hooks.guard.patterns import Patterns
-from gpuwarden.interfaces.hooks.guard.programs import HTTP, called, commands_in_code, removed_by_code, spoken
-from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader, name_of
+from gpuwarden.interfaces.hooks.guard.patterns import SCRIPTS, Patterns
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, printed, roots
+from gpuwarden.interfaces.hooks.guard.programs import (
+    HTTP,
+    RUNS_IN_CODE,
+    called,
+    commands_in_code,
+    removed_by_code,
+    spoken,
+)
+from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader
 from gpuwarden.interfaces.hooks.guard.wrappers import (
     ASSIGNMENT,
+    BETWEEN,
     CODE,
     DOERS,
     ENDING,
     FLEETS,
+    FOUND_RUNS,
     KEYWORDS,
     LATER,
+    REMOVERS,
     RUNNERS,
     SHELLS,
     SOURCED,
@@ -32,20 +44,21 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     after_c,
     after_command,
     candidates,
+    for_each,
     for_fleets,
     inside,
+    language,
     other_docker,
     script_of,
 )
 
 DEEPEST = 12
 MOST_WRAPPERS = 15
-_ONLY_VARIABLE = re.compile(r"\$\{?\w+\}?")
 
 
 @dataclass
 class Judge:
-    """Judges what one call would run. It keeps what the text sets: variables, aliases, written files, the folder."""
+    """Judges what one call would run. It keeps what the text sets: variables, aliases, drafts, the folder."""
 
     patterns: Patterns
     files: Files
@@ -54,22 +67,28 @@ class Judge:
     values: dict[str, str] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     aliases: dict[str, str] = field(default_factory=dict)
-    written: dict[str, str] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.drafts = Drafts(self.files, self.budget)
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
         """Return why a text is stopped; None lets it pass. Raises TooMuch. `far`: it runs on another machine."""
         if depth > DEEPEST:
             raise TooMuch("the command is nested too deep to be read")
+        self.drafts.texts.append(text)
         reader = Reader(text, self.values, self.budget, feed)
         for command in reader.commands():
+            self.files.cwd = self.values.get("PWD", self.files.cwd)
             if why := self.command(command, depth, far=far):
                 return why
+        if reader.broken and ">" in text:
+            self.files.blind = self.files.blind or "a file"
         return self.spoken(text) if reader.broken else None
 
     def command(self, command: Command, depth: int, *, far: bool) -> str | None:
         """Return why a simple command is stopped."""
-        self.budget.spend(1 + len(command.words) + sum(map(len, command.stdin)) // 64)
+        self.budget.spend(2 + len(command.words) + sum(map(len, command.stdin)) // 64)
         if why := self._outputs(command, far):
             return why
         if why := settings.decided(command.name, command.words[1:], command.assigned):
@@ -84,6 +103,10 @@ class Judge:
                 return why
             if words is not command.words and " " in words[0].strip():  # `watch 'a command'`
                 return self.shell(" ".join(words), depth + 1, far=far)
+            if f"{words[0]}()" in self.values and (why := self._function(words, command, depth, far)):
+                return why
+            if name in {"xargs", "parallel"}:
+                return self._each(name, words, command, depth, far)
             unfolded = self._unwrapped(name, words, assigned)
             if unfolded is None:
                 args = words[1:]
@@ -92,8 +115,9 @@ class Judge:
                     self._ended(name, args, assigned, far)
                     or self._texts(name, args, command, depth, far)
                     or self._elsewhere(name, args, command, depth)
-                    or self._inner(name, args, depth, far)
+                    or self._inner(name, args, command, depth, far)
                     or (called(name, request, self.patterns) if request else None)
+                    or (None if far else self.drafts.written_by(name, args, command))
                     or self.files.judged(name, args, far=far)
                 )
             words = unfolded
@@ -114,7 +138,8 @@ class Judge:
         if name.startswith(("python", "pypy")) and "-m" in words[1:6]:
             at = words.index("-m")
             module = words[at + 1] if at + 1 < len(words) else ""
-            known = module if self.patterns.knows(module.lower()) else module.partition(".")[0]
+            whole = self.patterns.knows(module.lower()) or module == "json.tool"
+            known = module if whole else module.partition(".")[0]
             return [known, *words[at + 2 :]]
         if name.startswith(("python", "pypy")) and self.patterns.knows(name_of(script_of(words[1:]))):
             return words[words.index(script_of(words[1:])) :]
@@ -126,7 +151,10 @@ class Judge:
         docker = program in {"docker", "docker-compose"} and (
             "DOCKER_HOST" in assigned or "DOCKER_HOST" in self.values or other_docker(args)
         )
-        if ended := self.patterns.ended(program, args, far=far or docker):
+        ended = self.patterns.ended(program, args, far=far or docker)
+        if not ended and (language(name) in CODE or name in SHELLS or name.endswith(SCRIPTS)):
+            ended = self.patterns.helped([name, *args])
+        if ended:
             return f"`{ended}` ends or deletes what gpuwarden guards"
         if why := desired(program, args, self.files):
             return why
@@ -137,7 +165,11 @@ class Judge:
         if name == "alias":
             self.aliases.update((n, v) for n, _, v in (a.partition("=") for a in args) if v)
         if name in {"cd", "pushd"} and not far:
-            self.files.cwd = self.files.path(args[0] if args else "~")
+            there = next((a for a in args if not re.fullmatch(r"-[LPe@]*|--", a)), "~")
+            there = self.values.get("OLDPWD", UNKNOWN) if "-" in args else there
+            self.values.update(OLDPWD=self.files.cwd, PWD=self.files.place(there))
+        if name == "shift" and "@" in self.values:
+            self._bind(self.values["@"].split(BETWEEN)[1:])
         return None
 
     def _texts(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
@@ -148,8 +180,16 @@ class Judge:
             texts = [" ".join(args)] if name == "eval" else [*after_c(args), *self._scripts(args), *command.stdin]
             if name == "script":
                 texts.append(" ".join([a for a in args if not a.startswith("-")][1:]))
-            return self._any(texts, depth, far)
-        if written := self.written.get(self.files.path(command.words[0])) if name != "cat" and command.words else None:
+            before = self.values.get("PWD", self.files.cwd)
+            why = self._any(texts, depth, far)
+            if name in SHELLS:
+                self.values["PWD"] = before
+            return why
+        if (
+            written := self.drafts.printed.get(self.files.path(command.words[0]))
+            if name != "cat" and command.words
+            else None
+        ):
             return self._any([written], depth, far)
         if name == "trap":
             return self._any(args[:1], depth, far)
@@ -162,37 +202,45 @@ class Judge:
             return self._any(texts, depth, far) or self.spoken("\n".join([*texts, *command.stdin]))
         if name == "tmux":
             return self._any([a for a in args if " " in a], depth, far)
-        language = re.sub(r"[\d.]+$", "", name)
-        if language in CODE:
-            return self._code(CODE[language], args, command.stdin, depth, far)
+        if language(name) in CODE:
+            return self._code(CODE[language(name)], args, command.stdin, depth, far)
         return self.spoken(" ".join([*args, *command.stdin])) if name in DOERS else None
 
     def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
         """Return why an interpreter is stopped, by the code that it is given here."""
         code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
-        if not code and script_of(args) not in {"", "-"}:
+        if not code and "-" not in args and script_of(args):
             code, stdin = self._scripts(args), []
+        if why := settings.code_edits("\n".join([*args, *code, *stdin])):
+            return why
         for text in (*code, *stdin):
-            if why := self.spoken(text) or settings.code_edits(text) or self._run_by_code(text, depth, far):
+            if why := self.spoken(text) or self._run_by_code(text, depth, far):
                 return why
-            lost = (self.files.lost(path, deep=deep) for path, deep in removed_by_code(text) if far)
-            if why := next((w for w in lost if w), None):
-                return why
+            for path, deep in removed_by_code(text):
+                lost = self.files.lost(path or "*", deep=deep) if far and (path or deep) else None
+                if why := lost if far else self.files.removal(path or UNKNOWN):
+                    return why
         return None
 
     def _run_by_code(self, text: str, depth: int, far: bool) -> str | None:
         """Return why code is stopped by a command among its strings: one that runs or reaches something, or deletes."""
+        before, runs = self.files.question, RUNS_IN_CODE.search(text)
         for inner, elsewhere in commands_in_code(text):
             first = name_of((inner.split() or [""])[0])
-            if first in SHELLS or first in WRAPPERS or first in ENDING or first in {"ssh", "scp"}:
+            if runs and inner.strip() in REMOVERS and (why := self.files.removal(UNKNOWN)):
+                return why
+            writes = ">" in inner and settings.names_kept(inner)
+            if first in SHELLS or first in WRAPPERS or first in ENDING or first in {"ssh", "scp"} or writes:
                 self.budget.spend(len(inner) // 8)
                 if why := self.shell(inner, depth + 1, far=far or elsewhere):
                     return why
+        self.files.question = self.files.question if runs else before
         return None
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
         """Return the texts of the files among the words that this very call wrote before."""
-        return [self.written[path] for a in args if self.written and (path := self.files.path(a)) in self.written]
+        printed = self.drafts.printed
+        return [printed[path] for a in args if printed and (path := self.files.path(a)) in printed]
 
     def _elsewhere(self, name: str, args: list[str], command: Command, depth: int) -> str | None:
         """Return why a command on another machine is stopped."""
@@ -215,11 +263,17 @@ class Judge:
             return self.shell(" ".join(rest), depth + 1, far=True, feed=feed)
         return self._any(command.stdin, depth, far=True)
 
-    def _inner(self, name: str, args: list[str], depth: int, far: bool) -> str | None:
+    def _inner(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return why a program is stopped that another one runs somewhere among its words."""
-        if name == "find":
-            runs = [i for i, a in enumerate(args) if a in {"-exec", "-execdir", "-ok", "-okdir"}][:20]
-            parts = [args[i + 1 :] for i in runs if name_of("".join(args[i + 1 : i + 2])) not in {"rm", "mv"}]
+        if name in {"find", "fd", "fdfind"}:
+            found = printed([name, *args], (), self.files.cwd)
+            names = [b for a, b in pairwise(args) if a in {"-name", "-iname"}] or ["**"]
+            if name == "find" and not any(UNKNOWN in root for root in roots(args)):
+                found = "\n".join(f"{root.rstrip('/')}/**/{each}" for root in roots(args) for each in names)
+            runs = [i for i, a in enumerate(args) if a in FOUND_RUNS][:20]
+            parts = [[word.replace("{}", found) for word in args[i + 1 :]] for i in runs]
+            parts = [p if name == "find" or found in p else [*p, found] for p in parts]
+            parts = [p for p in parts if name != "find" or name_of("".join(p[:1])) != "rm"]
         elif name in RUNNERS:
             known = {*SHELLS, *WRAPPERS, *HTTP, "ssh"}
             if far or other_docker(args):
@@ -227,17 +281,49 @@ class Judge:
 
             def worth_a_look(word: str) -> bool:
                 program = name_of(word)
-                return self.patterns.knows(program) or program in known or re.sub(r"[\d.]+$", "", program) in CODE
+                return (
+                    self.patterns.knows(program)
+                    or program in known
+                    or language(program) in CODE
+                    or program.endswith(SCRIPTS)
+                )
 
-            parts = []
-            for part in candidates(args, worth_a_look):
-                key = hash(tuple(part))
-                if key not in self.seen:  # runners within runners have the same ends
-                    self.seen.add(key)
-                    parts.append(part)
+            parts = list(candidates(args, worth_a_look))
         else:
             return None
-        return next((w for p in parts if (w := self.command(Command(p), depth + 1, far=far))), None)
+        for part in parts:
+            key = hash((*part, *command.stdin, self.files.cwd))
+            if key not in self.seen:  # runners within runners have the same ends
+                self.seen.add(key)
+                inner = Command(part, stdin=command.stdin, fed=command.fed)
+                if why := self.command(inner, depth + 1, far=far):
+                    return why
+        return None
+
+    def _function(self, words: list[str], command: Command, depth: int, far: bool) -> str | None:
+        """Return why the call of a function is stopped. Inside its body its name is that of a program."""
+        before = {name: value for name, value in self.values.items() if name[0] in "@*#0123456789"}
+        before[f"{words[0]}()"] = body = self.values.pop(f"{words[0]}()")
+        self.budget.spend(5)
+        self._bind(words[1:])
+        try:
+            return self.shell(body, depth + 1, far=far, feed=command.feed)
+        finally:
+            for name in [n for n in self.values if n[0] in "@*#0123456789"]:
+                del self.values[name]
+            self.values.update(before)
+
+    def _bind(self, words: list[str]) -> None:
+        """Set the arguments of a function."""
+        for name in [n for n in self.values if n.isdigit()]:
+            del self.values[name]
+        self.values.update({str(i): word for i, word in enumerate(words, 1)})
+        self.values.update({"@": BETWEEN.join(words), "*": " ".join(words), "#": str(len(words))})
+
+    def _each(self, name: str, words: list[str], command: Command, depth: int, far: bool) -> str | None:
+        """Return why a program is stopped that `xargs` or `parallel` runs with what it is fed."""
+        parts = for_each(name, words, command.stdin)
+        return next((w for p in parts if (w := self.command(Command(p, fed=True), depth + 1, far=far))), None)
 
     # ---------------------------------------------------------------------------------------------------- helpers
 
@@ -246,23 +332,17 @@ class Judge:
         if far:
             empties = command.name in {"", ":", "true"} or command.words == ["cat", "/dev/null"]
             return next((w for t in command.targets if empties and (w := self.files.lost(t, deep=False))), None)
-        text = "\n".join([command.printed(), *command.stdin, *command.words])
-        for target in dict.fromkeys(command.targets):
-            self.budget.spend(len(text) // 64)
-            path = self.files.path(target)
-            if why := self.files.change(target) or settings.shell_written(path, text):
-                return why
-            self.written[path] = "\n".join(filter(None, [self.written.get(path), command.printed()]))
-        args = command.words[1:]
-        if command.name in {"cp", "mv"}:
-            args = args[-1:]
-        elif command.name not in {"tee", "sponge"} and not any(a.startswith(("-i", "--in-place", "-pi")) for a in args):
-            args = []
-        written = (settings.shell_written(self.files.path(file), text) for file in args)
-        return next((why for why in written if why), None)
+        function = bool(command.words) and f"{command.words[0]}()" in self.values
+        return self.drafts.redirected(command, printed_elsewhere=function)
 
     def _any(self, texts: Iterable[str], depth: int, far: bool) -> str | None:
         return next((why for text in texts if text and (why := self.shell(text, depth + 1, far=far))), None)
+
+    def names_kept(self) -> bool:
+        """Return whether the call names a protected file, or has a value that a person sets."""
+        text = "\n".join(self.drafts.texts)
+        ends = ("/".join(file.split("/")[-2:]) for file in (*self.files.files, *self.files.settings))
+        return settings.names_kept(text) or any(end in text for end in ends)
 
     def spoken(self, text: str) -> str | None:
         """Return why text that is not shell is stopped."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 131_072
 """Linux runs no shell with a longer text: it is the limit of one argument."""
-MOST_STEPS = 30_000
+MOST_STEPS = 50_000
 MOST_VALUE = 100_000
 MOST_LOOKS = 10_000
 """How often the parser may report, which it does once in a hundred of its own steps."""

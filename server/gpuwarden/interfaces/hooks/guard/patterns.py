@@ -10,12 +10,14 @@ from typing import Any
 
 MOST_ARGUMENTS = 300
 """More words than a person types after one program; steps are looked for in so many."""
+SCRIPTS = (".py", ".sh", ".js", ".ts", ".rb")
 HELP = frozenset({"--help", "-h", "-help", "--version"})
 # Names that are also words of a sentence or of a programming language: in code they count only where a command begins.
 AMBIGUOUS = frozenset(
     {"lambda", "prime", "ray", "sky", "modal", "copilot", "serverless", "mc", "hf", "oc", "az", "sam"}
 )
 
+VERBS = frozenset({"destroy", "terminate", "delete", "stop", "down", "kill", "remove", "teardown", "release", "cancel"})
 _WORD = re.compile(r"[a-z0-9][a-z0-9._-]+")
 
 Steps = tuple[frozenset[str], ...]
@@ -23,18 +25,20 @@ Steps = tuple[frozenset[str], ...]
 
 @dataclass(frozen=True)
 class Spelling:
-    """One declared sequence: the words in their order, and the options that have to be there."""
+    """One declared sequence: the words in their order, the options that have to be there, and those that must not."""
 
     text: str
     words: Steps
     options: Steps
+    without: Steps = ()
 
     @classmethod
     def parse(cls, text: str) -> Spelling:
         """Read the syntax of `core.shell_guard`."""
         steps = [frozenset(step.split("|")) for step in text.split()]
-        words = tuple(s for s in steps if not any(w.startswith("-") for w in s))
-        return cls(text, words, tuple(s for s in steps if s not in words))
+        words = tuple(s for s in steps if not any(w.startswith(("-", "!-")) for w in s))
+        without = tuple(frozenset(w.removeprefix("!") for w in s) for s in steps if any(w[0] == "!" for w in s))
+        return cls(text, words, tuple(s for s in steps if any(w[0] == "-" for w in s)), without)
 
     def end(self, args: Sequence[str]) -> int | None:
         """Return the place after the last word of the sequence in `args`; None when it is not there."""
@@ -43,7 +47,7 @@ class Spelling:
             at = {i + 1 for start in at for i in _starts(args, start) if "*" in step or args[i].lower() in step}
         if not at or not all(any(_given(args, option) for option in step) for step in self.options):
             return None
-        return min(at)
+        return None if any(_given(args, option) for step in self.without for option in step) else min(at)
 
 
 def _starts(args: Sequence[str], start: int) -> Iterator[int]:
@@ -119,6 +123,17 @@ class Patterns:
                 return " ".join([name, *said])
         return None
 
+    def helped(self, words: Sequence[str]) -> str | None:
+        """Return the words with which a script ends something that is named after a platform: `vast_job.py destroy`."""
+        at = next((i for i, word in enumerate(words[:20]) if word.endswith(SCRIPTS)), None)
+        if (
+            at is None
+            or not set(re.split(r"[\W_]+", words[at].rpartition("/")[2].lower())) & {*self.servers} - AMBIGUOUS
+        ):
+            return None
+        verbs = [word for word in words[at + 1 : at + 20] if not word.startswith("-")][:2]
+        return next((f"{words[at]} {verb}" for verb in verbs if verb.lower() in VERBS), None)
+
     def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
         """Return the words that a program runs on the rented machine; None when it runs nothing there."""
         ends = (Spelling.parse(text).end(args[:MOST_ARGUMENTS]) for text in self.remote.get(name, ()))
@@ -138,7 +153,7 @@ class Patterns:
     def host(self) -> re.Pattern[str]:
         """Match an address of a platform's interface; documentation is not one."""
         names = "|".join(re.escape(host) for host in self.hosts) or "(?!)"
-        named = rf"(?<![\w-])(?!(?:docs|www|blog|status)\.)(?:[\w-]+\.){{0,4}}(?:{names})(?![\w.-]*\w@)"
+        named = rf"(?<![\w.-])(?!(?:docs|www|blog|status)\.)(?:[\w-]+\.){{0,4}}(?:{names})(?![\w.-]*\w@)"
         return re.compile("(?i)" + "|".join((named, *self.paths)))
 
     @cached_property

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN
 
 HTTP: Final = frozenset({"curl", "wget", "http", "https", "xh", "xhs", "curlie", "httpie", "hurl", "aria2c"})
 METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
@@ -29,9 +30,13 @@ _STRING: Final = re.compile(
 _LIST: Final = re.compile(r"\[\s*((?:(?:\"[^\"\n]{0,300}\"|'[^'\n]{0,300}')\s{0,20},?\s{0,20}){2,50})\]")
 _ELSEWHERE: Final = re.compile(r"\bexec_command\s*\(|\bConnection\s*\(|\bSSHClient\b")
 _REMOVES: Final = re.compile(
-    r"\b(rmtree|remove|unlink|removedirs)\s*\(\s*(?:[rf]?[\"']([^\"'\n]{1,300})[\"'])?|"
-    r"Path\(\s*[rf]?[\"']([^\"'\n]{1,300})[\"']\s*\)\.(?:unlink|rmdir)"
+    r"(?:\b(rmtree|removedirs|rimraf)|\b(?:os|fs|fsp|promises|File|FileUtils|shutil)\s*\.\s*"
+    r"(remove|unlink(?:Sync)?|rmdir(?:Sync)?|rm(?:Sync)?|rm_rf|rm_r|delete)|\.(unlink|unlinkSync|rmdir|rmdirSync|rmSync))"
+    r"\s*\(\s*(?:[rf]?[\"'`]([^\"'`\n]{1,300})[\"'`](?!\s*[+%.]))?"
+    r"|\bFileUtils\.rm\w*\s+\S|\bunlink\s+(?:glob|[$@<])"
+    r"|\bPath\(\s*[rf]?[\"']([^\"'\n]{1,300})[\"']\s*\)\.(?:unlink|rmdir)"
 )
+RUNS_IN_CODE: Final = re.compile(r"system|subprocess|popen|exec|spawn|check_|\brun\b|\bsh\b|`")
 MOST_STRINGS: Final = 100
 
 
@@ -45,11 +50,10 @@ def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def removed_by_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the paths that code removes, each with whether a whole folder goes; a path that is computed is `*`."""
+    """Yield the paths that code removes, each with whether a whole folder goes; a path that is computed is empty."""
     for found in islice(_REMOVES.finditer(text), MOST_STRINGS):
-        path = found[2] or found[3]
-        if path or found[1] == "rmtree":
-            yield path or "*", found[1] == "rmtree"
+        path = found[4] or found[5] or ""
+        yield re.sub(r"\$?\{[^{}]*\}", UNKNOWN, path), bool(found[1]) or (found[2] or found[3] or "").startswith("rm")
 
 
 def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:

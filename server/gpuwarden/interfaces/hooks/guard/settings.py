@@ -47,7 +47,7 @@ _KEPT_IN_CODE: Final = re.compile(
     r"|gpuwarden[/\\\"', ]{1,5}(?:policy\.toml|ledger\.db|hooks)|\.mcp\.json"
 )
 _WRITES_IN_CODE: Final = re.compile(
-    r"write|unlink|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
+    r"write|unlink|append|symlink|shutil\.|\bcopy\w*\s*\(|os\.replace|open\b[^;\n]{0,80}[\"']\s*\+?>|File\.open|\bopen\s*\([^)]{0,200}mode\s*=\s*[\"'][wax]|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
 )
 CLIENTS: Final = frozenset({"claude", "codex", "cursor", "cursor-agent", "gemini"})
 SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh", "glab", "jira", "sed", "awk", "cat",
@@ -102,6 +102,11 @@ def is_client_file(path: str) -> bool:
     return _CLIENT.search(path) is not None
 
 
+def watched(path: str) -> bool:
+    """Return whether it matters what is written into a file."""
+    return is_client_file(path) or _STARTUP.search(path) is not None
+
+
 def facts(text: str) -> tuple[bool, bool, frozenset[tuple[str, str]]]:
     """Return what must stay as it is: the guard is named, hooks are off, and gpuwarden's variables with values."""
     named = MARK in text or OLD_MARK in text or PLUGIN.search(text) is not None
@@ -137,17 +142,27 @@ def shell_written(path: str, text: str) -> str | None:
     return None
 
 
+def names_kept(text: str) -> bool:
+    """Return whether a text names a file that a person changes, or has a value that a person sets."""
+    return any(pattern.search(text) for pattern in (_KEPT_IN_CODE, _OFF, _SET))
+
+
+def may_be_off(text: str) -> bool:
+    """Return whether a text names the setting that switches hooks off, with a value that is not read."""
+    return re.search(r"disableAllHooks(?!\W{1,4}false)", text) is not None
+
+
 def code_edits(text: str) -> str | None:
     """Return why code of another language is stopped: it writes a file that a person changes."""
     found = _KEPT_IN_CODE.search(text)
     return f"the code writes `{found[0]}`; a person changes it" if found and _WRITES_IN_CODE.search(text) else None
 
 
-def contents(path: str) -> str | None:
+def contents(path: str, most: int = MOST_BYTES) -> str | None:
     """Return a file's text; None when it is not there, too big or not readable."""
     try:
         file = Path(path)
-        return file.read_text("utf-8", "replace") if file.stat().st_size <= MOST_BYTES else None
+        return file.read_text("utf-8", "replace") if file.stat().st_size <= most else None
     except (OSError, ValueError):
         return None
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpuwarden.interfaces.hooks.guard.limits import MOST_VALUE, Budget, TooMuch
-from gpuwarden.interfaces.hooks.guard.words import QUOTED_OUT, Words
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, printed
+from gpuwarden.interfaces.hooks.guard.words import Words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-PRINTS = frozenset({"echo", "printf"})
-FINDS = frozenset({"which", "command", "type", "whence"})
+MOST_ROUNDS: Final = 40
+"""How many words or lines of a loop are read one by one; the rest is read at once."""
+MOST_ALL_ROUNDS: Final = 200
+APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
+"""What runs in a shell of its own: the folder is as before when it has ended."""
+_GROUPS: Final = frozenset({"list", "pipeline", "negated_command"})
 
 
-@dataclass
+@dataclass(frozen=True)
 class Feed:
     """Surroundings of a command: texts on its standard input, and the files its output goes to."""
 
@@ -28,9 +33,9 @@ class Feed:
     targets: tuple[str, ...] = ()
     fed: bool = False
 
-    def only_input(self) -> Feed:
-        """Return the feed of a part: output is judged once, for the whole."""
-        return Feed(self.stdin, (), self.fed)
+    def and_(self, other: Feed) -> Feed:
+        """Return both feeds together."""
+        return Feed(self.stdin + other.stdin, self.targets + other.targets, self.fed or other.fed)
 
 
 @dataclass
@@ -48,61 +53,73 @@ class Command:
         """Return the program's name, without its folder."""
         return name_of(self.words[0]) if self.words else ""
 
-    def printed(self) -> str:
-        """Return what the command plainly prints."""
-        if self.name in PRINTS:
-            return " ".join(self.words[1:])
-        if self.name in FINDS and len(self.words) > 1:
-            return self.words[-1]
-        return "\n".join(self.stdin) if self.name in {"cat", "tee", "envsubst", "sort"} else ""
+    @property
+    def feed(self) -> Feed:
+        """Return the surroundings."""
+        return Feed(tuple(self.stdin), tuple(self.targets), self.fed)
 
 
-def name_of(word: str) -> str:
-    """Return a program's name in lower case, without its folder."""
-    return re.split(r"[\\/]", word)[-1].lower().removesuffix(".exe")
+Part = tuple["Node | tuple[str, str]", Feed]
+"""A node to walk, or a variable to set before what follows."""
 
 
 class Reader(Words):
-    """Read one text command by command; assignments in it change `values`."""
+    """Read one text command by command; assignments in it change `values`, where `name()` is a function's body."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget, feed: Feed | None = None) -> None:
         super().__init__(text, values, budget)
         self.feed = feed or Feed()
+        self.rounds = 0
 
     def commands(self) -> Iterator[Command]:
         """Yield the simple commands in the order of the text, those inside substitutions after the one around them."""
-        stack: list[tuple[Node, Feed]] = [(self.root, self.feed)]
+        stack: list[Part] = [(self.root, self.feed)]
         while stack:
             node, feed = stack.pop()
             self.budget.spend()
+            if isinstance(node, tuple):
+                self.values[node[0]] = node[1]
+                continue
             kind = node.type
-            parts: list[tuple[Node, Feed]]
-            if kind == "command":
-                command = self.command(node, feed)
-                yield command
+            parts: list[Part]
+            if kind in {"command", "declaration_command", "unset_command"}:
+                own = self._own(node) if kind == "command" else {}
+                self.values.update(own)
+                found = self.command(node, feed) if kind == "command" else self._declaration(node, feed)
+                if found.name == "read":
+                    self._read(found)
+                yield found
+                for name in own:
+                    self.values.pop(name, None)
                 parts = [(child, Feed()) for child in _inside(node)]
-            elif kind in {"declaration_command", "unset_command"}:
-                yield self._declaration(node, feed)
-                parts = [(child, Feed()) for child in _inside(node)]
-            elif kind == "redirected_statement":
+            elif kind in {"redirected_statement", "function_definition", "file_redirect"}:
                 parts, whole = self._redirected(node, feed)
                 if whole.targets:
                     yield whole
-            elif kind == "pipeline":
-                stages = node.named_children
-                # Each stage is fed what the one before it plainly prints.
-                fed = [Feed((self._said_by(before, Feed()),), (), True) for before in stages[:-1]]
-                parts = list(zip(stages, [feed, *fed], strict=False))
             else:
-                # An assignment sets its variable, and a loop sets its own to the first value.
-                variable, first = node.child_by_field_name("variable"), node.child_by_field_name("value")
-                if kind == "variable_assignment":
-                    name, value = self._assignment(node)
-                    self.values[name] = value
-                elif kind == "for_statement" and variable is not None and first is not None:
-                    self.values[self.raw(variable)] = " ".join(self.fields(first))
-                parts = [(child, feed) for child in node.named_children]
+                parts = self._parts(node, feed)
             stack.extend(reversed(parts))
+
+    def _parts(self, node: Node, feed: Feed) -> list[Part]:
+        """Return the parts of a statement that is no simple command, in the order in which they run."""
+        kind, inner = node.type, node.named_children
+        if kind == "pipeline":
+            return [*self._stages(inner, feed)]
+        if kind == "for_statement":
+            return self._loop(node, feed)
+        if kind == "while_statement" and len(lines := "\n".join(feed.stdin).splitlines()) > 1:
+            few = lines if self._may_repeat(len(lines)) else ["\n".join(lines)]
+            return [(child, Feed((line,), feed.targets, True)) for line in few for child in inner]
+        if kind == "variable_assignment":
+            name, value = self._assignment(node)
+            self.values[name] = value
+        back: list[Part] = [(("PWD", self.values["PWD"]), Feed())] if kind in APART and "PWD" in self.values else []
+        return [*((child, feed) for child in inner), *back]
+
+    def _own(self, node: Node) -> dict[str, str]:
+        """Return the variables that only this command has: `A=1 command`."""
+        given = dict(self._assignment(c) for c in node.named_children if c.type == "variable_assignment")
+        return {name: value for name, value in given.items() if name not in self.values}
 
     def command(self, node: Node, feed: Feed, depth: int = 0) -> Command:
         """Put one simple command together."""
@@ -144,10 +161,65 @@ class Reader(Words):
             raise TooMuch("the value of a variable is too long to be read")
         return (self.raw(name).partition("[")[0] if name is not None else "", said)
 
-    def _redirected(self, node: Node, feed: Feed) -> tuple[list[tuple[Node, Feed]], Command]:
-        """Return the parts of a statement with redirections, and the redirections that are judged on their own."""
-        body, own = node.child_by_field_name("body"), Command(stdin=list(feed.stdin), fed=feed.fed)
-        later: list[tuple[Node, Feed]] = []
+    def _read(self, command: Command) -> None:
+        """Set the variables of `read` to what it is fed; the last one gets the rest of each line."""
+        names = [w for w in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", w)] or ["REPLY"]
+        rows = [line.split(None, len(names) - 1) for text in command.stdin for line in text.splitlines()]
+        for at, name in enumerate(names):
+            self.values[name] = "\n".join(row[at] for row in rows if at < len(row)) or f"{UNKNOWN}${name}"
+
+    # ------------------------------------------------------------------------------------------- groups of commands
+
+    def _may_repeat(self, times: int) -> bool:
+        """Return whether a loop may be walked once for each of its words, and count it."""
+        self.rounds += times
+        return times <= MOST_ROUNDS and self.rounds <= MOST_ALL_ROUNDS
+
+    def _loop(self, node: Node, feed: Feed) -> list[Part]:
+        """Return the parts of a `for` or `select` loop, once for each of its words."""
+        variable, given = node.child_by_field_name("variable"), node.children_by_field_name("value")
+        inner: list[Part] = [(value, Feed()) for value in given]
+        body: list[Part] = [(c, feed) for c in node.named_children if c not in given and c != variable]
+        words = [word for value in given for word in self.fields(value)]
+        if variable is None or not words:
+            return inner + body
+        few = words if self._may_repeat(len(words)) else ["\n".join(words)]
+        return inner + [part for word in few for part in (((self.raw(variable), word), Feed()), *body)]
+
+    def _stages(self, stages: list[Node], feed: Feed) -> list[tuple[Node, Feed]]:
+        """Return the stages of a pipeline; each is fed what the one before it prints."""
+        parts = []
+        fed = Feed(feed.stdin, (), feed.fed)
+        for stage in stages[:-1]:
+            parts.append((stage, fed))
+            fed = Feed((self._said_by(stage, fed, 1),), (), True)
+        return [*parts, *((stage, fed.and_(Feed((), feed.targets))) for stage in stages[-1:])]
+
+    def _function(self, node: Node) -> tuple[list[Part], Command]:
+        """Keep the body of a function for its calls. Return its parts, and its redirections."""
+        name, body, own = node.child_by_field_name("name"), node.child_by_field_name("body"), Command()
+        if name is None or body is None:
+            return [(child, Feed()) for child in node.named_children], own
+        self.values[f"{self.raw(name)}()"] = self._text(body.start_byte, node.end_byte)
+        later: list[Part] = []
+        for child in node.named_children:
+            if child.type == "file_redirect":
+                self._file(child, own, 0)
+                later += [(c, Feed()) for c in child.named_children]
+        return [(body, Feed()), *later], own
+
+    def _redirected(self, node: Node, feed: Feed) -> tuple[list[Part], Command]:
+        """Return the parts of a statement with redirections, and those of them that no simple command has.
+
+        The parser gives `a && b > FILE` one redirection for both, where the shell gives it to the last.
+        """
+        if node.type == "function_definition":
+            return self._function(node)
+        body, own = node.child_by_field_name("body"), Command()
+        if node.type == "file_redirect":  # `$(> FILE)`
+            self._file(node, own, 0)
+            return [(child, Feed()) for child in node.named_children], own
+        later: list[Part] = []
         piped: list[Node] = []
         for child in node.named_children:
             if child == body:
@@ -160,19 +232,30 @@ class Reader(Words):
                 own.stdin += [" ".join(self.fields(c)) for c in child.named_children]
                 own.fed = True
             later += [(c, Feed()) for c in child.named_children if child.type != "heredoc_redirect"]
-        simple = body is not None and body.type == "command"
-        inner = Feed(tuple(own.stdin), tuple(own.targets) if simple else (), own.fed)
-        parts = [(body, inner)] if body is not None else []
-        said = self._said_by(body, inner) if body is not None and piped else ""
-        parts += [(stage, Feed((said,), (), True)) for stage in piped]
-        return parts + later, Command(targets=[] if simple else own.targets, stdin=own.stdin)
+        if body is None:
+            return later, own
+        parts: list[Part] = []
+        last, outer, inner = body, feed, feed.and_(own.feed)
+        while last.type in _GROUPS and last.named_children:
+            if last.type == "pipeline":
+                *before, (tail, fed) = self._stages(last.named_children, outer)
+                parts += before
+                last, outer, inner = tail, fed, fed.and_(own.feed)
+            else:
+                parts += [(child, outer) for child in last.named_children[:-1]]
+                last = last.named_children[-1]
+        if piped:
+            later += self._stages(piped, Feed((self._said_by(last, inner, 1),), feed.targets, True))
+            inner = Feed(inner.stdin, tuple(own.targets), inner.fed)
+        simple = last.type in {"command", "declaration_command", "unset_command"}
+        return [*parts, (last, inner), *later], Command(targets=[] if simple else own.targets)
 
-    def _heredoc(self, node: Node, own: Command, later: list[tuple[Node, Feed]]) -> list[Node]:
+    def _heredoc(self, node: Node, own: Command, later: list[Part]) -> list[Node]:
         """Read a here-document into `own`. Return the commands that the statement is piped into."""
         piped: list[Node] = []
         for child in node.named_children:
             if child.type == "heredoc_body":
-                own.stdin.append(self.raw(child))
+                own.stdin.append(self.expanded(child))
                 own.fed = True
                 later.append((child, Feed()))
             elif child.type == "file_redirect":
@@ -187,34 +270,46 @@ class Reader(Words):
         """Read `> FILE` or `< FILE`."""
         operator = next((c.type for c in node.children if not c.is_named), "")
         for child in node.named_children:
-            if child.type != "file_descriptor" and ">" in operator and operator != ">&":
-                found.targets += self.fields(child, depth)
+            if child.type != "file_descriptor" and ">" in operator:
+                words = self.fields(child, depth)
+                found.targets += words if operator != ">&" else [w for w in words if not re.fullmatch(r"\d*-?", w)]
             if child.type == "process_substitution":
                 found.stdin.append(self.said(child, depth))
         found.fed |= "<" in operator
 
-    def _said_by(self, node: Node, feed: Feed) -> str:
-        """Return what a statement plainly prints: it is one command, or some in brackets."""
+    # ------------------------------------------------------------------------------------------------ what is printed
+
+    def _said_by(self, node: Node, feed: Feed, depth: int) -> str:
+        """Return what a statement prints."""
+        self.deeper(depth)
+        if node.type == "command":
+            found = self.command(node, feed, depth + 1)
+            return printed(found.words, found.stdin, self.values.get("PWD", "."))
+        if node.type == "pipeline":
+            for stage in node.named_children:
+                feed = Feed((self._said_by(stage, feed, depth + 1),), (), True)
+            return "\n".join(feed.stdin)
         if node.type == "redirected_statement":
             own = Command()
             for child in node.named_children:
                 if child.type == "heredoc_redirect":
                     self._heredoc(child, own, [])
+                elif child.type == "herestring_redirect":
+                    own.stdin += [" ".join(self.fields(c, depth)) for c in child.named_children]
             body = node.child_by_field_name("body")
-            return self._said_by(body, Feed(tuple(own.stdin))) if body is not None else ""
-        return self.command(node, feed, 1).printed() if node.type == "command" else self.said(node, 1)
+            return self._said_by(body, feed.and_(own.feed), depth + 1) if body is not None else f"{UNKNOWN}$()"
+        return self.said(node, depth, feed)
 
-    def said(self, node: Node, depth: int) -> str:
-        """Return what the commands directly below a node plainly print."""
+    def said(self, node: Node, depth: int, feed: Feed | None = None) -> str:
+        """Return what the commands below a node print."""
         self.deeper(depth)
+        known = {"command", "redirected_statement", "pipeline", "list", "subshell", "compound_statement"}
         found = []
         for child in node.named_children[:50]:
-            if child.type == "command":
-                found.append(self.command(child, Feed(), depth + 1).printed())
-            elif child.type == "redirected_statement":
-                found.append(self._said_by(child, Feed()))
-            elif child.type == "file_redirect":
-                found.append(QUOTED_OUT)
+            if child.type in known:
+                found.append(self._said_by(child, feed or Feed(), depth + 1))
+            elif child.type not in {"comment", "variable_assignment", "declaration_command"}:
+                found.append(f"{UNKNOWN}$()")
         return "\n".join(text for text in found if text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from gpuwarden.interfaces.hooks.guard.limits import (
@@ -13,19 +14,22 @@ from gpuwarden.interfaces.hooks.guard.limits import (
     check_marks,
     parsed,
 )
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, among, as_written
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-QUOTED_OUT = "$()"
-"""Placeholder for the output of a command that is not known before it runs."""
+_NUMBERS = frozenset({"RANDOM", "UID", "EUID", "PPID", "SECONDS", "LINENO", "HOSTNAME", "USER", "LOGNAME"})
+"""Variables that have no path."""
+MOST_STRIPPED = 500
 
 
 class Words:
     """A parsed text, and the words in it. `values` are the variables; `broken`: the text has errors."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget) -> None:
-        self.data = text.replace("\r\n", "\n").replace("\\\n", "").replace("\x00", "").encode("utf-8", "replace")
+        text = as_written(text).replace("\r\n", "\n").replace("\\\n", "").replace("\x00", "")
+        self.data = text.encode("utf-8", "replace")
         if len(self.data) > MOST_BYTES:
             raise TooMuch(f"the command is longer than {MOST_BYTES} bytes; put the text into a file")
         budget.spend(len(self.data) // 16)
@@ -47,7 +51,7 @@ class Words:
 
     def raw(self, node: Node) -> str:
         """Return a node's text as it was written."""
-        return self.data[node.start_byte : node.end_byte].decode("utf-8", "replace")
+        return self._text(node.start_byte, node.end_byte)
 
     def fields(self, node: Node, depth: int = 0) -> list[str]:
         """Return the words that one word of the text becomes: several where an unquoted variable has several."""
@@ -57,8 +61,11 @@ class Words:
             return self._value(node, depth).split() or []
         if kind == "array":
             return [word for child in node.named_children for word in self.fields(child, depth + 1)]
-        if kind == "string" and node.named_child_count == 1 and self.raw(node).endswith('[@]}"'):
-            return self._value(node.named_children[0], depth).split()
+        if kind == "string" and node.named_child_count == 1:
+            if self.raw(node) in {'"$@"', '"${@}"'} and "@" in self.values:
+                return self.values["@"].split("\x1f")
+            if self.raw(node).endswith('[@]}"'):
+                return self._value(node.named_children[0], depth).split()
         if kind == "concatenation":
             words = [""]
             for child in node.children:
@@ -81,7 +88,7 @@ class Words:
         self.deeper(depth)
         found, at = [], node.start_byte
         for child in node.named_children:
-            found.append(self.data[at : child.start_byte].decode("utf-8", "replace"))
+            found.append(self._text(at, child.start_byte))
             if child.type == "string_content":
                 found.append(re.sub(r'\\(["\\$`])', r"\1", self.raw(child)))
             else:
@@ -89,7 +96,7 @@ class Words:
                     self._double(child, depth + 1) if child.type == "string" else self._value(child, depth + 1)
                 )
             at = child.end_byte
-        found.append(self.data[at : node.end_byte].decode("utf-8", "replace"))
+        found.append(self._text(at, node.end_byte))
         whole = "".join(found).removeprefix("$")
         return whole[1:-1] if len(whole) > 1 and whole[0] == whole[-1] == '"' else whole.strip('"')
 
@@ -98,15 +105,43 @@ class Words:
         self.deeper(depth)
         raw = self.raw(node)
         if node.type == "command_substitution":
-            return self.said(node, depth + 1) or QUOTED_OUT
+            elsewhere = "pwd" in raw and re.search(r"\b(?:cd|pushd)\b", raw)
+            return UNKNOWN + "$()" if elsewhere else self.said(node, depth + 1)
         name = re.match(r"\$\{?[!#]?(\w+|[@*#?$!-])", raw)
         known = self.values.get(name[1]) if name else None
         if known is not None:
-            self.budget.spend(len(known) // 32)
-            return known
+            self.budget.spend(len(known) if "%" in raw or "#" in raw else len(known) // 32)
+            return _stripped(known, raw).replace("\x1f", " ")
         if node.type == "expansion" and re.match(r"\$\{\w+:?[-=]", raw) and node.named_child_count > 1:
             return " ".join(self.fields(node.named_children[-1], depth + 1))
-        return raw
+        if name is None or name[1][0] in "@*#?$!-0123456789":
+            return raw  # what a function or a script is given is bound where it is called
+        return among(["*"]) if name[1] in _NUMBERS else UNKNOWN + raw
+
+    def expanded(self, node: Node, depth: int = 0) -> str:
+        """Return the text of a here-document, with what its expansions say."""
+        found, at = [], node.start_byte
+        for child in node.named_children:
+            if child.type in {"simple_expansion", "expansion", "command_substitution"}:
+                found += [self._text(at, child.start_byte), self._value(child, depth + 1)]
+                at = child.end_byte
+        return "".join([*found, self._text(at, node.end_byte)])
+
+    def _text(self, start: int, end: int) -> str:
+        return self.data[start:end].decode("utf-8", "replace")
+
+
+def _stripped(value: str, raw: str) -> str:
+    """Return a value without the prefix or the suffix that `${X#prefix}` or `${X%suffix}` takes away."""
+    found = re.fullmatch(r"\$\{\w+(%%?|##?)([^}]*)\}", raw)
+    if found is None or len(value) > MOST_STRIPPED or len(found[2]) > MOST_STRIPPED:
+        return value
+    mark, pattern = found.groups()
+    places = range(len(value) + 1) if mark in {"%%", "#"} else range(len(value), -1, -1)
+    for at in places:
+        if fnmatchcase(value[at:] if mark[0] == "%" else value[:at], pattern):
+            return value[:at] if mark[0] == "%" else value[at:]
+    return value
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN
+
+MOST_ITEMS: Final = 200
 SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish", "ash", "rbash"})
 SOURCED: Final = frozenset({"source", "."})
 CODE: Final = {"python": "-c", "pypy": "-c", "node": "-e", "bun": "-e", "perl": "-e", "ruby": "-e", "php": "-r",
@@ -40,10 +43,16 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter",
                            "--package", "--project", "--property", "--unit", "--max-lines", "--replace", "--interval",
                            "--with-requirements", "--index-url", "--directory", "--env-file", "--spec"})  # fmt: skip
+FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
+"""Options of `find` and `fd` that a program follows."""
+BETWEEN: Final = "\x1f"
+"""Between the arguments of a function."""
 FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansible", "salt", "salt-ssh", "fab", "aws"})
 """Programs that run a command on other machines, somewhere among their words."""
 ENDING: Final = frozenset({"rm", "rmdir", "shred", "unlink", "truncate", "find", "rsync", "shutdown", "poweroff",
                            "halt", "systemctl", "sudo"})  # fmt: skip
+REMOVERS: Final = frozenset({"rm", "rm -rf", "rm -r", "rm -fr", "rm -f", "rmdir", "unlink", "shred"})
+"""Commands without a path, as code has them that adds it."""
 WINDOWS: Final = frozenset({"powershell", "pwsh", "cmd"})
 SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")
@@ -77,6 +86,27 @@ def after_c(args: Sequence[str]) -> list[str]:
     return [re.sub(r"\$(\d)", lambda m: dict(enumerate(rest[1:])).get(int(m[1]), m[0]), text)]
 
 
+def for_each(name: str, words: Sequence[str], stdin: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the commands that `xargs` or `parallel` runs with what it is fed, or with the words after `:::`."""
+    rest = inside(words[1:], WRAPPERS[name], name)
+    flags = list(words[1 : len(words) - len(rest)])
+    command = rest[: rest.index(":::")] if ":::" in rest else rest
+    marks = [b for a, b in pairwise([*flags, ""]) if a in {"-I", "-J"}]
+    marks += [found[1] for f in flags if (found := re.fullmatch(r"(?:-I|--replace=)(.+)", f))]
+    marks += ["{}"] if name == "parallel" or {"-i", "--replace"} & set(flags) else []
+    lines = rest[len(command) + 1 :] if ":::" in rest else "\n".join(stdin).splitlines()
+    elsewhere = any(re.fullmatch(r"-a.*|--arg-file.*", f) for f in flags)
+    items = [line for line in lines if line.strip()][:MOST_ITEMS] if not elsewhere else []
+    items = items or [f"{UNKNOWN}$()"]
+    mark = next((m for m in marks if m and any(m in word for word in command)), "")
+    if mark:
+        yield from ([word.replace(mark, item) for word in command] for item in items)
+    elif command or name == "xargs":
+        yield [*command, *(word for item in items for word in item.split())]
+    else:
+        yield from (item.split() for item in items)
+
+
 def for_fleets(args: Sequence[str]) -> Iterator[str]:
     """Yield what may be a command for other machines: a word that is a sentence, or the words from a program's on."""
     for i, word in enumerate(args[:80]):
@@ -102,6 +132,11 @@ def candidates(args: Sequence[str], known: Callable[[str], bool]) -> Iterator[li
             found += 1
         if found == 5:
             return
+
+
+def language(name: str) -> str:
+    """Return an interpreter's name without its version."""
+    return re.sub(r"[\d.]+$", "", name)
 
 
 def script_of(args: Sequence[str]) -> str:

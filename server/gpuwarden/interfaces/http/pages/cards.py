@@ -30,6 +30,7 @@ from gpuwarden.interfaces.results import warned
 from gpuwarden.interfaces.results.inventory import InstanceReply, InstancesReply
 from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import notices
 from gpuwarden.lifecycle.monitoring.check import Checked
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.store import Curve
@@ -121,7 +122,7 @@ async def job_card(ctx: Context, seen: Checked) -> View:
 
 async def machines_card(ctx: Context, reply: InstancesReply) -> View:
     """Return the view of every machine. The meter counts what bills, or may."""
-    reply = warned(reply.model_copy(), ctx.warnings, in_commands)
+    reply = warned(reply.model_copy(), notices(ctx), in_commands)
     rows = [machine_row(row) for row in reply.instances[:ROWS]]
     for row in [row for row in rows if row["job"]][:FOLLOWED]:
         row |= await anyio.to_thread.run_sync(_progress, ctx, row["job"])

@@ -65,13 +65,14 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
         else CheckReply(job_id=job.id, state=job.state, why=job.why)
     )
     steps, row = seen.next_steps if seen else following(ctx, job), job_row(job_line(line))
+    stays = f"{' and '.join(line.storage)} bills on" if line.storage else ""
     return {
         "texts": {
             **_texts(job, reply),
             "to_come": _to_come(reply, line),
             "ending": row["ending"],
             "cost": usd(line.cost_usd, line.estimated),
-            "rate": f"bills {usd_per_hour(line.price_usd_per_hour)}" if line.billing else "not billing",
+            "rate": f"bills {usd_per_hour(line.price_usd_per_hour)}" if line.billing else stays or "not billing",
             "worst": usd(job.worst_cost) if job.worst_cost is not None else "unknown",
             "looked": _looked(seen, error),
             "control": "Resume this job" if job.state is Job.PAUSED else "Pause this job",

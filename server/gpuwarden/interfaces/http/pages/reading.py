@@ -34,6 +34,7 @@ from gpuwarden.interfaces.http.pages.static_files import HEADERS, static_file
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.interfaces.results.overview import job_line
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import notices
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.overview import glance, job_page
 from gpuwarden.lifecycle.records import read_job
@@ -147,7 +148,7 @@ class Pages:
         reply = results.status_of(seen)
         if everything.error is not None:
             reply.unknown["platforms"] = everything.error.message
-        return clean(self.ctx, now_view(results.warned(reply, self.ctx.warnings, in_commands)))
+        return clean(self.ctx, now_view(results.warned(reply, notices(self.ctx), in_commands)))
 
     async def jobs(self, request: Request) -> Response:
         """GET /jobs: every job, a page at a time."""

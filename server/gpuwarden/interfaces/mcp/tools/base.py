@@ -17,6 +17,7 @@ from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.interfaces.results import Result, error_reply, warned, worded
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import notices
 
 ASK_OUTSIDE: Final = "Ask the user to run gpuwarden approve with the ticket, outside this client."
 READ: Final = ToolAnnotations(read_only_hint=True, open_world_hint=True)
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
     """Return a reply as short text and as structured content, without tokens and the values of the user's secrets."""
-    reply = worded(warned(reply, ctx.warnings, in_calls), in_calls)
+    reply = worded(warned(reply, notices(ctx), in_calls), in_calls)
     full = _structured(reply)
     values = ctx.hidden(full, secrets)
     body, short = scrubbed(full, values), scrubbed(reply.short(), values)

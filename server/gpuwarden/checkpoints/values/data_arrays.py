@@ -1,0 +1,36 @@
+"""Tell numpy's arrays of data from weights: NaN is a missing value in the former, and damage in the latter."""
+
+from __future__ import annotations
+
+import re
+
+from gpuwarden.checkpoints.file_model import PARAMETER, some
+from gpuwarden.checkpoints.findings import Entry, Findings
+from gpuwarden.core.evidence import Cause
+
+_MODEL = re.compile(
+    r"(?:^|[._-])(?:model|net|network|weights?|params?|parameters|state|checkpoint|ckpt|adapter|optim\w*|best|last)(?:[._-]|$)"
+)
+_WEIGHT = re.compile(r"(?:.*[./])?(?:[wb]\d*|weights?\w*|biases)", re.IGNORECASE)
+
+
+def judge(found: Findings) -> None:
+    """Refute numpy files with NaN or infinity that hold a model or lie beside one; warn of the others."""
+    beside = {path.rpartition("/")[0] for path, entry in found.entries.items() if _of_model(path, entry)}
+    for path, entry in found.entries.items():
+        strange = entry.anatomy.not_finite if entry.anatomy else []
+        if not strange:
+            continue
+        folder, _, name = path.rpartition("/")
+        names = [t.name for t in entry.anatomy.tensors] if entry.anatomy else []
+        weights = any(PARAMETER.fullmatch(n) or _WEIGHT.fullmatch(n) for n in names)
+        if weights or folder in beside or _MODEL.search(name.lower().rpartition(".")[0]):
+            entry.refute(f"not finite: {some(strange)}", Cause.NOT_FINITE)
+        else:
+            entry.warnings.append(f"not finite, and no model is around it: {some(strange)}")
+
+
+def _of_model(path: str, entry: Entry) -> bool:
+    """Return whether a file shows that its folder holds a model."""
+    tensors = entry.format != "numpy" and entry.anatomy is not None and bool(entry.anatomy.tensors)
+    return tensors or path.rpartition("/")[2] == "config.json"

@@ -1,0 +1,92 @@
+"""Keep what a call writes into files, and judge it: the target, and the text where it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpuwarden.interfaces.hooks.guard import settings
+from gpuwarden.interfaces.hooks.guard.files import Files
+from gpuwarden.interfaces.hooks.guard.limits import Budget
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, as_written, printed
+from gpuwarden.interfaces.hooks.guard.shell import Command
+from gpuwarden.interfaces.hooks.guard.writes import written_by
+
+MOST_COPIED: Final = 65_536
+"""The most bytes of a file that is copied, to know what its copy has."""
+FILTERS: Final = frozenset(
+    {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
+)
+"""Programs that print what they read, changed as their words say."""
+VERBATIM: Final = frozenset({"cat", "head", "tail", "tac", "sort", "grep", "tee"})
+"""Programs that print what they read."""
+
+
+class Drafts:
+    """What one call has written so far. `printed`, by path: what was plainly printed there. `texts`: all shell read."""
+
+    def __init__(self, files: Files, budget: Budget) -> None:
+        self.files, self.budget = files, budget
+        self.printed: dict[str, str] = {}
+        self.texts: list[str] = []
+        self._drafts: dict[str, str] = {}
+
+    def redirected(self, command: Command, *, printed_elsewhere: bool) -> str | None:
+        """Return why a command is stopped by the files that its output goes to."""
+        if not command.targets:
+            return None
+        plain = printed(command.words, command.stdin, self.files.cwd)
+        text = "" if printed_elsewhere else self._said(command, plain)
+        for target in dict.fromkeys(command.targets):
+            if why := self._written(target, text):
+                return why
+            if not plain.startswith(UNKNOWN):
+                path = self.files.path(target)
+                self.printed[path] = "\n".join(filter(None, [self.printed.get(path), as_written(plain)]))
+        return None
+
+    def written_by(self, name: str, args: Sequence[str], command: Command) -> str | None:
+        """Return why a program is stopped by the files that it writes besides its output."""
+        for write in written_by(name, args):
+            self.budget.spend(15)
+            if write.folder:
+                self.files.unpacked(write.target)
+                continue
+            text = "\n".join(map(self._content, write.sources)) if write.sources else f"{UNKNOWN}$()"
+            text = " ".join(args) if write.said else "\n".join(command.stdin) if write.fed and command.stdin else text
+            if why := self._written(write.target, text):
+                return why
+        return None
+
+    def _written(self, target: str, text: str) -> str | None:
+        """Return why a file may not be written, and remember the text."""
+        self.budget.spend(len(text) // 64)
+        if why := self.files.change(target):
+            return why
+        path = self.files.path(target)
+        whole = self._drafts[path] = "\n".join(filter(None, [self._drafts.get(path), text]))
+        unknown = UNKNOWN in text and settings.watched(path)
+        if why := settings.shell_written(path, "\n".join([whole, *self.texts]) if unknown else whole):
+            return why
+        if settings.is_client_file(path) and (unknown or settings.may_be_off(text)):
+            self.files.ask(f"{path} configures an agent's client, and what is written there is not known")
+        return None
+
+    def _said(self, command: Command, said: str) -> str:
+        """Return what a command prints. Words of a filter say what it adds to the files and the text that it reads."""
+        if UNKNOWN not in said:
+            return said
+        if command.name in FILTERS | VERBATIM:
+            files = [self._content(a) for a in command.words[1:] if not a.startswith("-")]
+            files = [f for f in files if command.name in VERBATIM or f != UNKNOWN]
+            words = [] if command.name in VERBATIM else command.words
+            return "\n".join([*words, *command.stdin, *files])
+        return "\n".join([*command.words, *command.stdin, UNKNOWN])
+
+    def _content(self, file: str) -> str:
+        """Return what a file has, as far as it is known now."""
+        path = self.files.path(file)
+        text = self._drafts.get(path)
+        text = settings.contents(path, MOST_COPIED) if text is None else text
+        self.budget.spend(len(text or "") // 64)
+        return UNKNOWN if text is None else text

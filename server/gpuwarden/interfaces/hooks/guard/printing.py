@@ -1,0 +1,128 @@
+"""What a command prints, as far as it is known before it runs.
+
+Text that is not known is `UNKNOWN`, followed by what was written in its place. If it is one of some paths at least,
+`among` names them: `ls -d runs/*` prints paths like `runs/*`, so what is removed by them is nowhere else.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise, zip_longest
+from typing import Final
+
+UNKNOWN: Final = "\ue000"
+_END, _OR = "\ue001", "\ue002"
+_AMONG: Final = re.compile(f"{UNKNOWN}\\(([^{UNKNOWN}{_END}]*){_END}")
+_MARKS: Final = re.compile(f"[{UNKNOWN}{_END}{_OR}]")
+
+PRINTS: Final = frozenset({"echo", "printf"})
+FINDS: Final = frozenset({"which", "command", "type", "whence"})
+PASSES: Final = frozenset({"cat", "tee", "envsubst", "sort", "head", "tail", "uniq", "tac", "shuf", "grep", "sponge"})
+"""Programs that print lines of their standard input as they are."""
+SILENT: Final = frozenset({"", ":", "true", "false", "test", "[", "cd", "pushd", "popd", "set",
+                           "export", "unset", "local", "declare", "readonly", "shift", "read",
+                           "mkdir", "rm", "mv", "cp", "ln", "touch", "chmod", "sleep", "wait", "trap",
+                           "umask", "break", "continue", "return", "exit", "shopt"})  # fmt: skip
+"""Programs that print nothing, as a rule."""
+NAMES: Final = frozenset({"date", "whoami", "hostname", "uname", "id", "nproc", "seq", "basename", "wc", "uuidgen"})
+"""Programs that print no path."""
+
+
+def name_of(word: str) -> str:
+    """Return a program's name in lower case, without its folder."""
+    return re.split(r"[\\/]", word)[-1].lower().removesuffix(".exe")
+
+
+def among(patterns: Sequence[str]) -> str:
+    """Return a text that is not known, but is one of the paths that the patterns match."""
+    if any(UNKNOWN in pattern for pattern in patterns):
+        return f"{UNKNOWN}$()"
+    plain = (re.sub(r"\s", "?", pattern) for pattern in patterns[:20])
+    return f"{UNKNOWN}({_OR.join(plain)}{_END}"
+
+
+def alternatives(text: str) -> list[str]:
+    """Return a path, once for each pattern that it may be like."""
+    found = _AMONG.search(text)
+    if found is None:
+        return [text]
+    return [text[: found.start()] + each + text[found.end() :] for each in found[1].split(_OR)]
+
+
+def as_written(text: str) -> str:
+    """Return a text without marks, for a shell to read."""
+    return _MARKS.sub("", _AMONG.sub("$()", text)) if UNKNOWN in text or _END in text or _OR in text else text
+
+
+def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
+    """Return what a command prints in a folder."""
+    name = name_of(words[0]) if words else ""
+    args = list(words[1:])
+    if name == "printf" and args:
+        return _formatted(args[1:] if args[0] == "--" else args)
+    if name in PRINTS:
+        return " ".join(args)
+    if name in FINDS and args:
+        return args[-1]
+    if name in PASSES and stdin:
+        return "\n".join(stdin)
+    if name in SILENT:
+        return ""
+    plain = [a for a in args if not a.startswith("-")]
+    if name in _PATHS:
+        return _PATHS[name](args, plain, folder)
+    return among(["*"]) if name in NAMES else f"{UNKNOWN}$()"
+
+
+def _formatted(args: Sequence[str]) -> str:
+    """Return what `printf` prints: its format, as often as its words need."""
+    said = args[0].replace("\\n", "\n").replace("\\t", "\t")
+    between = re.split(r"%[-+ #0-9.]*[sdbqiuxf]", said)
+    places = len(between) - 1
+    if not places:
+        return " ".join([said, *args[1:]])
+    rounds = [args[at : at + places] for at in range(1, max(len(args), 2), places)]
+    return "".join(w + t for words in rounds for w, t in zip_longest(["", *words], between, fillvalue=""))
+
+
+def _ls(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
+    whole = any(re.fullmatch(r"-\w*d\w*|--directory", a) for a in args)
+    return among((plain or ["."]) if whole else [*plain, "*"])
+
+
+def _find(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
+    names = [args[i + 1] for i, a in enumerate(args[:-1]) if a in {"-name", "-iname"}] or [""]
+    return among([f"{root}/**/{name}".rstrip("/") for root in roots(args) for name in names])
+
+
+def roots(args: Sequence[str]) -> list[str]:
+    """Return the folders that `find` looks in."""
+    end = next((i for i, a in enumerate(args) if a.startswith("-") or a in {"(", "!", "\\("}), len(args))
+    return list(args[:end]) or ["."]
+
+
+def _parent(path: str) -> str:
+    return f"{UNKNOWN}$()" if UNKNOWN in path else posixpath.dirname(path) or "."
+
+
+def _temporary(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
+    given = next((a for a in plain if "XX" in a), "tmp.x")
+    parent = next((b for a, b in pairwise(args) if a in {"-p", "--tmpdir"}), "")
+    return given if "/" in given else f"{parent or '/tmp'}/{given}"  # noqa: S108 - the name only
+
+
+_PATHS: Final[dict[str, Callable[[Sequence[str], Sequence[str], str], str]]] = {
+    "ls": _ls,
+    "find": _find,
+    "fd": lambda _args, plain, _folder: among([f"{root}/**" for root in plain[1:] or ["."]]),
+    "git": lambda _args, _plain, _folder: among(["./**"]),
+    "grep": lambda _args, plain, _folder: among([f"{root}/**" for root in plain[1:] or ["."]]),
+    "rg": lambda _args, plain, _folder: among([f"{root}/**" for root in plain[1:] or ["."]]),
+    "mktemp": _temporary,
+    "pwd": lambda _args, _plain, folder: folder,
+    "realpath": lambda _args, plain, _folder: plain[-1] if plain else f"{UNKNOWN}$()",
+    "readlink": lambda _args, plain, _folder: plain[-1] if plain else f"{UNKNOWN}$()",
+    "dirname": lambda _args, plain, _folder: _parent(plain[-1]) if plain else f"{UNKNOWN}$()",
+}

@@ -1,0 +1,91 @@
+"""Tell whether a path that is written down may be, or surely is, one that is kept: globs, braces, unknown parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, alternatives
+
+MOST_SPELLINGS: Final = 100
+MOST_NAME: Final = 255
+_SPECIAL: Final = re.compile(rf"[*?\[{UNKNOWN}]")
+_SEVERAL: Final = re.compile(rf"[\n{{{UNKNOWN}]")
+_BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_RANGE: Final = re.compile(r"\{[\w-]+\.\.[\w.-]+\}")
+
+
+class Reach(IntEnum):
+    """How sure it is that two paths meet."""
+
+    NEVER = 0
+    MAYBE = 1
+    SURELY = 2
+
+
+def spellings(text: str) -> Iterator[tuple[str, Reach]]:
+    """Yield the patterns that one word stands for, each with the most that is known of it.
+
+    A variable that a loop sets has several lines. Braces are several words. What a program prints is one of some.
+    """
+    if not _SEVERAL.search(text):
+        yield text, Reach.SURELY
+        return
+    lines = text.split("\n")
+    words = [word for line in lines[:MOST_SPELLINGS] for word in _braced(_RANGE.sub("*", line))]
+    for word in words[:MOST_SPELLINGS]:
+        options = alternatives(word)
+        yield from ((each, Reach.SURELY if options == [word] else Reach.MAYBE) for each in options)
+    if max(len(lines), len(words)) > MOST_SPELLINGS:
+        yield UNKNOWN, Reach.MAYBE
+
+
+def _braced(text: str) -> list[str]:
+    """Return the words of a brace expansion."""
+    words = [text]
+    while len(words) < MOST_SPELLINGS and (found := _BRACES.search(words[0])):
+        words = [w.replace(found[0], each, 1) for w in words for each in found[1].split(",")]
+    return words
+
+
+def is_pattern(place: str) -> bool:
+    """Return whether a path may stand for several."""
+    return _SPECIAL.search(place) is not None
+
+
+def touches(place: str, kept: str) -> Reach:
+    """Return whether a path is a kept one, a folder around it, or something inside it."""
+    place = place.rstrip("/")
+    if not is_pattern(place):
+        near = place in {"", kept} or kept.startswith(place + "/") or place.startswith(kept + "/")
+        return Reach.SURELY if near else Reach.NEVER
+    for part, name in zip(place.split("/"), kept.split("/"), strict=False):
+        if (at := part.find(UNKNOWN)) >= 0:
+            return Reach.MAYBE if fnmatchcase(name, part[:at] + "*") else Reach.NEVER
+        if part == "**":
+            break
+        if len(part) > MOST_NAME:
+            return Reach.MAYBE
+        if part != name and not fnmatchcase(name, part):
+            return Reach.NEVER
+    return Reach.SURELY
+
+
+def is_in(place: str, kept: str) -> Reach:
+    """Return whether a path is a kept one, something inside it, or a file beside it with its name and a hyphen."""
+    if not is_pattern(place):
+        return Reach.SURELY if place == kept or place.startswith((kept + "-", kept + "/")) else Reach.NEVER
+    found = touches(place, kept)
+    parts = place.split("/")
+    if found is Reach.SURELY and "**" in parts:
+        fits = parts[-1] == "**" or fnmatchcase(kept.rpartition("/")[2], parts[-1])
+        return found if fits else Reach.NEVER
+    return Reach.NEVER if found is Reach.SURELY and len(parts) < kept.count("/") + 1 else found
+
+
+def around(place: str, kept: str) -> bool:
+    """Return whether a path surely is a folder around a kept one."""
+    return touches(place, kept) is Reach.SURELY and is_in(place, kept) is Reach.NEVER

@@ -1,0 +1,131 @@
+"""Judge a call of another MCP server's tool: by the server, the tool and its arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from gpuwarden.interfaces.hooks.guard.edits import edited
+from gpuwarden.interfaces.hooks.guard.judge import Judge
+from gpuwarden.interfaces.hooks.guard.limits import TooMuch
+from gpuwarden.interfaces.hooks.guard.patterns import AMBIGUOUS
+
+OWN: Final = "gpuwarden"
+VERBS: Final = frozenset({"delete", "destroy", "terminate", "stop", "remove", "kill", "shutdown", "down", "release",
+                          "deallocate", "suspend", "pause", "drain", "teardown", "cancel", "poweroff", "off", "reset",
+                          "recycle", "purge", "wipe", "rm", "hibernate", "scancel", "evict", "eviction"})  # fmt: skip
+MACHINES: Final = frozenset({"pod", "pods", "instance", "instances", "machine", "machines", "vm", "vms", "droplet",
+                             "droplets", "cluster", "clusters", "gpu", "gpus", "rental", "node", "nodes", "compute",
+                             "fleet"})  # fmt: skip
+HARMLESS: Final = frozenset({"template", "templates", "key", "keys", "tag", "tags", "secret", "secrets", "label",
+                             "labels", "registry", "comment", "env", "variable", "alert", "search", "list", "get",
+                             "describe", "logs", "docs"})  # fmt: skip
+"""Words of tools that end no machine, whatever else their names have."""
+SHELL_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "shell", "bash", "script", "input"})
+CODE_FIELDS: Final = frozenset({"code", "python", "source", "javascript"})
+REQUEST_FIELDS: Final = frozenset({"query", "mutation", "body", "path", "url", "endpoint", "request", "data"})
+ACTION_FIELDS: Final = frozenset({"operation", "action", "verb", "subcommand", "method", "op", "tool",
+                                  "tool_name", "toolname", "function"})  # fmt: skip
+COMMAND_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "args", "arguments",
+                                   "argv", "subcommand"})  # fmt: skip
+"""Fields that a platform's tool reads as the words of the platform's own program."""
+STATE_FIELDS: Final = frozenset({"state", "status", "desired_state", "desiredstate", "desired_status",
+                                 "desiredstatus", "target_state", "power_state"})  # fmt: skip
+ENDED: Final = frozenset({"stopped", "stop", "terminated", "exited", "deleted", "destroyed", "off",
+                          "paused", "suspended", "absent", "down", "hibernated"})  # fmt: skip
+PLACE_FIELDS: Final = frozenset({"server", "server_name", "servername", "provider", "platform", "service",
+                                 "cloud", "backend", "tool", "tool_name", "toolname", "app", "toolkit",
+                                 "integration"})  # fmt: skip
+"""Fields that name a platform, where one tool is for several."""
+PATH_FIELDS: Final = frozenset({"path", "file_path", "filepath", "file", "filename", "destination",
+                                "dest", "target", "source", "uri", "relative_path", "new_path",
+                                "old_path"})  # fmt: skip
+LOOKS: Final = frozenset({"read", "get", "list", "view", "search", "stat", "info", "tree", "find",
+                          "grep", "exists", "diff"})  # fmt: skip
+SPEAKS: Final = frozenset({"exec", "execute", "run", "ssh", "shell", "bash", "terminal"})
+"""Words of tools whose command is one of the machine's shell."""
+MOST_TEXTS: Final = 500
+
+
+def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge) -> str | None:
+    """Return why a call of another MCP server's tool is stopped: by the server, the tool and its arguments."""
+    if OWN in server:
+        return None
+    name = tool.rpartition("__")[2].removeprefix("MCP:").removeprefix(f"mcp_{server}_")
+    words, texts = _words(name), list(_texts(given))
+    platform = _is_platform(server, name, texts, judge)
+    looks = bool(words & HARMLESS)
+    for field_name, text in texts:
+        if field_name in ACTION_FIELDS:
+            words |= _words(text)
+        elif platform and field_name in COMMAND_FIELDS and not words & SPEAKS:
+            words |= _words(" ".join([w for w in text.split() if not w.startswith("-")][:2]))
+    ended = {w for f, text in texts if f in STATE_FIELDS for w in _words(text)} & ENDED
+    ends = words & VERBS or (platform and ended)
+    if ends and not looks and (platform or words & MACHINES):
+        return f"`{name}` of the MCP server `{server[:60]}` ends or deletes something"
+    far = platform or bool(_words(server) & {"ssh", "remote", "sftp", "gpu", "host"})
+    if not far and not words & LOOKS and (why := _file_tool(words, given, texts, judge)):
+        return why
+    for field_name, text in texts:
+        why = None
+        if field_name in SHELL_FIELDS:
+            why = judge.shell(text, far=far)
+        elif field_name in CODE_FIELDS:
+            why = judge.spoken(text)
+        elif platform and not looks and field_name in REQUEST_FIELDS and judge.patterns.request.search(text):
+            why = "the request ends something"
+        if why:
+            return why
+    return None
+
+
+def _is_platform(server: str, tool: str, texts: Sequence[tuple[str, str]], judge: Judge) -> bool:
+    """Return whether a platform is named by the server, the tool or an argument, or is reached by an address."""
+    names = [tool, *(text for field_name, text in texts if field_name in PLACE_FIELDS)]
+    for word in judge.patterns.servers:
+        if word in _words(server) or word in server.split("-"):
+            return True
+        if word in AMBIGUOUS:
+            if any(re.match(rf"{word}(?![a-z])", name.lower()) for name in names):
+                return True
+        elif any(word in _words(n) or (len(word) > 5 and word in re.sub(r"[\W_]", "", n.lower())) for n in names):
+            return True
+    return any(f in REQUEST_FIELDS and judge.patterns.host.search(text) for f, text in texts)
+
+
+def _file_tool(words: set[str], given: Mapping[str, Any], texts: Sequence[tuple[str, str]], judge: Judge) -> str | None:
+    """Return why a tool is stopped that works on files of this machine."""
+    for field_name, text in texts:
+        if field_name in PATH_FIELDS and "\n" not in text:
+            path = text.removeprefix("file://")
+            gone = judge.files.removal(path) if words & {"delete", "remove", "move", "rename", "rm", "mv"} else None
+            if why := gone or judge.files.change(path) or (edited(path, given, judge) if "content" in given else None):
+                return why
+    return None
+
+
+def _texts(given: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in a tool's input with the name of its field, so many and no more."""
+    stack, seen = [(name, given)], 0
+    while stack:
+        name, value = stack.pop()
+        seen += 1
+        if seen > MOST_TEXTS:
+            raise TooMuch("the call has too many parts to be read")
+        if isinstance(value, str):
+            yield name, value
+        elif isinstance(value, Mapping):
+            stack += [(str(k).lower(), v) for k, v in value.items()]
+        elif (
+            isinstance(value, list) and all(isinstance(v, str) for v in value) and name in SHELL_FIELDS | COMMAND_FIELDS
+        ):
+            yield name, " ".join(value)
+        elif isinstance(value, list):
+            stack += [(name, v) for v in value]
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name that are put together with hyphens, underlines or capitals."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)}

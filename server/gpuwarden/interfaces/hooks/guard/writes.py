@@ -1,0 +1,74 @@
+"""Name the files that a program writes, and what it writes there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from gpuwarden.interfaces.hooks.guard.printing import name_of
+
+COPIES: Final = frozenset({"cp", "rsync", "scp", "mv", "install", "ln", "copy", "copy-item"})
+TEES: Final = frozenset({"tee", "sponge", "dd"})
+EDITS: Final = frozenset({"chmod", "chown", "vi", "vim", "nvim", "nano", "emacs", "ed", "ex", "micro",
+                          "pico", "kate", "gedit", "patch", "touch", "sqlite3", "chattr", "truncate",
+                          "set-content", "add-content", "clear-content", "out-file"})  # fmt: skip
+IN_PLACE: Final = frozenset({"sed", "perl", "ruby", "yq", "dasel", "awk", "gawk"})
+UNPACKS: Final = frozenset({"tar", "bsdtar", "unzip", "7z", "patch", "cpio"})
+READERS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "ls", "find", "ps", "stat", "ssh", "scp"})
+"""Programs whose `-o` names no file that they write."""
+_OUT: Final = re.compile(r"--?(?:o|out|output|outfile|output-file|output-document)|-[a-zA-Z]*O|-[a-zA-Z]+o")
+_IN_PLACE: Final = re.compile(r"-[a-zA-Z0-9]*i.*|--in-?place.*")
+_FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
+
+
+@dataclass(frozen=True)
+class Write:
+    """A target, and the files that are copied there. `fed`: standard input; `said`: the program's words say it."""
+
+    target: str
+    sources: tuple[str, ...] = ()
+    fed: bool = False
+    said: bool = False
+    folder: bool = False
+    """Files of any name are written in this folder."""
+
+
+def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
+    """Yield what a program writes besides its standard output."""
+    plain = [a for a in args if not a.startswith("-")]
+    if name in COPIES:
+        yield from _copied(name, args, plain)
+    elif name == "json.tool":
+        yield from (Write(a) for a in plain[1:2])
+    elif name in TEES:
+        yield from (Write(a.removeprefix("of="), fed=True) for a in plain if name != "dd" or a.startswith("of="))
+    elif name in EDITS and not (name == "sqlite3" and "-readonly" in args):
+        yield from (Write(a, said=True) for a in args)
+    elif name in IN_PLACE and ("inplace" in args or any(_IN_PLACE.fullmatch(a) for a in args)):
+        yield from (Write(a, said=True) for a in plain)
+    if name in UNPACKS:
+        yield from (Write(value, folder=True) for option, value in pairwise(args) if _FOLDER.fullmatch(option))
+    elif name not in READERS | COPIES:
+        for option, value in pairwise([*args, ""]):
+            key, equals, given = option.partition("=")
+            if _OUT.fullmatch(key) and (given or value):
+                yield Write(given if equals else value)
+
+
+def _copied(name: str, args: Sequence[str], plain: Sequence[str]) -> Iterator[Write]:
+    """Yield the names that copies get: the last word, or the same name in the folder that the last word is."""
+    sources, target = list(plain[:-1]), plain[-1] if plain else ""
+    for option, value in pairwise([*args, ""]):
+        key, _, given = option.partition("=")
+        if key in {"-t", "--target-directory"}:
+            target, sources = given or value, [a for a in plain if a != (given or value)]
+    if not target:
+        return
+    yield Write(target, tuple(sources))
+    yield from (Write(f"{target}/{name_of(source)}", (source,)) for source in sources)
+    whole = any(re.fullmatch(r"-\w*[arR]\w*|--archive|--recursive", a) for a in args)
+    if any(s.endswith(("/.", "/*", "/")) for s in sources) and (whole or name not in {"rsync", "cp"}):
+        yield Write(target, folder=True)

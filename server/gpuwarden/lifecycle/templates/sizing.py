@@ -1,0 +1,44 @@
+"""Choose the GPU and the time limit of a filled template from the estimate of its run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Resources
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.offers import Capacity, ask_offer
+from gpuwarden.lifecycle.submission.estimating import Card, estimate
+
+SPARE: Final = 1.3
+
+
+async def sized(
+    ctx: Context, script: str, args: Sequence[str], platform: str, gpu: str | None
+) -> tuple[str | None, int | None]:
+    """Return a GPU and a time limit in seconds, None for what is not known; a given GPU is kept.
+
+    The GPU is the smallest that the run surely fits on and that the platform rents now.
+    """
+    try:
+        found = await estimate(ctx, script, args, [gpu] if gpu else (), {})
+    except WardenError:
+        return gpu, None
+    fitting = sorted((c for c in found.cards if gpu or c.fit == "fits"), key=lambda c: (c.gpu.gb, c.gpu.tflops))
+    card = await _rented(ctx, platform, fitting) if platform and not gpu else next(iter(fitting), None)
+    limit = math.ceil(card.seconds.high * SPARE / 60) * 60 if card and card.seconds else None
+    return gpu or (card.gpu.name if card else None), limit
+
+
+async def _rented(ctx: Context, platform: str, cards: Sequence[Card]) -> Card | None:
+    """Return the first card that a platform rents; the first of all if it can't be asked."""
+    for card in cards:
+        try:
+            offer = await ask_offer(ctx, platform, Resources(gpu=card.gpu.name))
+        except WardenError:
+            break
+        if offer.capacity in {Capacity.AVAILABLE, Capacity.UNKNOWN}:
+            return card
+    return next(iter(cards), None)
