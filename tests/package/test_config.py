@@ -10,7 +10,9 @@ import pytest
 from gpuwarden.config import Config, load_config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.policy import Policy, hash_pin, pin_matches
+from gpuwarden.interfaces.cli.doctor import in_short_unless_secret
 from gpuwarden.interfaces.mcp.wording import in_calls
+from wording import Wording
 
 
 def load(tmp_path: Path, text: str | None = None, **env: str) -> Config:
@@ -27,6 +29,10 @@ def test_defaults_allow_no_spending_without_a_question(tmp_path: Path) -> None:
     assert policy.approval.channels == ("terminal", "page"), "a script can answer a client's form"
     assert policy.caps_for("runpod").per_job_usd == 0
     assert policy.caps_for("rehearsal/runpod").per_job_usd > 0
+
+
+def test_a_weak_channel_is_named_as_such(wording: Wording) -> None:
+    wording(in_short_unless_secret("approval.channels", ("terminal", "elicitation")))
 
 
 def test_file_then_environment_and_each_value_says_where_it_came_from(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from gpuwarden.rehearsal.model import Fault, Faults
 from talk_kit import metering
 from waiting import soon
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SPEC = build(JobSpec, JOB)
 CAPS = "[rehearsal_caps]\nper_job_usd = 9\nper_day_usd = 9\nper_instance_usd = 9\n"
 ASKS = "[rehearsal_caps]\nper_job_usd = 0\n"
