@@ -34,12 +34,12 @@ from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, EndingAnnounce
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import Objection, object_to
 from gpuwarden.lifecycle.ending.teardown import PATIENCE_S
-from gpuwarden.lifecycle.execution.situation import standing_order
 from gpuwarden.lifecycle.monitoring.alert_conditions import ORDER_LATE_S
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON
 from gpuwarden.lifecycle.monitoring.watch import SWEEP_S, Round, Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud

@@ -14,13 +14,14 @@ from gpuwarden.core.guidance import Action
 from gpuwarden.core.policy import Ending
 from gpuwarden.interfaces.cli import main
 from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced
-from gpuwarden.lifecycle.execution.situation import WATCHED_S, following, notices
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON, Courier
 from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.standing_orders import WATCHED_S, notices
 from gpuwarden.policy_record import Notice
 from orders_kit import CALLED, MINUTE, Ordered, Phone
 from pretend_machines import Processes

@@ -24,8 +24,8 @@ from gpuwarden.core.sanitize import HIDDEN
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import withdraw
-from gpuwarden.lifecycle.execution.situation import standing_order
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
+from gpuwarden.lifecycle.standing_orders import standing_order
 from talk_kit import ERAS, TOOLS, Person, Talk, metering, says, talking, truth
 from wording import Wording
 

@@ -28,11 +28,12 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.termination import call_sent, voided
-from gpuwarden.lifecycle.execution.situation import open_ticket, standing_order
+from gpuwarden.lifecycle.execution.situation import open_ticket
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.notify import ends_at
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease, read_teardown
+from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.submission.budgets import carried
 
 FIRST_WAIT_S: Final = 15.0

@@ -38,7 +38,7 @@ from gpuwarden.lifecycle.ending.facts import facts_digest, gather
 from gpuwarden.lifecycle.ending.termination import call_sent, request_end, voided
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.provisioning import tend
-from gpuwarden.lifecycle.execution.situation import following, standing_order
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -49,6 +49,7 @@ from gpuwarden.lifecycle.records import (
     read_lease,
     read_teardown,
 )
+from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile

@@ -13,6 +13,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import TeardownRecord
+from gpuwarden.lifecycle.standing_orders import standing_order
 
 ASK_AGAIN_S: Final = 30.0
 """How long a verb that the platform took is given to show an effect before it is sent again."""
@@ -26,8 +27,6 @@ _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, Inst
 
 def voided(ctx: Context, record: TeardownRecord) -> bool:
     """Return whether automatic teardown approved a request and its order holds no more: nothing more is sent for it."""
-    from gpuwarden.lifecycle.execution.situation import standing_order  # late: it imports what gives machines back
-
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     automatic = granted is not None and granted.data.channel == "standing_order"
     return automatic and standing_order(ctx, record.job_id) is None

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from dataclasses import dataclass, replace
-from typing import Final
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.guidance import Action, NextStep, do, steps
@@ -32,14 +29,8 @@ from gpuwarden.lifecycle.records import (
     read_lease,
     read_teardown,
 )
-from gpuwarden.policy_record import Notice
+from gpuwarden.lifecycle.standing_orders import in_force, standing_order, watched
 
-WATCH_FILE: Final = "watch.json"
-"""What the leading watch remembers from round to round, below the state folder."""
-ROUND: Final = "watch|round|"
-"""The entry of that file for the round itself; conditions have theirs beside it."""
-WATCHED_S: Final = 900.0
-"""A timer that looks this often counts as a watch."""
 _OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 
 
@@ -104,23 +95,6 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
     )
 
 
-def rounds(ctx: Context) -> tuple[float, float]:
-    """Return since when watches went round without a long gap, and when one last did; 0 where none ever did.
-
-    In seconds since the epoch.
-    """
-    try:
-        since, last, _ = json.loads((ctx.home / WATCH_FILE).read_text("utf-8"))[ROUND]
-        return float(since), float(last)
-    except (OSError, ValueError, LookupError, TypeError):
-        return 0.0, 0.0
-
-
-def watched(ctx: Context) -> bool:
-    """Return whether a watch went round lately."""
-    return ctx.clock.now() - rounds(ctx)[1] < WATCHED_S
-
-
 def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
     """Return what bills on although every machine of a job is gone, by name."""
     leases = [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)]
@@ -131,14 +105,6 @@ def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
         return ctx.profile(rented[-1].platform).residue("terminate", requested=job.spec.durable_storage)
     except WardenError:
         return ("storage of a platform that has no profile any more",)
-
-
-def notices(ctx: Context) -> tuple[Notice, ...]:
-    """Return what a reply about costs starts with: that no watch carries out automatic teardown, then the policy's."""
-    ordered = ctx.policy.ending.when_proven != "ask" or any(
-        standing_order(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES)
-    )
-    return ctx.warnings if not ordered or watched(ctx) else (Notice("unwatched", ""), *ctx.warnings)
 
 
 def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
@@ -190,7 +156,7 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
     """Return what was decided about the end of a job's machine; None where a person is asked then."""
     ordered = ctx.ledger.last(job.subject, EndingOrdered)
     objected = ctx.ledger.last(job.subject, EndingObjected)
-    order = _in_force(ctx, ordered.data) if ordered is not None else None
+    order = in_force(ctx, ordered.data) if ordered is not None else None
     park = job.handle.place.park if job.handle is not None and objected is None else None
     if order is None and park is None:
         return None
@@ -207,27 +173,3 @@ def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
         by=order.by,
         ends_at=ends_at(ctx, said) if said and objected is None else None,
     )
-
-
-def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:
-    """Return the order under which a job's machine ends without a further question; None after an objection.
-
-    An order through the policy holds while the policy in force gives it too.
-    """
-    ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
-    objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
-    return _in_force(ctx, ordered.data) if ordered is not None and objected is None else None
-
-
-def _in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
-    """Return an order as it holds now: with the longer grace, and a terminate covers a stop.
-
-    A policy that can't be read orders nothing.
-    """
-    if order.through == "approval":
-        return order
-    with contextlib.suppress(WardenError):
-        ending = ctx.policy.ending
-        if ending.when_proven in {order.verb, "terminate"}:
-            return order.model_copy(update={"grace_s": max(order.grace_s, ending.grace_minutes * 60.0)})
-    return None

@@ -30,16 +30,17 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
-from gpuwarden.lifecycle.execution.situation import following, standing_order
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.balances import known_funds
-from gpuwarden.lifecycle.monitoring.diagnose import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.notify import Alert, Key, record
 from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.monitoring.runner_alerts import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
 DAY_S: Final = 86_400.0

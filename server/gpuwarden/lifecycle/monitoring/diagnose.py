@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import anyio
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Beat, Observation, RunnerAlert
+from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
@@ -22,6 +22,7 @@ from gpuwarden.knowledge.version_skew import Skew, explain
 from gpuwarden.lifecycle.artifacts.local_copies import pulled_log
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome, outcomes
+from gpuwarden.lifecycle.monitoring.runner_alerts import open_alerts, text_of
 from gpuwarden.lifecycle.records import JobRecord
 
 TAIL = 64 << 10
@@ -74,8 +75,8 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
     """Yield what was observed of a job that is in trouble now. What it recovered from doesn't count."""
     if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
         kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
-        for alert in (a for a in _open_alerts(seen) if a.kind in kinds):
-            yield Seen(sign=_sign(alert.kind, alert.subject, seen.metrics), text=_text(alert))
+        for alert in (a for a in open_alerts(seen) if a.kind in kinds):
+            yield Seen(sign=_sign(alert.kind, alert.subject, seen.metrics), text=text_of(alert))
     if state is Job.RUNNING and seen.stale:
         yield Seen(sign=Sign.STALL, text=f"the runner: {seen.why}")
     if state is not Job.FAILED:
@@ -95,38 +96,6 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
     if beat.inodes_free is not None and beat.inodes_free <= FULL_INODES:
         text = f"heartbeat: {beat.inodes_free:,} inodes free of {beat.inodes_total or 0:,}"
         yield Seen(sign=Sign.INODES_USED, text=text)
-
-
-def stall_of(seen: Observation) -> str:
-    """Return the runner's alert on a stall that goes on; empty where there is none."""
-    return next((_text(alert) for alert in _open_alerts(seen) if alert.kind == "stall"), "")
-
-
-def divergence_of(seen: Observation) -> str:
-    """Return the runner's alert on a loss or a gradient that is not finite now; empty where there is none."""
-    odd = (alert for alert in _open_alerts(seen) if alert.kind == "nonfinite")
-    return next((_text(alert) for alert in odd if "loss" in alert.subject or "grad" in alert.subject), "")
-
-
-def _open_alerts(seen: Observation) -> Iterator[RunnerAlert]:
-    """Yield the runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
-    alerts: dict[tuple[str, str], RunnerAlert] = {}
-    for alert in seen.alerts:
-        if alert.kind == "recovered":
-            alerts.pop(("spike", alert.subject), None)
-            alerts.pop(("slowed", alert.subject), None)
-        elif alert.kind in {"nonfinite", "spike", "slowed", "stall"}:
-            alerts[alert.kind, alert.subject] = alert
-    for alert in alerts.values():
-        finite = alert.kind == "nonfinite" and alert.subject in seen.metrics
-        moved = alert.kind == "stall" and alert.step != seen.step
-        if not finite and not moved:
-            yield alert
-
-
-def _text(alert: RunnerAlert) -> str:
-    source = "the runner" if alert.kind == "stall" else "the job's metrics"
-    return f"{source}: {alert.text}"
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:

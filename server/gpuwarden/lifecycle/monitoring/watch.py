@@ -24,7 +24,6 @@ from gpuwarden.ledger.events import AlertCleared, AlertRaised
 from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.orders import Orders
-from gpuwarden.lifecycle.execution.situation import ROUND, WATCH_FILE, rounds
 from gpuwarden.lifecycle.fan_out.driving import FanOuts
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
@@ -44,6 +43,7 @@ from gpuwarden.lifecycle.monitoring.inventory import (
 from gpuwarden.lifecycle.monitoring.notify import Alert, Courier, Key, record
 from gpuwarden.lifecycle.monitoring.reports import ReportPuller
 from gpuwarden.lifecycle.records import lease_ids_of, read_job, read_lease
+from gpuwarden.lifecycle.standing_orders import ROUND, WATCH_FILE, rounds
 from gpuwarden.private import private_folder, write_private
 
 EVERY_S: Final = 15.0

@@ -28,8 +28,9 @@ from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.ending.parking import parking_for
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.relaunch import relaunch_for
-from gpuwarden.lifecycle.execution.situation import following, standing_order
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
+from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep

@@ -1,0 +1,69 @@
+"""Standing orders as they hold now, and whether a watch runs that carries them out. It imports nothing heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Final
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.states import LIVE_LEASES
+from gpuwarden.ledger.events import EndingObjected, EndingOrdered
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.policy_record import Notice
+
+WATCH_FILE: Final = "watch.json"
+"""What the leading watch remembers from round to round, below the state folder."""
+ROUND: Final = "watch|round|"
+"""The entry of that file for the round itself; conditions have theirs beside it."""
+WATCHED_S: Final = 900.0
+"""A timer that looks this often counts as a watch."""
+
+
+def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:
+    """Return the order under which a job's machine ends without a further question; None after an objection.
+
+    An order through the policy holds while the policy in force gives it too.
+    """
+    ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
+    objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
+    return in_force(ctx, ordered.data) if ordered is not None and objected is None else None
+
+
+def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
+    """Return an order as it holds now: with the longer grace, and a terminate covers a stop.
+
+    A policy that can't be read orders nothing.
+    """
+    if order.through == "approval":
+        return order
+    with contextlib.suppress(WardenError):
+        ending = ctx.policy.ending
+        if ending.when_proven in {order.verb, "terminate"}:
+            return order.model_copy(update={"grace_s": max(order.grace_s, ending.grace_minutes * 60.0)})
+    return None
+
+
+def rounds(ctx: Context) -> tuple[float, float]:
+    """Return since when watches went round without a long gap, and when one last did; 0 where none ever did.
+
+    In seconds since the epoch.
+    """
+    try:
+        since, last, _ = json.loads((ctx.home / WATCH_FILE).read_text("utf-8"))[ROUND]
+        return float(since), float(last)
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0.0, 0.0
+
+
+def watched(ctx: Context) -> bool:
+    """Return whether a watch went round lately."""
+    return ctx.clock.now() - rounds(ctx)[1] < WATCHED_S
+
+
+def notices(ctx: Context) -> tuple[Notice, ...]:
+    """Return what a reply about costs starts with: that no watch carries out automatic teardown, then the policy's."""
+    ordered = ctx.policy.ending.when_proven != "ask" or any(
+        standing_order(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES)
+    )
+    return ctx.warnings if not ordered or watched(ctx) else (Notice("unwatched", ""), *ctx.warnings)
