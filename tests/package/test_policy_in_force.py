@@ -25,7 +25,7 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.standing_orders import last_round
+from gpuwarden.lifecycle.standing_orders import rounds
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.policy_record import RECORD, Record, write_record
 from gpuwarden.rehearsal.model import Fault, Faults
@@ -228,8 +228,8 @@ async def test_a_running_watch_obeys_an_order_that_is_taken_back(home: Path) -> 
             file.write_text(POLICY)
             clock.write_text("240")
             for _ in range(3):
-                before = last_round(ctx)
-                await soon(lambda before=before: last_round(ctx) > before)  # type: ignore[misc]
+                before = rounds(ctx)[1]
+                await soon(lambda before=before: rounds(ctx)[1] > before)  # type: ignore[misc]
             assert metering(ctx), "the order is taken back"
             file.write_text("broken =")
             await soon(lambda: "not valid TOML" in shown.read_text())
