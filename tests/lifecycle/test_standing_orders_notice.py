@@ -11,9 +11,9 @@ import pytest
 
 from doors import environment, policy_file
 from gpuwarden.core.guidance import Action
-from gpuwarden.core.policy import Ending
 from gpuwarden.interfaces.cli import main
-from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced
+from gpuwarden.interfaces.cli.approval import grant_spending
+from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced, ReceiptIssued
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON, Courier
@@ -22,6 +22,7 @@ from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.standing_orders import WATCHED_S, notices
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import Notice
 from orders_kit import CALLED, MINUTE, Ordered, Phone
 from pretend_machines import Processes
@@ -171,13 +172,15 @@ async def test_automatic_teardown_without_a_watch_is_said_first(house: Ordered, 
 
 
 async def test_an_order_of_one_job_needs_a_watch_too(tmp_path: Path, processes: Processes) -> None:
-    house = Ordered(tmp_path / "home", processes)
+    house = Ordered(tmp_path / "home", processes, "ask")
     await house.started()
-    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": Ending(when_proven="ask")})
+    assert notices(house.ctx) == ()
+    checked = await submit(house.ctx, house.spec(name="other", command=("other",)))
+    issued = house.ctx.ledger.last(f"receipt/{checked.receipt}", ReceiptIssued)
+    assert issued is not None
+    grant_spending(house.ctx, issued, "terminal", "user test", "terminate")
+    await submit(house.ctx, house.spec(name="other", command=("other",)), receipt=checked.receipt)
     assert [n.kind for n in notices(house.ctx)] == ["unwatched"]
-    other = Ordered(tmp_path / "other", processes, "ask")
-    await other.started()
-    assert notices(other.ctx) == ()
 
 
 @pytest.mark.parametrize("look", ["check", "status"])

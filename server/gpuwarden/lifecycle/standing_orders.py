@@ -63,7 +63,8 @@ def watched(ctx: Context) -> bool:
 
 def notices(ctx: Context) -> tuple[Notice, ...]:
     """Return what a reply about costs starts with: that no watch carries out automatic teardown, then the policy's."""
-    ordered = ctx.policy.ending.when_proven != "ask" or any(
-        standing_order(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES)
-    )
+    ordered = False
+    with contextlib.suppress(WardenError):  # a broken policy is a warning itself
+        ordered = ctx.policy.ending.when_proven != "ask"
+    ordered = ordered or any(standing_order(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES))
     return ctx.warnings if not ordered or watched(ctx) else (Notice("unwatched", ""), *ctx.warnings)

@@ -25,6 +25,7 @@ from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised, AlertSent, AlertUnsent, EndingAnnounced
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.standing_orders import standing_order
 
 SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3
@@ -107,10 +108,17 @@ def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
 
 
 def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
-    """Return when an announced end is due: its grace begins when the notice is delivered. None before that."""
-    raised = ctx.ledger.alert(said.subject, ENDING_SOON, str(said.seq))
+    """Return when an announced end is due: its grace begins when the notice is delivered. None before that.
+
+    A longer grace that the policy has now holds.
+    """
+    raised, order = (
+        ctx.ledger.alert(said.subject, ENDING_SOON, str(said.seq)),
+        standing_order(ctx, said.subject.removeprefix("job/")),
+    )
     told = delivered_at(ctx, raised) if raised is not None else None
-    return None if told is None else max(said.data.ends_at, told + said.data.ends_at - said.at)
+    grace_s = max(said.data.ends_at - said.at, order.grace_s if order else 0.0)
+    return None if told is None else max(said.data.ends_at, told + grace_s)
 
 
 class Courier:
