@@ -171,9 +171,7 @@ async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
         return False
     said, now = ctx.ledger.last(job.subject, EndingAnnounced), ctx.clock.now()
     same = said is not None and (said.data.ticket, said.data.digest) == (view.record.id, seen)
-    # The policy may give a longer grace by now, which the notice did not have; a grace is in whole minutes.
-    shorter = said is not None and said.data.ends_at - said.at < order.grace_s - 30
-    if said is None or not same or shorter or said.at < awake_since:
+    if said is None or not same or said.at < awake_since:
         event = EndingAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=now + order.grace_s)
         ctx.ledger.add(job.subject, event)
         return True
