@@ -102,7 +102,8 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
         cost = lease.cost_by(lease.since) if lease.answers else None
     else:
         cost = lease.cost_by(ctx.clock.now(), read_job(ctx.ledger, lease.job_id).price)
-    return replace(lease, cost=cost, estimated=cost is not None and (gone or cost != lease.billed))
+    billed = lease.billed is not None and cost is not None and cost <= lease.billed * (1 + PRICE_CHANGE) + CENT
+    return replace(lease, cost=cost, estimated=cost is not None and not billed)
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
