@@ -15,6 +15,7 @@ TEES: Final = frozenset({"tee", "sponge", "dd"})
 EDITS: Final = frozenset({"chmod", "chown", "vi", "vim", "nvim", "nano", "emacs", "ed", "ex", "micro",
                           "pico", "kate", "gedit", "patch", "touch", "sqlite3", "chattr", "truncate",
                           "set-content", "add-content", "clear-content", "out-file"})  # fmt: skip
+GIT_WRITES: Final = frozenset({"checkout", "restore", "rm", "mv"})
 IN_PLACE: Final = frozenset({"sed", "perl", "ruby", "yq", "dasel", "awk", "gawk"})
 UNPACKS: Final = frozenset({"tar", "bsdtar", "unzip", "7z", "patch", "cpio"})
 READERS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "ls", "find", "ps", "stat", "ssh", "scp"})
@@ -47,6 +48,8 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
         yield from (Write(a.removeprefix("of="), fed=True) for a in plain if name != "dd" or a.startswith("of="))
     elif name in EDITS and not (name == "sqlite3" and "-readonly" in args):
         yield from (Write(a, said=True) for a in args)
+    elif name == "git" and GIT_WRITES & set(plain[:2]):
+        yield from (Write(a) for a in plain[1:])
     elif name in IN_PLACE and ("inplace" in args or any(_IN_PLACE.fullmatch(a) for a in args)):
         yield from (Write(a, said=True) for a in plain)
     if name in UNPACKS:
