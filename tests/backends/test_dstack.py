@@ -544,7 +544,7 @@ async def test_a_whole_life_and_one_that_is_interrupted(
             clock.time += 30
             assert not await reconcile(ctx)
         assert read_lease(ctx.ledger, lease).state is Lease.STOPPED
-        assert read_lease(ctx.ledger, lease).cost == 0.0125, "the engine's own reckoning"
+        assert read_lease(ctx.ledger, lease).billed == 0.0125, "the engine's own reckoning"
         server.gateways = [{"id": "5e153a59-4f9b-4ab4-8b6e-673c09e8e3c9", "name": "web", "status": "running"}]
         [row] = (await list_instances(ctx)).rows
         assert (row.platform, row.ours) == ("dstack/main", False) and row.billing is not False

@@ -338,7 +338,9 @@ def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
         stage.console.print(Padding(table, (0, 0, 0, 3)))
     saved = bills["asked"]["cost_usd"] - bills["ordered"]["cost_usd"]
     # A busy machine makes the night longer by seconds, which are cents.
-    stage.say(f"[bold]${saved:.0f}[/] less of pretend money for the same proven files; {ctx.ledger.count()} events")
+    stage.say(
+        f"[bold]{usd(round(saved))}[/] less of pretend money for the same proven files; {ctx.ledger.count()} events"
+    )
     granted = [e.data.channel for e in ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
     whole = all(b["proven"] and b["lease"] == Lease.STOPPED and b["job"] == Job.SUCCEEDED for b in bills.values())
     announced = ctx.ledger.last(ordered.subject, EndingAnnounced) is not None
