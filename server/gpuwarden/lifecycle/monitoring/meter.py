@@ -96,7 +96,7 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
     heard = ctx.seen.get(lease_id)
     if heard is not None and (not lease.answers or heard[0] >= lease.answers[-1][0]):
         lease = replace(lease, answers=(*lease.answers, heard))
-    if gone := believed(ctx, lease_id) == "gone":
+    if believed(ctx, lease_id) == "gone":
         if lease.billed is not None and lease.billed > 0:
             return replace(lease, cost=lease.billed)
         cost = lease.cost_by(lease.since) if lease.answers else None
