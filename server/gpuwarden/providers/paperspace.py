@@ -338,7 +338,7 @@ class Paperspace(Rented):
             "autoShutdownEnabled": False,
         }
         # Paperspace's own shutdown at the deadline, in whole hours rounded up; off where its longest ends earlier. No
-        # time is promised for it: nobody was found who saw it act on a machine. The fields are those of DigitalOcean's
+        # time is promised for it: no source reports that it acted on a machine. The fields are those of DigitalOcean's
         # documentation; descriptions by others name them differently.
         if resources.deadline_s is not None and (hours := math.ceil(resources.deadline_s / 3600)) <= MOST_HOURS:
             order |= {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}

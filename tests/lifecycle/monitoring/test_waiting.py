@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rich.console import Console
 
 from gpuwarden.core.guidance import Action
-from gpuwarden.interfaces.cli.screen import drawn
+from gpuwarden.interfaces.cli.screen import KINDS, drawn
 from gpuwarden.interfaces.results.overview import status_of
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.monitoring.meter import spent
 from gpuwarden.lifecycle.monitoring.overview import glance
-from gpuwarden.lifecycle.monitoring.waiting import what_waits
+from gpuwarden.lifecycle.monitoring.waiting import Kind, what_waits
 from gpuwarden.lifecycle.records import read_job
 from lifecycle_kit import weights
 from orders_kit import Ordered
@@ -28,6 +29,10 @@ MACHINES = 15
 @pytest.fixture
 def asking(tmp_path: Path, processes: Processes) -> Ordered:
     return Ordered(tmp_path / "home", processes, "ask")
+
+
+async def test_every_kind_of_question_has_its_words() -> None:
+    assert KINDS.keys() == set(get_args(Kind))
 
 
 async def test_a_proven_machine_waits_for_a_request(asking: Ordered) -> None:

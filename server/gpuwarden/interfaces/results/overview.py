@@ -25,7 +25,7 @@ from gpuwarden.interfaces.results.inventory import (
 from gpuwarden.lifecycle.context import REHEARSAL
 from gpuwarden.lifecycle.monitoring.overview import JobLine, JobPage, Overview
 from gpuwarden.lifecycle.monitoring.spending import Charge, total
-from gpuwarden.lifecycle.monitoring.waiting import Waiting
+from gpuwarden.lifecycle.monitoring.waiting import Kind, Waiting
 
 SHOWN = 100
 NOBODY: Final = Team()
@@ -35,7 +35,7 @@ class WaitingReply(Guided):
     """One question to a person. `hint` answers it; `cost_usd` is what the machine has cost or the job may cost."""
 
     ticket: str
-    kind: str
+    kind: Kind
     text: str
     since: float
     job_id: str | None = None

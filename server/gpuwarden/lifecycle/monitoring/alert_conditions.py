@@ -141,7 +141,7 @@ def _conditions_of(ctx: Context, job: JobRecord, raised: Container[Key]) -> Iter
         yield from _lease_conditions(ctx, job, lease_now(ctx, name))
 
 
-def open_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
+def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
     """Return the raised alerts whose cause is not seen to be gone, without those that only repeat a question.
 
     The leading watch records the end of those whose cause is gone.

@@ -97,8 +97,6 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
     if heard is not None and (not lease.answers or heard[0] >= lease.answers[-1][0]):
         lease = replace(lease, answers=(*lease.answers, heard))
     if believed(ctx, lease_id) == "gone":
-        if lease.billed is not None and lease.billed > 0:
-            return replace(lease, cost=lease.billed)
         cost = lease.cost_by(lease.since) if lease.answers else None
     else:
         cost = lease.cost_by(ctx.clock.now(), read_job(ctx.ledger, lease.job_id).price)
@@ -183,7 +181,7 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
         _record(ctx, lease, LeaseLook(saw=saw, cost=billed), instance)
     elif now - last.at >= settle_s:
         why = f"seen {saw} twice, {now - last.at:.1f} s apart"
-        cost = instance.cost_usd if instance and instance.cost_usd is not None else lease_now(ctx, lease.id).billed
+        cost = instance.cost_usd if instance else None  # where it is no bill, the ledger's answers tell the cost
         if lease.state in LIVE_LEASES:
             _record(ctx, lease, LeaseStopped(saw=saw, why=why, cost_usd=cost), instance)
         else:

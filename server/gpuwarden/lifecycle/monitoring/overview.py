@@ -10,7 +10,7 @@ from gpuwarden.core.models import Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.execution.situation import Arranged, arranged, remains
-from gpuwarden.lifecycle.monitoring.alert_conditions import open_alerts, raise_overdue
+from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue, shown_alerts
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
@@ -103,7 +103,7 @@ def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
         ended=(*old.values(), *ended.values()),
         spending=_spending(ctx, now, every),
         accounts=tuple(known_funds(ctx)),
-        alerts=tuple(open_alerts(ctx, waiting)),
+        alerts=tuple(shown_alerts(ctx, waiting)),
         unknown=unknown,
     )
 

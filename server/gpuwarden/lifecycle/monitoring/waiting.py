@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Verb
@@ -27,6 +28,9 @@ RECEIPTS_S = 86_400.0
 """No receipt is good for longer."""
 
 
+Kind = Literal["teardown", "ordered", "unseen_end", "blocked", "unasked", "spending", "price"]
+
+
 @dataclass(frozen=True)
 class Waiting:
     """One question to a person. `cost_usd` is what its machine has cost, or what the job may cost; None: unknown.
@@ -38,7 +42,7 @@ class Waiting:
 
     subject: str
     ticket: str
-    kind: str
+    kind: Kind
     text: str
     since: float
     job_id: str | None = None
