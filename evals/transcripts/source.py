@@ -13,6 +13,7 @@ from typing import Any
 from evals.transcripts.canonical import Problem
 
 MAX_FILE = 256 << 20
+_TOO_LARGE = f"has more than {MAX_FILE >> 20} MiB; no session is that long"
 MAX_LINE = 32 << 20
 ZIP = b"PK\x03\x04"
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -34,9 +35,12 @@ class Source:
     def _read(self) -> bytes:
         """Return the file's bytes, unpacked where gzip packed it; none where it can't be read or is too large."""
         try:
+            size = self.path.stat().st_size
+            if size > MAX_FILE:
+                return self._refuse(_TOO_LARGE)
             with self.path.open("rb") as file:
                 # A read of a given size reserves it; asking for what is there keeps small files cheap.
-                data = file.read(min(self.path.stat().st_size, MAX_FILE) + 1)
+                data = file.read(size + 1)
             if data.startswith(_ZSTD):
                 return self._refuse("is compressed with zstd; unpack it first: zstd -d FILE")
             if data.startswith(_GZIP):
@@ -45,7 +49,7 @@ class Source:
         except (OSError, EOFError, zlib.error) as error:
             return self._refuse(f"can't be read: {error}")
         if len(data) > MAX_FILE:
-            return self._refuse(f"has more than {MAX_FILE >> 20} MiB; no session is that long")
+            return self._refuse(_TOO_LARGE)
         return data
 
     def _refuse(self, text: str) -> bytes:

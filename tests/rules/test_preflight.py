@@ -59,6 +59,17 @@ def test_it_is_silent(hub: HubServer, rule: str, job: Any) -> None:
     assert [f for f in findings(job, config(hub, HF_TOKEN)) if f.rule == rule] == []
 
 
+YOLO = "from ultralytics import YOLO\nYOLO('yolo26n.pt').train(data='coco128.yaml')"
+
+
+@pytest.mark.parametrize(("script", "refused"), [(YOLO, False), ("import torch\nloss.backward()", True)])
+def test_saving_to_another_folder_is_a_warning_and_saving_nothing_is_refused(
+    hub: HubServer, script: str, refused: bool
+) -> None:
+    (found,) = [f for f in findings(plain(script), config(hub)) if f.rule == "PF-OUT-005"]
+    assert found.blocks is refused and found.severity is (Severity.ERROR if refused else Severity.WARNING)
+
+
 MORE = {
     "PF-DATA-001": plain("from datasets import load_dataset\nd = load_dataset('trl-lib/tldr')\nprint(d['test'])"),
     "PF-DATA-002": sft("dataset_text_field='body'", data="stanfordnlp/imdb"),

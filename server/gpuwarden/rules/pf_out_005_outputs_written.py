@@ -19,7 +19,8 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: a declared output is a promise of the spec, not of the script. A script that never pushes loses its model
     where the spec names a repo, and nothing fails. The saves of trainers and the calls that save or push are
-    compared with the outputs. Where code that can't be read here may write too, it is a question instead of a refusal.
+    compared with the outputs. If code that can't be read here may write too, or if the script saves to another
+    folder of the machine, it is a warning instead of a refusal.
     A script without a single call, such as one that only says where it has moved, writes nothing either.
 
     Example:
@@ -66,9 +67,11 @@ def _written(facts: SubmitFacts, output: str) -> Iterator[Found]:
         yield Found(message, severity=Severity.INFO if unclear.path is None else Severity.WARNING)
         return
     elsewhere = ", ".join(sorted({w.path for w in writes if w.path}))
-    yield _judged(
-        facts, f"nothing in the script saves to {output}" + (f"; it saves to {elsewhere}" if elsewhere else "")
-    )
+    if elsewhere:  # not lost: it stays on the machine, and the teardown gate names an undeclared checkpoint
+        message = f"nothing in the script saves to {output}; it saves to {elsewhere}"
+        yield Found(message, severity=Severity.WARNING)
+    else:
+        yield _judged(facts, f"nothing in the script saves to {output}")
 
 
 def _judged(facts: SubmitFacts, message: str, fix: str = "") -> Found:

@@ -28,7 +28,7 @@ class ScriptFlags:
         name = flag.lstrip("-").replace("-", "_")
         if {flag, name} & self.literal:
             return True
-        if self.facts is None:
+        if self.facts is None or any(known.startswith(flag) for known in self.literal):  # argparse takes a prefix
             return None
         if self.facts.uses.typed is not None:
             return name in self.facts.uses.typed.declared

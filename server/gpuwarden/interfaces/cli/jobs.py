@@ -80,8 +80,8 @@ async def submit(
 ) -> int:
     """Check a job, and launch it.
 
-    WHAT is a script.py with its arguments, or a command. These options come before it: what follows the script is the
-    script's. On a rented platform the first call prints a receipt; --receipt alone then launches.
+    WHAT is a script.py with its arguments, or a command. Options that the script declares are the script's if they
+    follow it. On a rented platform the first call prints a receipt; --receipt alone then launches.
     """
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec

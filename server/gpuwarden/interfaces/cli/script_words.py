@@ -1,12 +1,12 @@
-"""Split a command line that runs a program: gpuwarden's own options come first, what follows the program is its own.
+"""Split a command line that runs a program into gpuwarden's options and the program's words.
 
-`gpuwarden submit --platform local train.py --lr 2e-5` gives `--lr` to the script. One `--` may separate the two: before
-the program, or behind gpuwarden's options where those come after it.
+`gpuwarden submit --platform local train.py --lr 2e-5` gives `--lr` to the script. An option of gpuwarden's that the
+script does not declare may come after it. `--` separates the two: before the program, or behind gpuwarden's options
+if those come after it.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -39,10 +39,11 @@ class RunsProgram(click.Command):
             if self._are_options(ctx, before):
                 ours, words = [*ours, *before], behind
             else:
-                self._check(ours, program, before)
-                words = [*before, *behind]
+                moved, rest = self._sorted(program, before)
+                ours, words = [*ours, *moved], [*rest, *behind]
         else:
-            self._check(ours, program, words)
+            moved, words = self._sorted(program, words)
+            ours = [*ours, *moved]
         return super().parse_args(ctx, [*ours, _END, program, *words])
 
     def takes_words(self, program: str) -> bool:
@@ -63,34 +64,35 @@ class RunsProgram(click.Command):
         except click.UsageError:
             return False
 
-    def _check(self, ours: Sequence[str], program: str, words: Sequence[str]) -> None:
-        """Raise BadRequest where an option of gpuwarden's is among the program's words, which does not declare it."""
+    def _sorted(self, program: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return gpuwarden's options among a program's words, and the rest.
+
+        An option of gpuwarden's that the script is known not to declare is gpuwarden's wherever it stands.
+        Raises BadRequest if it can't be known whose option it is.
+        """
         options = {name: p for p in self.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
         if not options.keys() & {word.partition("=")[0] for word in words}:
-            return
+            return [], list(words)
         flags = _flags_of(program, words)
         moved: list[str] = []
         rest: list[str] = []
         left = list(words)
         while left:
             word = left.pop(0)
-            option = options.get(word.partition("=")[0])
-            if option is None or flags.declares(word) is True:
+            name = word.partition("=")[0]
+            option = options.get(name)
+            if option is None or (declared := flags.declares(word)) is True:
                 rest.append(word)
                 continue
+            if declared is None:
+                raise BadRequest(
+                    f"{name} comes after {program}, and it is not known whether {program} has such an option",
+                    f"Put {name} before {program}, or `{_END}` before {program} if {name} is the program's.",
+                )
             takes_next = not option.is_flag and "=" not in word
             moved += [word, *left[:takes_next]]
             left = left[takes_next:]
-        if not moved:
-            return
-        first = moved[0].partition("=")[0]
-        line = shlex.join(["gpuwarden", str(self.name), *ours, *moved, program, *rest])
-        if flags.declares(first) is False:
-            why, cure = f"{program} declares no such option", f"Run `{line}`."
-        else:
-            why = f"it is not known whether {program} has such an option"
-            cure = f"Run `{line}`, or put `{_END}` before {program} where {first} is the program's."
-        raise BadRequest(f"{first} comes after {program}, where words are the program's, and {why}", cure)
+        return moved, rest
 
 
 class RunsScript(RunsProgram):
