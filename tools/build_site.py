@@ -38,6 +38,8 @@ GUIDE = (
     "nodes",
     "platforms",
     "policy",
+    "glossary",
+    "architecture",
     "evidence",
     "corruption",
     "seeded-faults",

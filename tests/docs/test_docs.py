@@ -115,3 +115,11 @@ def test_the_readme_fits_three_screens_and_opens_with_the_picture() -> None:
 
 def test_the_readme_leads_to_every_page_of_the_guide() -> None:
     assert {f"docs/{p.name}" for p in PAGES if p.parent != ROOT} <= set(re.findall(r"\]\(([^)#]+)", README))
+
+
+def test_the_map_of_the_code_names_files_that_exist() -> None:
+    package = ROOT / "server" / "gpuwarden"
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"\b\w+(?:/\w+)*(?:/|\.py\b)", text)) - {"I/"}
+    assert len(named) > 30
+    assert [n for n in named if not any((base / n).exists() for base in (package, package / "lifecycle", ROOT))] == []
