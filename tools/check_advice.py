@@ -2,9 +2,9 @@
 
     python tools/check_advice.py --wheels FOLDER
 
-The dates are those of `scripts/signatures/advice.py`, and those that the tables have for the arguments of which it says
-what to write instead. Of each date, the last release with the argument and the first one without it are downloaded into
-FOLDER and read as text. Exit code 1: a date is wrong.
+The dates are those of `scripts/signatures/advice.py`, and those that the tables have for the arguments that it replaces.
+For each date, the last release with the argument and the first one without it are downloaded into FOLDER and read as
+text. Exit code 1: a date is wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Show a person at a terminal the one-time code that approves on the page; `lifecycle.ending.approval_codes` says why.
+"""Show the user at a terminal the one-time code that approves on the page. See `lifecycle.ending.approval_codes`.
 
 The code is written to the terminal itself. A reply, with or without `--json`, never has it.
 """
