@@ -2,7 +2,7 @@
 
     python tools/check_advice.py --wheels FOLDER
 
-The dates are those of `scripts/signatures/advice.py`, and those that the tables have for the arguments that it replaces.
+The dates are those of `scripts/signatures/advice.py`, and of the tables for each argument with advice there.
 For each date, the last release with the argument and the first one without it are downloaded into FOLDER and read as
 text. Exit code 1: a date is wrong.
 """
