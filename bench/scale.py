@@ -49,10 +49,10 @@ from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import approve, request
 from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job
+from gpuwarden.lifecycle.teardown.gate import approve, request
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud, Session
 from gpuwarden.rehearsal.model import Call, Fault, Faults, Record, Settings, State

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench._figures import arguments, figure
 
 from gpuwarden.data import data_dir
-from gpuwarden.scripts.package_checks import Libraries
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.package_checks import Libraries
+from gpuwarden.static_analysis.script import read_script
 
 
 def check(text: str) -> None:

@@ -2,7 +2,7 @@
 
     python tools/check_advice.py --wheels FOLDER
 
-The dates are those of `scripts/signatures/advice.py`, and of the tables for each argument with advice there.
+The dates are those of `static_analysis/signatures/advice.py`, and of the tables for each argument with advice there.
 For each date, the last release with the argument and the first one without it are downloaded into FOLDER and read as
 text. Exit code 1: a date is wrong.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from signature_tables.wheels import files_of, wheel
 
-from gpuwarden.scripts.signatures.advice import ARGUMENTS, LOADING
-from gpuwarden.scripts.signatures.tables import table
+from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, LOADING
+from gpuwarden.static_analysis.signatures.tables import table
 
 CLASS = re.compile(r"\w*(?:Trainer|TrainingArguments|Config)")
 

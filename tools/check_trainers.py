@@ -25,9 +25,9 @@ from pathlib import Path
 from trainer_checks.releases import Library, Release
 from trainer_checks.uses import MODULES, READ, Use, uses_of
 
-from gpuwarden.scripts.ecosystem_tables import canonical_name, read_requirement
-from gpuwarden.scripts.signatures.advice import ARGUMENTS
-from gpuwarden.scripts.signatures.history import history
+from gpuwarden.static_analysis.ecosystem_tables import canonical_name, read_requirement
+from gpuwarden.static_analysis.signatures.advice import ARGUMENTS
+from gpuwarden.static_analysis.signatures.history import history
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "skills" / "gpu-training" / "scripts"

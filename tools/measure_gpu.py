@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.core.hardware import gpu_of
-from gpuwarden.scripts.estimate.memory import vram
-from gpuwarden.scripts.estimate.setup import run_measured
-from gpuwarden.scripts.measured import CPU, Measured, measured_file, read_measured
-from gpuwarden.scripts.shipped_trainers import trainer_file, trainer_names
+from gpuwarden.static_analysis.estimate.memory import vram
+from gpuwarden.static_analysis.estimate.setup import run_measured
+from gpuwarden.static_analysis.measured import CPU, Measured, measured_file, read_measured
+from gpuwarden.static_analysis.shipped_trainers import trainer_file, trainer_names
 
 MARKS = ("<!-- generated:measured-gpus -->", "<!-- /generated -->")
 LEAST = 10

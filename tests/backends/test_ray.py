@@ -29,10 +29,10 @@ from gpuwarden.ledger.events import JobPreempted
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.rules import catalog
 from lifecycle_kit import open_house
 from ray_kit import Head, RayEngine, place_of

@@ -28,12 +28,12 @@ from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.remote.host import node_talk
 from gpuwarden.rules import catalog
 from slurm_kit import Cluster, SlurmEngine, login_node, place_of, train

@@ -26,9 +26,9 @@ from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.teardown.gate import request
 from lifecycle_kit import launch, open_house, rent_cloud, training
 from real_parts import need
 from waiting import soon

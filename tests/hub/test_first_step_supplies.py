@@ -28,8 +28,8 @@ from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.remote.first_step.start import Limits, Order, rehearse
 from gpuwarden.remote.sandbox import detect
 from gpuwarden.remote.sandbox.words import Kind
-from gpuwarden.scripts.hub_references import RepoUse
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.hub_references import RepoUse
+from gpuwarden.static_analysis.script import read_script
 from hubserver import STRANGER, config, hub_server
 from real_parts import need
 

@@ -35,12 +35,12 @@ from gpuwarden.interfaces.results.history import told_events
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.watch import Round
 from gpuwarden.lifecycle.records import read_job, story
+from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from hubserver import hub_server
 from lifecycle_kit import PLATFORM, launch, open_house, rent_cloud, training

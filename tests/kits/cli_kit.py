@@ -16,8 +16,8 @@ from gpuwarden.interfaces.cli import main
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import request
 from lifecycle_kit import until
 from waiting import eventually
 

@@ -24,9 +24,9 @@ from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import approve, proceed, request
 from gpuwarden.rehearsal.model import Fault as CloudFault
 from lifecycle_kit import clock_of_today, open_house, story
 from real_parts import need

@@ -17,12 +17,12 @@ from gpuwarden.core.errors import Conflict, NotFound, NotSupported
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
-from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.provisioning import accepted, provisioning
 from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.meter import look
 from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
+from gpuwarden.lifecycle.teardown.termination import request_end
 from gpuwarden.providers.base import Provider
 from lifecycle_kit import open_house
 from rehearsal_kit import HandClock

@@ -34,10 +34,10 @@ from gpuwarden.core.models import JobSpec, Place
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import approve, request
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import approve, request
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud

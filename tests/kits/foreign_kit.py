@@ -18,8 +18,8 @@ from gpuwarden.hub.facts import Account, HubFacts, RepoFact
 from gpuwarden.profiles import load_profile
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.hub_references import RepoUse
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.hub_references import RepoUse
+from gpuwarden.static_analysis.script import read_script
 from paths import CORPUS
 
 PLATFORMS = ("runpod", "hf-jobs")

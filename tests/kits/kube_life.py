@@ -17,9 +17,9 @@ from gpuwarden.data import data_dir
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check, pause, resume
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import request
 from lifecycle_kit import open_house
 from waiting import soon
 

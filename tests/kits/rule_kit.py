@@ -26,7 +26,7 @@ from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.states import Job
 from gpuwarden.profiles import load_profile
 from gpuwarden.rules.facts import OutputFile, SubmitFacts, TeardownFacts
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.script import read_script
 from paths import TESTS
 
 FOLDER = TESTS / "rule_examples"

@@ -8,9 +8,9 @@ from fakes import FakeClock
 from gpuwarden.core.models import Handle, JobSpec, Verb
 from gpuwarden.core.states import Job, Teardown
 from gpuwarden.lifecycle.artifacts.pull import pull
-from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed, request
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import PLATFORM, launch, open_house, promises, prove, rent_cloud, story
 from pretend_machines import PretendBackend, Processes

@@ -22,7 +22,7 @@ from typing import Any
 WARM = (
     "gpuwarden.checkpoints.load_child",
     "gpuwarden.checkpoints.build_child",
-    "gpuwarden.scripts.estimate.trace_child",
+    "gpuwarden.static_analysis.estimate.trace_child",
 )
 # transformers reads variables that the children set before they import it.
 IMPORTED = ("torch", "safetensors.torch", "numpy")

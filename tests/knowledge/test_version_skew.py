@@ -15,9 +15,9 @@ from gpuwarden.interfaces.results.references import look_up
 from gpuwarden.interfaces.results.version_skew import SkewReply, told
 from gpuwarden.knowledge.failure import read_failure
 from gpuwarden.knowledge.version_skew import Change, Skew, explain
-from gpuwarden.scripts.signatures.history import ever
-from gpuwarden.scripts.signatures.members import members
-from gpuwarden.scripts.signatures.tables import packages, table
+from gpuwarden.static_analysis.signatures.history import ever
+from gpuwarden.static_analysis.signatures.members import members
+from gpuwarden.static_analysis.signatures.tables import packages, table
 from paths import CORPUS, ROOT
 
 SKEW = CORPUS / "skew"

@@ -25,10 +25,10 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import Checked, cancel
 from gpuwarden.lifecycle.records import job_ids
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
+from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
 from lifecycle_kit import launch, open_house, rent_cloud, until

@@ -18,11 +18,11 @@ from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.interfaces.results import checked as check_reply
 from gpuwarden.ledger.events import HostChecked, JobFailed
 from gpuwarden.lifecycle.artifacts.pull import pull
-from gpuwarden.lifecycle.ending.teardown import approve, request
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.teardown.gate import approve, request
 from gpuwarden.remote.host.probe_findings import RENT_ANOTHER
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged, fingerprint
 from lifecycle_kit import open_house

@@ -13,12 +13,12 @@ from gpuwarden.core.errors import Refused
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.ledger.events import JobFailed, VerbSent
-from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import approve, proceed, request
 from gpuwarden.rehearsal.model import Fault as CloudFault
 
 pytestmark = pytest.mark.anyio

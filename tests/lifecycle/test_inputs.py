@@ -27,15 +27,15 @@ from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission import inputs
 from gpuwarden.lifecycle.submission.input_store import stage, staged, sweep
 from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.rehearsal.model import Settings
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.script import read_script
 from lifecycle_kit import FAST, launch, launches, open_house, records, rent_cloud, training, until
 from paths import KITS, ROOT
 from real_parts import amount

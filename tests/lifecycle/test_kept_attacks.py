@@ -22,11 +22,11 @@ from gpuwarden.ledger.events import AlertRaised, LeaseCameBack
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from kept_kit import FILES, KEEP, Kit, landed
 from lifecycle_kit import prove, records, story, weights

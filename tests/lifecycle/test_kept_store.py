@@ -33,11 +33,11 @@ from gpuwarden.lifecycle.artifacts.kept_store import StoreCopy, look_at_store, m
 from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, request
 from gpuwarden.lifecycle.monitoring.alert_conditions import UPLOAD
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_teardown
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, request
 from gpuwarden.rehearsal.hub.server import HubServer
 from hubserver import READER as HUB_READER
 from hubserver import STRANGER, hub_server

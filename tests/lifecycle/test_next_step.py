@@ -22,13 +22,13 @@ from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import ReceiptIssued
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
-from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.execution.recovery_advice import OWN_FAULTS
 from gpuwarden.lifecycle.execution.situation import following_of, situation
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import lease_ids, read_job
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import approve, proceed, request
 from gpuwarden.rehearsal.model import Fault
 from kept_kit import KEEP, Kit
 from lifecycle_kit import launch, records, weights

@@ -22,10 +22,10 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.remote.ssh.host_keys import fingerprint
 from lifecycle_kit import open_house, until
 from sshd import Sshd

@@ -28,12 +28,12 @@ from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import approve, proceed, request, withdraw
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
 from gpuwarden.lifecycle.monitoring.inventory import list_instances, reconcile
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import approve, proceed, request, withdraw
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy

@@ -25,8 +25,6 @@ from gpuwarden.interfaces.results.overview import status_of
 from gpuwarden.ledger.events import ApprovalGranted, EndingAnnounced, EndingOrdered, LeaseCameBack, ReceiptIssued
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
-from gpuwarden.lifecycle.ending import orders
-from gpuwarden.lifecycle.ending.orders import Objection, object_to
 from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -35,6 +33,8 @@ from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown import orders
+from gpuwarden.lifecycle.teardown.orders import Objection, object_to
 from gpuwarden.policy_record import InForce, Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, prove, records
@@ -217,7 +217,7 @@ async def test_an_order_holds_while_the_policy_gives_it(
 async def test_an_order_that_was_taken_back_while_the_watch_was_dead_ends_nothing(ending_house: Ordered) -> None:
     """It dies between the recorded approval and the call, and the policy changes before it comes back."""
     await ending_house.proven()
-    kill = patch("gpuwarden.lifecycle.ending.teardown._execute", side_effect=KeyboardInterrupt)
+    kill = patch("gpuwarden.lifecycle.teardown.gate._execute", side_effect=KeyboardInterrupt)
     with kill, pytest.raises(KeyboardInterrupt):
         await ending_house.watched(15)
     (granted,) = [e for e in ending_house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
@@ -492,7 +492,7 @@ async def test_an_objection_to_what_does_not_exist_is_an_error(ending_house: Ord
 
 
 async def test_an_order_approves_no_other_facts(ending_house: Ordered, wording: Wording) -> None:
-    from gpuwarden.lifecycle.ending.teardown import approve_by_order
+    from gpuwarden.lifecycle.teardown.gate import approve_by_order
 
     job = await ending_house.proven()
     view = await ending_house.asks(job)

@@ -32,8 +32,6 @@ from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Jo
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, EndingAnnounced, LeaseStopping, VerbIntent
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import Objection, object_to
-from gpuwarden.lifecycle.ending.teardown import PATIENCE_S
 from gpuwarden.lifecycle.monitoring.alert_conditions import ORDER_LATE_S
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON
@@ -41,6 +39,8 @@ from gpuwarden.lifecycle.monitoring.watch import SWEEP_S, Round, Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import PATIENCE_S
+from gpuwarden.lifecycle.teardown.orders import Objection, object_to
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.faulty_backend import lossy

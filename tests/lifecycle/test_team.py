@@ -23,13 +23,13 @@ from gpuwarden.interfaces.http.access import cookie_name
 from gpuwarden.interfaces.results import costs_of, jobs_of
 from gpuwarden.ledger.events import ApprovalGranted, JobAccepted, PasskeyRegistered
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.passkeys import allow, allowed, passkeys, register
-from gpuwarden.lifecycle.ending.teardown import approve, request
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import job_page
 from gpuwarden.lifecycle.monitoring.spending import charges
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
+from gpuwarden.lifecycle.teardown.gate import approve, request
+from gpuwarden.lifecycle.teardown.passkeys import allow, allowed, passkeys, register
 from gpuwarden.people import acting_as, user_here
 from gpuwarden.rehearsal.model import Settings
 from http_kit import bearer, client, listening, serving, transport

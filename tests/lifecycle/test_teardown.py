@@ -13,11 +13,11 @@ from gpuwarden.core.models import Handle, Manifest, Resources
 from gpuwarden.core.policy import Approval
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.lifecycle.artifacts.pull import pull
-from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed
 from gpuwarden.rehearsal.model import Fault
 from lifecycle_kit import launch, prove, records
 from pretend_machines import Processes
@@ -173,7 +173,7 @@ async def test_an_approval_that_was_not_carried_out_at_once_is_held_against_the_
     job = await house.proven()
     view = await house.asks(job)
     with (
-        patch("gpuwarden.lifecycle.ending.teardown._execute", side_effect=KeyboardInterrupt),
+        patch("gpuwarden.lifecycle.teardown.gate._execute", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         await house.yes(view)

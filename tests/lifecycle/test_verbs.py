@@ -12,10 +12,10 @@ from gpuwarden.core.models import JobSpec, Verb
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import read_lease
+from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed, request
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import launch, open_house, rent_cloud

@@ -29,8 +29,8 @@ from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.artifacts.verify import verify
 from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import HubServer
 from hubserver import STRANGER, hub_server

@@ -21,7 +21,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import last_pull
 from gpuwarden.lifecycle.artifacts.verify import verify
 from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.teardown.gate import request
 from lifecycle_kit import launch, open_house, rent_cloud, training, until
 from resume_kit import saved
 from wording import Wording

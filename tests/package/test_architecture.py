@@ -24,7 +24,7 @@ MAY_BRING_HEAVY = (
     "interfaces/cli/overnight.py",
     "interfaces/cli/screen.py",
     "interfaces/cli/verify_report.py",
-    "scripts/estimate/trace_model.py",  # the traced child's alone
+    "static_analysis/estimate/trace_model.py",  # the traced child's alone
 )
 
 # Run in a fresh interpreter: import every module, one after the other, and name the first that brings a heavy one.

@@ -18,7 +18,7 @@ READ = """
 import gpuwarden, pathlib
 from gpuwarden.data import data_dir
 from gpuwarden.profiles import load_profile, profile_names
-from gpuwarden.scripts.shipped_trainers import trainer, trainer_names
+from gpuwarden.static_analysis.shipped_trainers import trainer, trainer_names
 assert len([trainer(name).options for name in trainer_names()]) >= 13
 for name in profile_names():
     load_profile(name)

@@ -15,9 +15,9 @@ from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.provisioning import provisioning, tend
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.teardown.termination import request_end
 from gpuwarden.providers.base import Bidder
 from gpuwarden.providers.vastai import Vast
 from wording import Wording

@@ -35,7 +35,7 @@ from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.submission.submit import check_spec, submit
 from gpuwarden.remote.host import start_agent, uv_wheel
 from gpuwarden.remote.host.interpreter import readiness, request_of
-from gpuwarden.scripts.command_files import named_files, started_file
+from gpuwarden.static_analysis.command_files import named_files, started_file
 from lifecycle_kit import WEALTHY, open_house
 from real_parts import need
 from sshd import Sshd

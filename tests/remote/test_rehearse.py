@@ -43,7 +43,7 @@ from gpuwarden.remote.sandbox import detect
 from gpuwarden.remote.sandbox.words import Kind
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import Rehearsed, SubmitFacts
-from gpuwarden.scripts.script import Header, read_script
+from gpuwarden.static_analysis.script import Header, read_script
 from real_parts import need
 from waiting import eventually
 from wording import Wording

@@ -18,7 +18,7 @@ from gpuwarden.remote.first_step.kept import RUN, mark_ready, mark_used, prune_e
 from gpuwarden.remote.first_step.start import Limits, Order, rehearse
 from gpuwarden.remote.sandbox import detect
 from gpuwarden.remote.sandbox.words import Kind
-from gpuwarden.scripts.script import Header
+from gpuwarden.static_analysis.script import Header
 from real_parts import need
 
 NOW, DAY = 1_800_000_000.0, 86_400.0

@@ -18,7 +18,7 @@ from gpuwarden.remote.first_step.start import Order, rehearse
 from gpuwarden.remote.host.interpreter import Installed
 from gpuwarden.remote.sandbox import detect
 from gpuwarden.remote.sandbox.words import Kind
-from gpuwarden.scripts.script import Header
+from gpuwarden.static_analysis.script import Header
 from real_parts import need
 
 pytestmark = [pytest.mark.prove, pytest.mark.real]

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from gpuwarden.core.models import JobSpec
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.script import read_script
 from rule_kit import script, submit
 
 HEADER = '# /// script\n# dependencies = ["transformers==4.51.3", "peft==0.15.2"]\n# ///\n'

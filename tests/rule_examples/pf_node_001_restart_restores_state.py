@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.script import read_script
 from rule_kit import submit
 
 FRESH = "import torch\nfor step in range(9):\n    torch.save({}, 'out/x.pt')\n"

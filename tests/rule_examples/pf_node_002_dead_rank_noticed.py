@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from engine_facts import cluster
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.script import read_script
 from rule_kit import submit
 
 GROUP = ("torchrun", "--nnodes=2", "train.py")

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from gpuwarden.profiles import load_profile
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.script import read_script
 from rule_kit import submit
 
 LOOP = "import torch\nloss.backward()\n"

@@ -19,8 +19,8 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.teardown.gate import approve, proceed, request
 from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, launch, moves_on, over, promises, records, rent_cloud
 from real_parts import need

@@ -1,6 +1,6 @@
 """Write the releases of one package as one table: every fact with the run of releases in which it is true.
 
-The readers are in `gpuwarden.scripts.signatures.tables`, which describes the format.
+The readers are in `gpuwarden.static_analysis.signatures.tables`, which describes the format.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from gpuwarden.core.readiness import Needs, Readiness, Uv
-from gpuwarden.scripts.ecosystem_tables import canonical_name
-from gpuwarden.scripts.script import Header, versions_allowed
+from gpuwarden.static_analysis.ecosystem_tables import canonical_name
+from gpuwarden.static_analysis.script import Header, versions_allowed
 
 _HUB: Final = r"(?:(?:docker\.io|index\.docker\.io|registry-1\.docker\.io)/)?"
 _PYTHON: Final = re.compile(rf"{_HUB}(?:library/)?python:(\d+)\.(\d+)(?:\.\d+)?(?:-[\w.-]+)?(?:@sha256:\w+)?")

@@ -14,7 +14,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen, JobSpec
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.shell_quote import quote
-from gpuwarden.scripts.script import read_header
+from gpuwarden.static_analysis.script import read_header
 
 STOP_WAIT_S: Final = 3_700
 """How long Ray waits after its SIGTERM. The runner, whose grace is an hour at most, kills before that."""

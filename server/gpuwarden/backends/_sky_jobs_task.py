@@ -21,7 +21,7 @@ from gpuwarden.remote import launch
 from gpuwarden.remote.host.interpreter import uv_run
 from gpuwarden.remote.runner.keep_clients import CLIENTS
 from gpuwarden.remote.sky.rows import task
-from gpuwarden.scripts.script import start_header
+from gpuwarden.static_analysis.script import start_header
 
 MAX_FILES: Final = 640 << 10
 """Bytes of the packed files, most of which are ours: SkyPilot stores the command with every job."""

@@ -22,7 +22,7 @@ from gpuwarden.remote.host.uv_wheel import WHEELS, name_of, uv_program
 from gpuwarden.remote.ssh.machine import Ssh
 from gpuwarden.remote.transfer.shell_upload import PUT_S
 from gpuwarden.remote.transfer.upload import push
-from gpuwarden.scripts.script import read_header, start_header
+from gpuwarden.static_analysis.script import read_header, start_header
 
 TOOLS: Final = ".gpuwarden"
 """The folder of gpuwarden's own programs, below the run root."""

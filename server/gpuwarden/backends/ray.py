@@ -44,7 +44,7 @@ from gpuwarden.core.readiness import Needs, Readiness, Uv
 from gpuwarden.core.rules import Finding
 from gpuwarden.private import write_private
 from gpuwarden.remote import launch
-from gpuwarden.scripts.script import Header, versions_allowed
+from gpuwarden.static_analysis.script import Header, versions_allowed
 
 JOBS: Final = "/api/jobs/"
 SECOND_LOOK_S: Final = 2.0

@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuwarden.core.models import Answer, Frozen, Known
 from gpuwarden.core.repos import Config, Repo
-from gpuwarden.scripts.estimate.shape import Shape
-from gpuwarden.scripts.hub_references import RepoUse
+from gpuwarden.static_analysis.estimate.shape import Shape
+from gpuwarden.static_analysis.hub_references import RepoUse
 
 
 class Account(Frozen):

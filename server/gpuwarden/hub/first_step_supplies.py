@@ -20,7 +20,7 @@ from gpuwarden.core.safe_names import local_name
 from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look
-from gpuwarden.scripts.hub_references import RepoUse
+from gpuwarden.static_analysis.hub_references import RepoUse
 
 MOST_REPOS: Final = 24
 MOST_FILES: Final = 60

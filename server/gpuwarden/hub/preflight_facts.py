@@ -16,9 +16,9 @@ from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look
 from gpuwarden.hub.facts import Account, HubFacts, RepoFact
-from gpuwarden.scripts.estimate.shape import Shape, shape_of
-from gpuwarden.scripts.hub_references import RepoUse
-from gpuwarden.scripts.script import ScriptFacts
+from gpuwarden.static_analysis.estimate.shape import Shape, shape_of
+from gpuwarden.static_analysis.hub_references import RepoUse
+from gpuwarden.static_analysis.script import ScriptFacts
 
 MOST_REPOS = 24
 _DATA = re.compile(r"(?i)(^|_)data(set)?(_(id|name|repo))?$")

@@ -17,7 +17,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import MAX_SCRIPT_BYTES, Answer, Known, Unknown
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubConfig
-from gpuwarden.scripts.script import decode
+from gpuwarden.static_analysis.script import decode
 
 RAW_HOSTS = frozenset({"raw.githubusercontent.com", "gist.githubusercontent.com", "huggingface.co"})
 _ADDRESS = re.compile(r"https?://\S+\.py(\?\S*)?", re.IGNORECASE)

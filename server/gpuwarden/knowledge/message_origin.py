@@ -14,7 +14,7 @@ from typing import Any
 from gpuwarden.core.models import Frozen
 from gpuwarden.data import data_dir
 from gpuwarden.knowledge.failure import ExceptionRead, Failure
-from gpuwarden.scripts.signatures.tables import packages
+from gpuwarden.static_analysis.signatures.tables import packages
 
 HOLE = "{}"
 _PLACE = re.compile(r"(?:site|dist)-packages/(?P<file>(?P<root>\w+)/[^:]{1,300}\.py):\d+ in ")

@@ -16,11 +16,11 @@ from typing import TypeAlias
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.diagnosis import Certainty
 from gpuwarden.knowledge.failure import Failure, Gone
-from gpuwarden.scripts.signatures.advice import ARGUMENTS, LOADING, NAMES
-from gpuwarden.scripts.signatures.history import ever, minor, nearest
-from gpuwarden.scripts.signatures.members import members
-from gpuwarden.scripts.signatures.resolve import Installed
-from gpuwarden.scripts.signatures.tables import Table, canonical, package_of, packages, table, version
+from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, LOADING, NAMES
+from gpuwarden.static_analysis.signatures.history import ever, minor, nearest
+from gpuwarden.static_analysis.signatures.members import members
+from gpuwarden.static_analysis.signatures.resolve import Installed
+from gpuwarden.static_analysis.signatures.tables import Table, canonical, package_of, packages, table, version
 
 RAISED_BY_SKEW = frozenset({"AttributeError", "ImportError", "ModuleNotFoundError", "TypeError", "ValueError"})
 WRAPPED = "Failed to import "

@@ -24,7 +24,7 @@ from gpuwarden.remote.host.node_findings import Verdict, judge_nodes
 from gpuwarden.remote.host.node_interfaces import chosen
 from gpuwarden.remote.host.node_talk import LOCAL, NodeTalk, open_talk
 from gpuwarden.remote.ssh.config import check_host
-from gpuwarden.scripts.group_launch import GroupLaunch
+from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MOST_NODES: Final = 256
 ALL_WAYS: Final = 6

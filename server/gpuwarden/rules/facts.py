@@ -28,11 +28,11 @@ from gpuwarden.core.readiness import Readiness
 from gpuwarden.core.rules import Finding, Found, Severity
 from gpuwarden.core.states import Job
 from gpuwarden.hub.facts import HubFacts
-from gpuwarden.scripts.env_and_shell import installed
-from gpuwarden.scripts.group_launch import GroupLaunch, read_launch
-from gpuwarden.scripts.package_checks import Libraries
-from gpuwarden.scripts.script import ScriptFacts
-from gpuwarden.scripts.script_usage import Uses
+from gpuwarden.static_analysis.env_and_shell import installed
+from gpuwarden.static_analysis.group_launch import GroupLaunch, read_launch
+from gpuwarden.static_analysis.package_checks import Libraries
+from gpuwarden.static_analysis.script import ScriptFacts
+from gpuwarden.static_analysis.script_usage import Uses
 
 MARGIN = 1.3
 """A timeout leaves 30 % of room above the estimate."""

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.signatures.advice import LOADING
-from gpuwarden.scripts.signatures.tables import version
+from gpuwarden.static_analysis.signatures.advice import LOADING
+from gpuwarden.static_analysis.signatures.tables import version
 
 
 @rule(

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.static_eval import UNKNOWN
+from gpuwarden.static_analysis.static_eval import UNKNOWN
 
 
 @rule(

@@ -3,8 +3,8 @@ from collections.abc import Iterator, Mapping
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.ecosystem_tables import COLUMNS, SYNONYMS
-from gpuwarden.scripts.row_layouts import reads
+from gpuwarden.static_analysis.ecosystem_tables import COLUMNS, SYNONYMS
+from gpuwarden.static_analysis.row_layouts import reads
 
 _NEEDS = {
     "messages": "a list of messages with role and content",

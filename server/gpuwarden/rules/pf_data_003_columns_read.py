@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.hub_references import BUILDERS
+from gpuwarden.static_analysis.hub_references import BUILDERS
 
 _SOURCES = ("from_pandas", "from_csv", "from_json", "from_generator", "from_parquet", "load_from_disk", "read_csv")
 # Columns that tokenizers and processors add to a row.

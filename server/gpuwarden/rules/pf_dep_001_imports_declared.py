@@ -2,14 +2,14 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.ecosystem_tables import (
+from gpuwarden.static_analysis.ecosystem_tables import (
     KNOWN,
     closure,
     distributions,
     listed,
     read_requirement,
 )
-from gpuwarden.scripts.env_and_shell import installed
+from gpuwarden.static_analysis.env_and_shell import installed
 
 
 @rule(

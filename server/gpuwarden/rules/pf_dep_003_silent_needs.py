@@ -3,12 +3,12 @@ from dataclasses import dataclass
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.ecosystem_tables import closure, listed
-from gpuwarden.scripts.env_and_shell import installed
-from gpuwarden.scripts.script_usage import Uses
-from gpuwarden.scripts.static_eval import UNKNOWN
-from gpuwarden.scripts.three_valued import truth
-from gpuwarden.scripts.writes import LIGHTNING
+from gpuwarden.static_analysis.ecosystem_tables import closure, listed
+from gpuwarden.static_analysis.env_and_shell import installed
+from gpuwarden.static_analysis.script_usage import Uses
+from gpuwarden.static_analysis.static_eval import UNKNOWN
+from gpuwarden.static_analysis.three_valued import truth
+from gpuwarden.static_analysis.writes import LIGHTNING
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def pins_agree(facts: SubmitFacts) -> Iterator[Found]:
     header = facts.script.header if facts.script and not facts.script.error else None
     if not header:
         return
-    from gpuwarden.scripts.signatures.releases import conflicts
+    from gpuwarden.static_analysis.signatures.releases import conflicts
 
     for found in conflicts(header.dependencies):
         message = (

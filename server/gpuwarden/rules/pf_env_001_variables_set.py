@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.ecosystem_tables import GIVEN_VARIABLES, REPORT_VARIABLES, RUNNER_VARIABLES
+from gpuwarden.static_analysis.ecosystem_tables import GIVEN_VARIABLES, REPORT_VARIABLES, RUNNER_VARIABLES
 
 
 @rule(

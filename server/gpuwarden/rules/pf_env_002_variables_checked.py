@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.ecosystem_tables import GIVEN_VARIABLES
+from gpuwarden.static_analysis.ecosystem_tables import GIVEN_VARIABLES
 
 
 @rule(

@@ -3,8 +3,8 @@ from typing import Final
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.estimate.memory import vram
-from gpuwarden.scripts.estimate.setup import run_of
+from gpuwarden.static_analysis.estimate.memory import vram
+from gpuwarden.static_analysis.estimate.setup import run_of
 
 WIDEST: Final = 3.0
 """An interval whose ends are further apart says too little for a warning."""

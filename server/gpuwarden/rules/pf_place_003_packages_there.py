@@ -4,7 +4,7 @@ from gpuwarden.core.models import Unknown
 from gpuwarden.core.readiness import Uv
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.env_and_shell import installed
+from gpuwarden.static_analysis.env_and_shell import installed
 
 _NO_NETWORK = "Install them next to gpuwarden, or let a person set network = true under [local] in the policy."
 _NO_UV_THERE = "Choose a place or an image that has it, or change the header."

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from gpuwarden.core.models import Known
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.command_files import started_file
+from gpuwarden.static_analysis.command_files import started_file
 
 
 @rule(

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 from gpuwarden.core.models import Known
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.newer_grammar import described
-from gpuwarden.scripts.script import with_grammar
+from gpuwarden.static_analysis.newer_grammar import described
+from gpuwarden.static_analysis.script import with_grammar
 
 
 @rule(

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.ecosystem_tables import APT, SYSTEM_TOOLS
-from gpuwarden.scripts.env_and_shell import installed
+from gpuwarden.static_analysis.ecosystem_tables import APT, SYSTEM_TOOLS
+from gpuwarden.static_analysis.env_and_shell import installed
 
 
 @rule(

@@ -5,8 +5,8 @@ from typing import Final
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.scripts.estimate.setup import run_of
-from gpuwarden.scripts.estimate.time import START_S, duration, shortest
+from gpuwarden.static_analysis.estimate.setup import run_of
+from gpuwarden.static_analysis.estimate.time import START_S, duration, shortest
 
 SHORT_S: Final = 180
 """Seconds below which a rented machine often does not get past the start."""

@@ -23,12 +23,12 @@ from gpuwarden.ledger import events as ev
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import with_printed_progress
 from gpuwarden.lifecycle.monitoring.overview import glance, job_page
 from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
 from gpuwarden.lifecycle.monitoring.wait import MOST_S, wait
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
+from gpuwarden.lifecycle.teardown.gate import request
 from grown_ledger import grown, steps
 from wording import Wording
 

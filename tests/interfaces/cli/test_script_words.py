@@ -14,7 +14,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.interfaces.cli import main as _main  # adds the commands to the group
 from gpuwarden.interfaces.cli.base import cli
-from gpuwarden.scripts.flag_owner import flags_of
+from gpuwarden.static_analysis.flag_owner import flags_of
 from wording import Wording
 
 ARGPARSE = """

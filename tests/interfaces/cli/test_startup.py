@@ -65,7 +65,7 @@ def test_help_imports_the_command_line_and_nothing_else(tmp_path: Path, words: l
 def test_an_overview_imports_nothing_that_reads_scripts_files_or_references(tmp_path: Path, word: str) -> None:
     found = imported_for(RUN, tmp_path, word, "--json")
     assert found.isdisjoint(LIBRARIES)
-    packages = {"checkpoints", "knowledge", "rules", "scripts", "rehearsal", "remote.ssh.session"}
+    packages = {"checkpoints", "knowledge", "rules", "static_analysis", "rehearsal", "remote.ssh.session"}
     assert found.isdisjoint(f"gpuwarden.{package}" for package in packages)
 
 
@@ -77,10 +77,10 @@ def test_a_look_at_the_machines_imports_what_it_needs(tmp_path: Path) -> None:
         "checkpoints",
         "knowledge",
         "rules",
-        "scripts",
+        "static_analysis",
         "lifecycle.execution",
         "lifecycle.submission",
-        "lifecycle.ending",
+        "lifecycle.teardown",
         "remote.ssh.session",
     }
     assert found.isdisjoint(f"gpuwarden.{package}" for package in packages)
@@ -95,7 +95,7 @@ import contextlib, io, json, sys
 from pydantic import BaseModel
 from gpuwarden.interfaces.cli.main import run
 from gpuwarden.profiles import load_text
-from gpuwarden.scripts.signatures.tables import table
+from gpuwarden.static_analysis.signatures.tables import table
 
 def below(model):
     return {model}.union(*map(below, model.__subclasses__()))

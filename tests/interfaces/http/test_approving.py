@@ -31,10 +31,10 @@ from gpuwarden.ledger.events import (
     ReceiptIssued,
 )
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.approval_codes import TRIES
-from gpuwarden.lifecycle.ending.passkeys import allow, allowed, passkeys, register, remove
-from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.records import read_teardown
+from gpuwarden.lifecycle.teardown.approval_codes import TRIES
+from gpuwarden.lifecycle.teardown.gate import request
+from gpuwarden.lifecycle.teardown.passkeys import allow, allowed, passkeys, register, remove
 from http_kit import bearer, client, serving
 from page_kit import EVIL, World, busy_world
 from real_parts import need

@@ -19,7 +19,7 @@ from gpuwarden.interfaces.http.pages import following
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.events import PasskeyRegistered
-from gpuwarden.lifecycle.ending.passkeys import allow, allowed, register
+from gpuwarden.lifecycle.teardown.passkeys import allow, allowed, register
 from gpuwarden.metrics.points import PostedPoints, Row
 from gpuwarden.metrics.store import Batch, MetricStore
 from page_kit import EVIL, HOUR, busy_world, hostile_world, open_world

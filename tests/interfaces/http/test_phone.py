@@ -27,7 +27,7 @@ from browser_kit import Window, browsing
 from doors import answer, gpuwarden, quick_warden
 from gpuwarden.ledger.events import ApprovalGranted, PasskeyRegistered, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.passkeys import allow, allowed, register
+from gpuwarden.lifecycle.teardown.passkeys import allow, allowed, register
 from load_kit import served
 from paths import ROOT
 from real_parts import need

@@ -24,8 +24,8 @@ from gpuwarden.core.models import InputFile, Level, Verdict
 from gpuwarden.core.rules import Finding, run_rules
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from gpuwarden.rules.catalog import rules_of
-from gpuwarden.scripts.ecosystem_tables import canonical_name, read_requirement
-from gpuwarden.scripts.script import read_header, read_script
+from gpuwarden.static_analysis.ecosystem_tables import canonical_name, read_requirement
+from gpuwarden.static_analysis.script import read_header, read_script
 from hubserver import config, hub_server
 from paths import KITS
 from rulefacts import facts_for

@@ -17,7 +17,6 @@ from gpuwarden.core.policy import Caps, Ending, Policy
 from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.events import CellProven
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import approve, request
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.deciding import end_fan_out, resume_fan_out
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, Hold, advance_fan_out
@@ -26,6 +25,7 @@ from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.submission.submit import NeedsApproval
+from gpuwarden.lifecycle.teardown.gate import approve, request
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud

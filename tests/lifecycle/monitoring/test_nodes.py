@@ -21,8 +21,8 @@ from gpuwarden.remote.host.node_findings import judge_nodes
 from gpuwarden.remote.host.node_interfaces import chosen, variable_for
 from gpuwarden.remote.host.node_talk import agent_source, open_talk
 from gpuwarden.remote.runner.group import selected
-from gpuwarden.scripts.group_launch import GroupLaunch, read_launch
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.group_launch import GroupLaunch, read_launch
+from gpuwarden.static_analysis.script import read_script
 from wording import Wording
 
 pytestmark = pytest.mark.anyio

@@ -25,7 +25,7 @@ from gpuwarden.lifecycle.templates import json_rows, rows
 from gpuwarden.lifecycle.templates.convert import Conversion, convert, write_rows
 from gpuwarden.lifecycle.templates.json_rows import MAX_WHOLE
 from gpuwarden.lifecycle.templates.rows import EXTRA, hub_rows, rows_of, type_of
-from gpuwarden.scripts.shipped_trainers import trainer
+from gpuwarden.static_analysis.shipped_trainers import trainer
 from wording import Wording
 
 

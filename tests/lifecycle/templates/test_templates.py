@@ -27,7 +27,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.templates.fill import Filled, Wish, fill, splits_to_read
 from gpuwarden.rehearsal.hub.server import HubServer
-from gpuwarden.scripts.shipped_trainers import ALIASES, trainer, trainer_file, trainer_names
+from gpuwarden.static_analysis.shipped_trainers import ALIASES, trainer, trainer_file, trainer_names
 from hubserver import READER, hub_server
 from rulefacts import HF_TOKEN, seed_for_rules
 from trainer_kit import SCRIPTS

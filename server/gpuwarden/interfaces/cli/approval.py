@@ -31,8 +31,6 @@ from gpuwarden.interfaces.results import Result, torn_down
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import Objection, order_for
-from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
 from gpuwarden.lifecycle.fan_out.limits import Rise
 from gpuwarden.lifecycle.records import receipt_used
 from gpuwarden.lifecycle.submission.budgets import spending_approved
@@ -45,6 +43,8 @@ from gpuwarden.lifecycle.submission.rehearsing import (
     whole_script,
 )
 from gpuwarden.lifecycle.team import check_approver
+from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed
+from gpuwarden.lifecycle.teardown.orders import Objection, order_for
 from gpuwarden.people import user_here
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote.sandbox.detect import detect

@@ -30,8 +30,8 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     """
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.approval import user
-    from gpuwarden.lifecycle.ending import teardown as use_case
-    from gpuwarden.lifecycle.ending.orders import object_to
+    from gpuwarden.lifecycle.teardown import gate as use_case
+    from gpuwarden.lifecycle.teardown.orders import object_to
 
     ctx = open_context()
     view = await use_case.request(ctx, job_id, verb)  # type: ignore[arg-type]  # click.Choice checked it
@@ -114,8 +114,8 @@ async def approve(
 async def keep(job_id: str, as_json: bool) -> int:
     """Object to a standing order, or to a park. The answer says whether the machine stays, or a call was sent."""
     from gpuwarden.interfaces.cli import approval
-    from gpuwarden.lifecycle.ending.orders import object_to
-    from gpuwarden.lifecycle.ending.parking import hold
+    from gpuwarden.lifecycle.teardown.orders import object_to
+    from gpuwarden.lifecycle.teardown.parking import hold
 
     ctx = open_context()
     effect = object_to(ctx, job_id, "command line", approval.user())

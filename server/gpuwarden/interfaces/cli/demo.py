@@ -39,11 +39,11 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed, request
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.remote.sandbox.detect import detect

@@ -38,7 +38,7 @@ async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, 
     """
     from gpuwarden.interfaces.results.estimate import estimated
     from gpuwarden.lifecycle.submission.estimating import estimate as use_case
-    from gpuwarden.scripts.estimate.setup import fused_of, optimizer_of
+    from gpuwarden.static_analysis.estimate.setup import fused_of, optimizer_of
 
     settings = {name: value for name, value in given.items() if value is not None}
     if "optimizer" in settings:

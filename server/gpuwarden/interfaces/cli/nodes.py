@@ -12,7 +12,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, runs_async
 
 def _script_of(words: Sequence[str]) -> str | None:
     """Return the text of the Python file that a command starts, where it is on this machine."""
-    from gpuwarden.scripts.script import decode
+    from gpuwarden.static_analysis.script import decode
 
     file = next((Path(word) for word in words if word.endswith(".py") and Path(word).is_file()), None)
     return decode(file.read_bytes()) if file else None
@@ -55,8 +55,8 @@ async def check(
     from gpuwarden.core.errors import BadRequest
     from gpuwarden.interfaces.results.nodes import looked_at
     from gpuwarden.lifecycle.nodes import Wanted, check_nodes
-    from gpuwarden.scripts.group_launch import read_launch
-    from gpuwarden.scripts.script import read_script
+    from gpuwarden.static_analysis.group_launch import read_launch
+    from gpuwarden.static_analysis.script import read_script
 
     pairs = dict(pair.partition("=")[::2] for pair in env)
     if "" in pairs or any("=" not in pair for pair in env):

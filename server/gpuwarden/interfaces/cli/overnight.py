@@ -36,7 +36,6 @@ from gpuwarden.ledger.events import ApprovalGranted, ArtifactsPulled, EndingAnno
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import arranged
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -44,6 +43,7 @@ from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown.gate import approve, proceed, request
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.rehearsal.model import Settings, Truth

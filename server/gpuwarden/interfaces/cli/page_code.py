@@ -1,4 +1,4 @@
-"""Show the user at a terminal the one-time code that approves on the page. See `lifecycle.ending.approval_codes`.
+"""Show the user at a terminal the one-time code that approves on the page. See `lifecycle.teardown.approval_codes`.
 
 The code is written to the terminal itself. A reply, with or without `--json`, never has it.
 """
@@ -26,8 +26,8 @@ from gpuwarden.interfaces.cli.approval import (
 from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.interfaces.results import Result
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.approval_codes import CODE_S, make_code
-from gpuwarden.lifecycle.ending.teardown import proceed
+from gpuwarden.lifecycle.teardown.approval_codes import CODE_S, make_code
+from gpuwarden.lifecycle.teardown.gate import proceed
 
 
 def takes_codes(ctx: Context) -> bool:

@@ -25,7 +25,7 @@ async def add(name: str, person: str, as_json: bool) -> int:
     from gpuwarden.core.errors import Refused
     from gpuwarden.interfaces.cli.approval import check_pin, open_terminal, user
     from gpuwarden.interfaces.results import Result
-    from gpuwarden.lifecycle.ending.passkeys import allow
+    from gpuwarden.lifecycle.teardown.passkeys import allow
     from gpuwarden.people import user_here
 
     ctx = open_context()
@@ -46,7 +46,7 @@ def list_passkeys(as_json: bool) -> int:
     """List the passkeys that may approve on the page."""
     from gpuwarden.interfaces.cli.drawing import local
     from gpuwarden.interfaces.results import Result
-    from gpuwarden.lifecycle.ending.passkeys import passkeys
+    from gpuwarden.lifecycle.teardown.passkeys import passkeys
 
     known = passkeys(open_context())
     rows = [
@@ -63,7 +63,7 @@ def remove_passkey(name: str, as_json: bool) -> int:
     """Take a passkey back; from now on it approves nothing."""
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.interfaces.results import Result
-    from gpuwarden.lifecycle.ending.passkeys import remove
+    from gpuwarden.lifecycle.teardown.passkeys import remove
 
     remove(open_context(), name, user())
     return answer(Result(message=f"The passkey {name} approves nothing any more."), as_json, "message")

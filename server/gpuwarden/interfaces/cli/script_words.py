@@ -17,7 +17,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import is_fan_out
 
 if TYPE_CHECKING:
-    from gpuwarden.scripts.flag_owner import ScriptFlags
+    from gpuwarden.static_analysis.flag_owner import ScriptFlags
 
 _END: Final = "--"
 
@@ -105,7 +105,7 @@ class RunsScript(RunsProgram):
 
 def _flags_of(program: str, words: Sequence[str]) -> ScriptFlags:
     """Return the flags that a program declares, as far as its text is known. Nothing is run."""
-    from gpuwarden.scripts.flag_owner import ScriptFlags, flags_of
+    from gpuwarden.static_analysis.flag_owner import ScriptFlags, flags_of
 
     return flags_of(read_script_file(Path(program)), words) if program.endswith(".py") else ScriptFlags()
 

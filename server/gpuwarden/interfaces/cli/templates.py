@@ -49,7 +49,7 @@ def show(name: str, as_json: bool) -> int:
     """Show one template: what it does, its rows and its settings."""
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.results.templates import template_shown
-    from gpuwarden.scripts.shipped_trainers import ALIASES, trainer
+    from gpuwarden.static_analysis.shipped_trainers import ALIASES, trainer
 
     reply = template_shown(trainer(name))
     if as_json:
@@ -93,7 +93,7 @@ async def write(
     from gpuwarden.interfaces.results.templates import filled_reply
     from gpuwarden.lifecycle.templates.fill import Wish, fill
     from gpuwarden.lifecycle.templates.sizing import sized
-    from gpuwarden.scripts.shipped_trainers import trainer
+    from gpuwarden.static_analysis.shipped_trainers import trainer
 
     pairs = {key: value for key, _, value in (text.partition("=") for text in settings)}
     if not all(pairs.values()):
@@ -183,7 +183,7 @@ async def convert(
     from gpuwarden.interfaces.results.templates import converted_reply
     from gpuwarden.lifecycle.templates.convert import Conversion, convert, need_some, preview, write_rows
     from gpuwarden.lifecycle.templates.rows import hub_rows, rows_of
-    from gpuwarden.scripts.shipped_trainers import trainer
+    from gpuwarden.static_analysis.shipped_trainers import trainer
 
     found, done = trainer(name), Conversion()
     renames = dict(part.partition("=")[::2] for part in columns.split(",") if part)

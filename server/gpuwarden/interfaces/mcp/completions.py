@@ -17,7 +17,7 @@ from gpuwarden.interfaces.results.templates import FILLED_URI
 from gpuwarden.knowledge.catalog import shipped
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.profiles import profile_names
-from gpuwarden.scripts.shipped_trainers import trainer_names
+from gpuwarden.static_analysis.shipped_trainers import trainer_names
 
 LIMIT: Final = 100
 """Values in one answer, which is the protocol's own limit."""

@@ -15,7 +15,7 @@ from gpuwarden.interfaces.results.base import (
     findings,
     meter_of,
 )
-from gpuwarden.lifecycle.ending.teardown import TeardownView
+from gpuwarden.lifecycle.teardown.gate import TeardownView
 
 _CODES: dict[str, str] = {
     Teardown.BLOCKED: "blocked",

@@ -14,7 +14,7 @@ from gpuwarden.core.sanitize import fence, line, named, quoted
 from gpuwarden.interfaces.results.base import Result
 from gpuwarden.lifecycle.templates.convert import Conversion
 from gpuwarden.lifecycle.templates.fill import Filled
-from gpuwarden.scripts.shipped_trainers import ALIASES, FOLDER, Trainer, trainer, trainer_names
+from gpuwarden.static_analysis.shipped_trainers import ALIASES, FOLDER, Trainer, trainer, trainer_names
 
 TEMPLATES: Final = "gpuwarden://templates/"
 TEMPLATE_URI: Final = f"{TEMPLATES}{{name}}"

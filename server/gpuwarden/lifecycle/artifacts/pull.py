@@ -23,11 +23,11 @@ from gpuwarden.lifecycle.artifacts.kept_pull import at_rest, kept_copy, receive_
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.parking import hold, keeps, wake
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.teardown.parking import hold, keeps, wake
 from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
 

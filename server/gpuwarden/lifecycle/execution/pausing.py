@@ -23,7 +23,6 @@ from gpuwarden.ledger.events import (
     VerbSent,
 )
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.parking import STATUS, keeps
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.provisioning import restart
 from gpuwarden.lifecycle.execution.relaunch import may_relaunch, taken
@@ -33,6 +32,7 @@ from gpuwarden.lifecycle.execution.transitions import move, over_cap
 from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.monitoring.meter import look
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
+from gpuwarden.lifecycle.teardown.parking import STATUS, keeps
 
 START_AGAIN_S: Final = 30.0
 """Seconds before a machine that did not start is asked again, twice as many each time."""

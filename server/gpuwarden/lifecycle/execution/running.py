@@ -35,7 +35,6 @@ from gpuwarden.ledger.events import (
     SubmitIntent,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
-from gpuwarden.lifecycle.ending.parking import park_at
 from gpuwarden.lifecycle.execution.arrays import send_array, sent_before
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
@@ -47,6 +46,7 @@ from gpuwarden.lifecycle.monitoring.meter import look
 from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
 from gpuwarden.lifecycle.records import JobRecord, read_lease, recalled
+from gpuwarden.lifecycle.teardown.parking import park_at
 
 CANCEL_GRACE_S: Final = 10.0
 FOLDER_GONE_S: Final = 60.0

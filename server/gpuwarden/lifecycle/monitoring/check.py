@@ -31,7 +31,7 @@ from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.time_left import time_left
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.remote.runner.log_reader import LogReader
-from gpuwarden.scripts.pace import Remaining
+from gpuwarden.static_analysis.pace import Remaining
 
 PAUSABLE: Final = frozenset({Job.SUBMITTING, Job.QUEUED, Job.RUNNING, Job.PREEMPTED, Job.UNKNOWN})
 """States of a job that may have a process."""

@@ -154,7 +154,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
     if not open_jobs and not under_way:
         return trouble
     # Most looks at the inventory move nothing on; what proves and ends jobs is imported when one does.
-    from gpuwarden.lifecycle.ending.teardown import proceed
+    from gpuwarden.lifecycle.teardown.gate import proceed
 
     live: list[LeaseRecord] = []
     for name in lease_ids(ctx.ledger, *LIVE_LEASES):

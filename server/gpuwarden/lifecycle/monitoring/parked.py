@@ -1,6 +1,6 @@
 """Whether a job's machine parked itself, or may: what the ledger and the last look at it say.
 
-How it comes to that is decided in `lifecycle/ending/parking.py`.
+How it comes to that is decided in `lifecycle/teardown/parking.py`.
 """
 
 from __future__ import annotations

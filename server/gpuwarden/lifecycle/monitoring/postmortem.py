@@ -17,7 +17,7 @@ from gpuwarden.knowledge.proposal import signature_for
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.diagnose import tail_of
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job
-from gpuwarden.scripts.script import read_header
+from gpuwarden.static_analysis.script import read_header
 
 MAX_CHANGES = 4_000
 MAX_TWINS = 5

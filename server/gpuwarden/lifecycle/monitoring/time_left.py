@@ -10,7 +10,7 @@ from gpuwarden.core.states import Job
 from gpuwarden.ledger.events import JobSucceeded
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord, read_job
-from gpuwarden.scripts.pace import Pace, Remaining, remaining
+from gpuwarden.static_analysis.pace import Pace, Remaining, remaining
 
 MOST_EARLIER: Final = 8
 

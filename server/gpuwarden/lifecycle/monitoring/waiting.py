@@ -17,12 +17,12 @@ from gpuwarden.core.plural import counted
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Teardown
 from gpuwarden.ledger.events import EndingAnnounced, ReceiptIssued, TeardownAwaitingHuman
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import order_for
 from gpuwarden.lifecycle.execution.situation import following, machine_of, situation
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_receipt, read_teardown, receipt_used
 from gpuwarden.lifecycle.standing_orders import standing_order
+from gpuwarden.lifecycle.teardown.orders import order_for
 
 RECEIPTS_S = 86_400.0
 """No receipt is good for longer."""

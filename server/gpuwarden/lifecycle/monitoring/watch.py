@@ -1,6 +1,6 @@
 """The watch: move everything on, and say what a person would want to know. It parks or asks.
 
-It ends a machine only by a standing order of a person, after a notice and with every proof (`ending/orders.py`).
+It ends a machine only by a standing order of a person, after a notice and with every proof (`teardown/orders.py`).
 One watch leads at a time; the others show what the leader finds.
 An alert is an event of the ledger, raised once and cleared when its condition is over, whichever process sees it first.
 A condition that must last for a while is remembered in `watch.json` beside the ledger; losing it only delays alerts.
@@ -23,7 +23,6 @@ from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import AlertCleared, AlertRaised
 from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import Orders
 from gpuwarden.lifecycle.fan_out.driving import FanOuts
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
@@ -44,6 +43,7 @@ from gpuwarden.lifecycle.monitoring.notify import Alert, Courier, Key, record
 from gpuwarden.lifecycle.monitoring.reports import ReportPuller
 from gpuwarden.lifecycle.records import lease_ids_of, read_job, read_lease
 from gpuwarden.lifecycle.standing_orders import ROUND, WATCH_FILE, rounds
+from gpuwarden.lifecycle.teardown.orders import Orders
 from gpuwarden.private import private_folder, write_private
 
 EVERY_S: Final = 15.0

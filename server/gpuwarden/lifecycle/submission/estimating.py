@@ -17,13 +17,13 @@ from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look
 from gpuwarden.hub.preflight_facts import hub_facts, read_config
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.scripts.estimate.memory import vram
-from gpuwarden.scripts.estimate.parts import parts_of
-from gpuwarden.scripts.estimate.setup import Interval, Run, run_of
-from gpuwarden.scripts.estimate.shape import shape_of
-from gpuwarden.scripts.estimate.time import duration
-from gpuwarden.scripts.estimate.traced import NotTraced, trace, unproven
-from gpuwarden.scripts.script import read_script
+from gpuwarden.static_analysis.estimate.memory import vram
+from gpuwarden.static_analysis.estimate.parts import parts_of
+from gpuwarden.static_analysis.estimate.setup import Interval, Run, run_of
+from gpuwarden.static_analysis.estimate.shape import shape_of
+from gpuwarden.static_analysis.estimate.time import duration
+from gpuwarden.static_analysis.estimate.traced import NotTraced, trace, unproven
+from gpuwarden.static_analysis.script import read_script
 
 Fit = Literal["fits", "may_fit", "will_not_fit"]
 _PIPELINE = "model_index.json"

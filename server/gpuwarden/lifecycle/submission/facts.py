@@ -41,7 +41,7 @@ from gpuwarden.lifecycle.submission.rehearsing import rehearsed
 from gpuwarden.providers.base import account_key_values, account_keys
 from gpuwarden.rules.catalog import rules_of, unusable_rules
 from gpuwarden.rules.facts import Leak, SubmitFacts
-from gpuwarden.scripts.script import ScriptFacts, read_command, read_script
+from gpuwarden.static_analysis.script import ScriptFacts, read_command, read_script
 
 OWN_VARIABLES = "GPUWARDEN_"
 

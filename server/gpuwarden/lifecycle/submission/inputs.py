@@ -20,7 +20,7 @@ from gpuwarden.core.safe_names import local_name
 from gpuwarden.core.sanitize import SECRET_FILE, TOKEN, line
 from gpuwarden.remote.transfer.safe_open import identity_of, open_regular
 from gpuwarden.rules.facts import Leak
-from gpuwarden.scripts.script import decode
+from gpuwarden.static_analysis.script import decode
 
 MAX_FILES: Final = 1_000
 MAX_LOOKED: Final = 20_000

@@ -11,8 +11,8 @@ from typing import Final
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.lifecycle.submission.inputs import real_path, script_in
-from gpuwarden.scripts.ecosystem_tables import KNOWN, closure, distributions, listed
-from gpuwarden.scripts.script import ScriptFacts, parse
+from gpuwarden.static_analysis.ecosystem_tables import KNOWN, closure, distributions, listed
+from gpuwarden.static_analysis.script import ScriptFacts, parse
 
 MAX_MODULES: Final = 100
 

@@ -11,8 +11,8 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.readiness import Needs
 from gpuwarden.lifecycle.submission.inputs import real_path
-from gpuwarden.scripts.command_files import is_python, named_files, started_file
-from gpuwarden.scripts.script import ScriptFacts, with_grammar
+from gpuwarden.static_analysis.command_files import is_python, named_files, started_file
+from gpuwarden.static_analysis.script import ScriptFacts, with_grammar
 
 _TOLD: Final = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH"})
 

@@ -23,8 +23,8 @@ from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs
 from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.rules.facts import Rehearsed
-from gpuwarden.scripts.newer_grammar import described
-from gpuwarden.scripts.script import ScriptFacts, read_script, with_grammar
+from gpuwarden.static_analysis.newer_grammar import described
+from gpuwarden.static_analysis.script import ScriptFacts, read_script, with_grammar
 
 if TYPE_CHECKING:
     from gpuwarden.remote.first_step.outcome import Outcome

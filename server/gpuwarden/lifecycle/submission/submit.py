@@ -24,8 +24,6 @@ from gpuwarden.core.sanitize import line, scrubbed, secret_values
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.ledger.events import Body, JobAccepted, JobRefused, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import order_for
-from gpuwarden.lifecycle.ending.parking import parking_for
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.relaunch import relaunch_for
 from gpuwarden.lifecycle.execution.situation import following
@@ -36,6 +34,8 @@ from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep
 from gpuwarden.lifecycle.submission.rehearsing import Rehearsal, rehearse_script
 from gpuwarden.lifecycle.team import check_receipt
+from gpuwarden.lifecycle.teardown.orders import order_for
+from gpuwarden.lifecycle.teardown.parking import parking_for
 from gpuwarden.providers.base import Provider, Wishing
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts

@@ -17,7 +17,7 @@ from gpuwarden.core.errors import BadRequest, DiskError
 from gpuwarden.core.sanitize import line
 from gpuwarden.lifecycle.templates.forms import BadRow, for_method, plain_form
 from gpuwarden.lifecycle.templates.json_rows import Row
-from gpuwarden.scripts.shipped_trainers import Trainer
+from gpuwarden.static_analysis.shipped_trainers import Trainer
 
 SHOWN: Final = 3
 NAMED: Final = 5

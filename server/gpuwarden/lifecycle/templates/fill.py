@@ -24,10 +24,10 @@ from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import look
 from gpuwarden.lifecycle.templates.rows import rows_of, types_of
-from gpuwarden.scripts.ecosystem_tables import SYNONYMS
-from gpuwarden.scripts.row_layouts import Fit, fit, reads
-from gpuwarden.scripts.shipped_trainers import ALIASES, Trainer, trainer
-from gpuwarden.scripts.static_eval import flags
+from gpuwarden.static_analysis.ecosystem_tables import SYNONYMS
+from gpuwarden.static_analysis.row_layouts import Fit, fit, reads
+from gpuwarden.static_analysis.shipped_trainers import ALIASES, Trainer, trainer
+from gpuwarden.static_analysis.static_eval import flags
 
 TOKEN: Final = "HF_TOKEN"  # noqa: S105  (the name of a variable)
 _PURPOSE: Final = {

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gpuwarden.core.sanitize import line
 from gpuwarden.lifecycle.templates.json_rows import Row
 from gpuwarden.lifecycle.templates.rows import EXTRA
-from gpuwarden.scripts.shipped_trainers import Trainer
+from gpuwarden.static_analysis.shipped_trainers import Trainer
 
 _ROLES: Final = {
     "human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant",

@@ -23,7 +23,7 @@ from typing import Final
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote.first_step.kept import mark_ready, mark_used, prune_environments, remove
 from gpuwarden.remote.host.interpreter import installed_here, unmet
-from gpuwarden.scripts.script import Header
+from gpuwarden.static_analysis.script import Header
 
 INSTALL_S: Final = 900.0
 CUDA_ROOM: Final = 24 << 30

@@ -14,8 +14,8 @@ from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.readiness import Needs, Readiness, Uv
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote.host import start_agent
-from gpuwarden.scripts.ecosystem_tables import canonical_name
-from gpuwarden.scripts.script import Header, read_header, start_header
+from gpuwarden.static_analysis.ecosystem_tables import canonical_name
+from gpuwarden.static_analysis.script import Header, read_header, start_header
 
 _MOST_ASKED: Final = 5_000
 """Requirements of extras that are followed for one line of a header."""

@@ -9,7 +9,7 @@ from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode, Problem
 from gpuwarden.remote.host.node_facts import Fabric, GroupFacts, Node, Way
 from gpuwarden.remote.host.node_interfaces import candidates, chosen, left_alone
 from gpuwarden.remote.runner.group import CLOCK_S, selected
-from gpuwarden.scripts.group_launch import GroupLaunch
+from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 # ------------------------------------------------------------------------------------------------------------ each node
 

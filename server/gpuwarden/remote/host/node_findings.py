@@ -14,7 +14,7 @@ from gpuwarden.remote.host.node_codes import Answer, Area, Problem
 from gpuwarden.remote.host.node_facts import GroupFacts
 from gpuwarden.remote.host.node_interfaces import chosen, variable_for
 from gpuwarden.remote.host.node_software import judge_launch, reduction, torches, versions
-from gpuwarden.scripts.group_launch import GroupLaunch
+from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 
 @dataclass(frozen=True)

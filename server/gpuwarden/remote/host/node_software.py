@@ -11,7 +11,7 @@ from gpuwarden.remote.host.node_checks import unseen
 from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode, Problem
 from gpuwarden.remote.host.node_facts import GroupFacts, Node, Rank
 from gpuwarden.remote.host.node_interfaces import chosen
-from gpuwarden.scripts.group_launch import GroupLaunch
+from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MASKS_S: Final = 1800.0
 """A timeout from which a dead rank is noticed so late that its cause is buried."""

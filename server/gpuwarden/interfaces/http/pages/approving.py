@@ -43,9 +43,9 @@ from gpuwarden.interfaces.http.pages.webauthn_checks import (
 )
 from gpuwarden.interfaces.http.principals import Kind
 from gpuwarden.interfaces.http.serving import Serving
-from gpuwarden.lifecycle.ending.approval_codes import use_code
-from gpuwarden.lifecycle.ending.passkeys import allowed, passkeys, record_use, register
-from gpuwarden.lifecycle.ending.teardown import approve, proceed
+from gpuwarden.lifecycle.teardown.approval_codes import use_code
+from gpuwarden.lifecycle.teardown.gate import approve, proceed
+from gpuwarden.lifecycle.teardown.passkeys import allowed, passkeys, record_use, register
 from gpuwarden.people import acting_as, person_of
 
 CHANNEL: Final = "page"

@@ -15,7 +15,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.http.serving import Settings
 from gpuwarden.ledger.events import PasskeyRegistered
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.passkeys import Passkey
+from gpuwarden.lifecycle.teardown.passkeys import Passkey
 
 CHALLENGE_S: Final = 120.0
 MOST: Final = 200

@@ -29,7 +29,7 @@ from gpuwarden.lifecycle.offers import offers
 from gpuwarden.lifecycle.submission.inputs import script_in
 from gpuwarden.lifecycle.submission.receipts import launch_receipt
 from gpuwarden.lifecycle.submission.submit import Submission, submit
-from gpuwarden.scripts.shipped_trainers import trainer
+from gpuwarden.static_analysis.shipped_trainers import trainer
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:

@@ -22,7 +22,7 @@ from gpuwarden.interfaces.results.references import LEAD, SearchReply, look_up
 from gpuwarden.interfaces.results.templates import FILLED_URI, filled_page, filled_reply, template_page
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.templates.fill import Wish, fill
-from gpuwarden.scripts.shipped_trainers import trainer
+from gpuwarden.static_analysis.shipped_trainers import trainer
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:

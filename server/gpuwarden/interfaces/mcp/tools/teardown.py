@@ -19,8 +19,8 @@ from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import ENDS, JobId, answer
 from gpuwarden.ledger.events import ApprovalDeclined, ApprovalUnanswered
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.orders import object_to
-from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
+from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed, request
+from gpuwarden.lifecycle.teardown.orders import object_to
 
 CHANNEL: Final = "elicitation"
 

@@ -1,0 +1,98 @@
+"""One-time codes: a person says yes at a terminal, reads a code there, and types it on the page.
+
+The page alone can't tell a person from an agent. An agent under the same account can open a browser session, load the
+page without a window, and read every file of the state folder. It can't pass the question of `gpuwarden approve`: that
+goes to the terminal itself, and asks for the PIN where one is set. So a code is made only behind that question, for the
+facts that were shown there, and is written to that terminal: not to standard output, a log or the ledger. It is in no
+desktop notification either: every program of the same session can read those.
+
+A code is bound to more than its letters, so that a stolen one is worth little:
+
+- the ticket and the digest of its facts: whoever sends it gets what the person said yes to, and nothing else;
+- one browser session, whose mark the person copies from the page: it is worthless in an agent's own session;
+- five minutes, five tries and one use. A newer code for a ticket voids the older one, and a change of the facts does.
+
+The ledger keeps a salted scrypt hash over the code and what it is bound to. 40 bits behind such a hash take years to
+guess, and the code lives for minutes.
+
+A code proves what a yes at the terminal proves, and no more: who sees it sits at that terminal. It carries the yes to a
+browser without a passkey, such as a phone's. Like that yes it is open to a program that drives a pseudo-terminal while
+no PIN is set, and it can't stop a program under the same account that writes the ledger's file itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from anyio import to_thread
+
+from gpuwarden.core.errors import Refused
+from gpuwarden.core.guidance import Action, NextStep, do
+from gpuwarden.core.policy import hash_pin, pin_matches
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import ApprovalCodeMade, ApprovalCodeUsed, ApprovalCodeWrong
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.teardown.passkeys import ALPHABET
+
+CODE_S: Final = 300.0
+"""Seconds for which a code is valid."""
+LENGTH: Final = 8
+TRIES: Final = 5
+"""Wrong codes after which the right one is void."""
+
+
+def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> str:
+    """Return a new code, which approves the facts of a digest from one browser session. An older one is void."""
+    letters = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
+    made = ApprovalCodeMade(
+        code=hash_pin(_bound(letters, ticket, digest, session)),
+        digest=digest,
+        session=session,
+        expires_at=ctx.clock.now() + CODE_S,
+        by=by,
+    )
+    ctx.ledger.add(_subject(ticket), made)
+    return f"{letters[:4]}-{letters[4:]}"
+
+
+async def use_code(ctx: Context, ticket: str, digest: str, session: str, code: str) -> Event[ApprovalCodeMade]:
+    """Use a code up, and return it: it says who said yes at the terminal. Raises Refused, and counts a wrong one."""
+    # One at a time, or many could try at once.
+    async with ctx.lock(f"code-{ticket}"):
+        made = _open_code(ctx, ticket, digest, session)
+        if not await to_thread.run_sync(pin_matches, _bound(code, ticket, digest, session), made.data.code):
+            ctx.ledger.add(made.subject, ApprovalCodeWrong(made=made.seq))
+            raise Refused("this is not the code that the terminal showed")
+        ctx.ledger.add(made.subject, ApprovalCodeUsed(digest=digest), token=_token(made))
+    return made
+
+
+def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[ApprovalCodeMade]:
+    """Return the code that waits for one session and these facts. Raises Refused."""
+    made, now = ctx.ledger.last(_subject(ticket), ApprovalCodeMade), ctx.clock.now()
+    if made is None or made.data.session != session or now > made.data.expires_at:
+        raise Refused("no code is open for this page, or it has expired", _again(ticket, session))
+    if made.data.digest != digest:
+        raise Refused("the facts changed since the terminal showed them", _again(ticket, session))
+    tried = [one for one in ctx.ledger.recent(ApprovalCodeWrong, now - CODE_S) if one.data.made == made.seq]
+    if len(tried) >= TRIES or ctx.ledger.used(ApprovalCodeUsed, _token(made)) is not None:
+        raise Refused("this code was used, or too many wrong ones were tried", _again(ticket, session))
+    return made
+
+
+def _again(ticket: str, session: str) -> NextStep:
+    return do(Action.APPROVE, "it shows another code", ticket=ticket, code=session)
+
+
+def _subject(ticket: str) -> str:
+    return f"code/{ticket}"
+
+
+def _token(made: Event[ApprovalCodeMade]) -> str:
+    return f"approval-code-{made.seq}"
+
+
+def _bound(code: str, *to: str) -> str:
+    """Return the text that is hashed: the code without its dash, and what it is bound to."""
+    return "\n".join(("".join(c for c in code.upper() if c.isalnum()), *to))

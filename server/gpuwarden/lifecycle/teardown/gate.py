@@ -1,0 +1,409 @@
+"""The teardown gate: a machine ends only when everything that would be lost is safe elsewhere and a person approved.
+
+An approval is bound to a digest of the facts that the person was shown. It expires, works once, and any change of
+the facts sends the request back. After the verb, the provider is watched until the meter is seen to have stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets as random
+import shlex
+from dataclasses import dataclass
+from typing import Final
+
+from gpuwarden.backends.base import Keyed
+from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError
+from gpuwarden.core.guidance import Action, NextStep, approval, do
+from gpuwarden.core.models import Unknown, Verb, Verdict
+from gpuwarden.core.policy import WEAK, Channel
+from gpuwarden.core.rules import Finding, Severity, run_rules
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
+from gpuwarden.ledger.events import (
+    ApprovalGranted,
+    ApprovalUsed,
+    EndingOrdered,
+    LeaseStopping,
+    LeaseUnverified,
+    TeardownAwaitingHuman,
+    TeardownBlocked,
+    TeardownNeedsHuman,
+    TeardownRequested,
+    TeardownVerifiedStopped,
+    TeardownWithdrawn,
+)
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, verified_now
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.execution.advance import advance, advance_locked
+from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
+from gpuwarden.lifecycle.records import (
+    JobRecord,
+    LeaseRecord,
+    TeardownRecord,
+    lease_ids_of,
+    read_job,
+    read_lease,
+    read_teardown,
+)
+from gpuwarden.lifecycle.standing_orders import standing_order
+from gpuwarden.lifecycle.team import check_approver
+from gpuwarden.lifecycle.teardown.facts import facts_digest, gather
+from gpuwarden.lifecycle.teardown.termination import call_sent, request_end, voided
+from gpuwarden.rules.catalog import rules_of
+from gpuwarden.rules.facts import OutputFile
+
+PATIENCE_S: Final = 600.0
+"""How long a machine may take to be seen gone before a person has to look at the console."""
+_KEPT: Final = "the order for automatic teardown was taken back"
+FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
+"""What a person can't waive: the platform has no such verb, or the meter would run on after it."""
+
+
+@dataclass(frozen=True)
+class TeardownView:
+    """A request as a person or an agent sees it."""
+
+    record: TeardownRecord
+    job: JobRecord
+    lease: LeaseRecord
+    findings: tuple[Finding, ...]
+    dying: tuple[OutputFile, ...] = ()
+    kept: tuple[OutputFile, ...] = ()
+    copy_at: str | None = None
+    unseen: str = ""
+    """Why the last look at the instance told nothing."""
+    next_steps: tuple[NextStep, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every proof is present, so that a click in a client is enough."""
+        return all(f.severity is Severity.INFO for f in self.findings)
+
+
+async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
+    """Ask for a job's machine to be stopped or terminated. Nothing happens to it before a person approves.
+
+    The answer is blocked, with the findings, or a ticket that a person can approve. Asking again looks again.
+    Raises NotSupported for a machine that is not rented, Conflict when there is none.
+    """
+    job = read_job(ctx.ledger, job_id)
+    if not ctx.profile(job.spec.platform).meter.metered:
+        raise await _owned(ctx, job)
+    async with ctx.lock(job_id):
+        job = await advance_locked(ctx, job_id)
+        lease, live = job.lease, lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
+        if lease is None:
+            raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
+        ended = lease not in live and not (verb == "terminate" and believed(ctx, lease) == "stopped")
+        if ended and live:  # nothing is left to end there, and another lease of the job bills
+            lease = live[0]
+        await tend(ctx, lease)
+        ticket = _open_ticket(ctx, lease, verb)
+        return await _proceed(ctx, ticket)
+
+
+async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
+    """Return the refusal for a machine that is not rented, with what its run folder is still needed for."""
+    with contextlib.suppress(WardenError):
+        job = await advance(ctx, job.id)
+    message = (
+        f"{job.spec.platform} is not rented: nothing of it bills, and there is nothing to tear down or destroy. "
+        f"Job {job.id} is {job.state}"
+    )
+    if job.state not in TERMINAL_JOBS:
+        cancel = do(Action.CANCEL, "to end its processes; the machine and its files stay as they are", job_id=job.id)
+        return NotSupported(message, cancel)
+    if job.handle is None:
+        return NotSupported(message, "It was never launched there, so it left nothing behind.")
+    pulled = copy_for(ctx, job.id)
+    proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
+    if job.outputs and not proven:
+        only = f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved."
+        pull = [do(Action.PULL, job_id=job.id)] if pulled is None else []
+        verify = do(Action.VERIFY, "and nothing there is needed any more", job_id=job.id)
+        return NotSupported(message, [only, *pull, verify])
+    copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "It declared no outputs, so the"
+    remove = ["rm", "-r", "--", job.handle.run_dir]
+    if job.handle.place.host and isinstance(ctx.backend(job.handle.backend), Keyed):  # reached over SSH
+        remove = ["ssh", job.handle.place.host, shlex.join(remove)]
+    return NotSupported(message, f"{copy} user may remove its run folder by hand: {shlex.join(remove)}")
+
+
+async def proceed(ctx: Context, ticket: str) -> TeardownView:
+    """Look at a request again and take it as far as it goes now."""
+    job_id = read_teardown(ctx.ledger, ticket).job_id
+    async with ctx.lock(job_id):
+        return await _proceed(ctx, ticket)
+
+
+def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
+    """Return the request for this lease and verb: the open one, else the one that ended the machine, else a new one.
+
+    A request under way is finished first.
+    """
+    record = read_lease(ctx.ledger, lease)
+    job = record.job_id
+    for subject in ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS, job=job):
+        found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
+        if found.lease != lease:
+            continue
+        if found.verb == verb or found.state is Teardown.EXECUTING:
+            return found.id
+        why = f"{verb} was asked for"
+        with ctx.ledger.transaction():
+            if found.state is Teardown.NEEDS_HUMAN:  # its verb got nowhere; another one may
+                ctx.ledger.add(found.subject, TeardownRequested(why=why))
+            ctx.ledger.add(found.subject, TeardownWithdrawn(why=why))
+    if record.state in {Lease.STOPPED, Lease.NONE}:  # asking again must not ask a person again
+        for subject in reversed(ctx.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED, job=job)):
+            found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
+            if found.lease == lease and found.verb in {verb, "terminate"}:
+                return found.id
+    if believed(ctx, lease) == "gone":
+        raise Conflict(
+            f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
+        )
+    ticket = f"t{random.token_hex(5)}"
+    ctx.ledger.add(f"teardown/{ticket}", TeardownRequested(job=job, lease=lease, verb=verb))
+    return ticket
+
+
+async def _proceed(ctx: Context, ticket: str) -> TeardownView:
+    record = read_teardown(ctx.ledger, ticket)
+    if record.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
+        await _finish(ctx, record)
+    elif record.state is Teardown.APPROVED:
+        await _execute(ctx, record)
+    elif record.state in OPEN_TEARDOWNS and believed(ctx, record.lease) == "gone":
+        why = "the instance is gone without it, and its meter was seen to have stopped"
+        ctx.ledger.add(record.subject, TeardownWithdrawn(why=why))
+    elif record.state in OPEN_TEARDOWNS:
+        return await _judge(ctx, record)
+    return _view(ctx, read_teardown(ctx.ledger, ticket))
+
+
+async def _judge(ctx: Context, record: TeardownRecord) -> TeardownView:
+    """Gather the facts, let the rules read them, and record where that leaves the request."""
+    facts, pulled = await gather(ctx, record)
+    findings = tuple(run_rules(rules_of("teardown"), facts))
+    blocked = any(f.blocks for f in findings)
+    seen = facts_digest(record, facts, pulled, findings)
+    waiting = record.state is Teardown.AWAITING_HUMAN
+    late = record.expires_at is not None and ctx.clock.now() > record.expires_at
+    settled = record.state is (Teardown.BLOCKED if blocked else Teardown.AWAITING_HUMAN)
+    if not settled or late or record.digest != seen or record.without_proof:
+        judged = TeardownBlocked if blocked else TeardownAwaitingHuman
+        event = judged(digest=seen, findings=findings, expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s)
+        with ctx.ledger.transaction():
+            if waiting and not blocked:
+                why = "the ticket expired" if late and record.digest == seen else "the facts changed"
+                ctx.ledger.add(record.subject, TeardownRequested(why=why))
+            ctx.ledger.add(record.subject, event, moves=not (blocked and record.state is Teardown.BLOCKED))
+    kept = () if isinstance(facts.files, Unknown) else tuple(f for f in facts.files.value if not f.dies)
+    record = read_teardown(ctx.ledger, record.id)
+    return _view(ctx, record, findings, facts.dying, kept, pulled)
+
+
+def _view(
+    ctx: Context,
+    record: TeardownRecord,
+    findings: tuple[Finding, ...] | None = None,
+    dying: tuple[OutputFile, ...] = (),
+    kept: tuple[OutputFile, ...] = (),
+    pulled: Pulled | None = None,
+) -> TeardownView:
+    if findings is None:
+        findings = record.findings
+    job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
+    copy_at = pulled.dest if pulled else None
+    unseen, rest = ctx.unseen.get(record.lease, ""), following(ctx, job)
+    return TeardownView(record, job, lease, findings, dying, kept, copy_at, unseen, rest)
+
+
+async def approve(
+    ctx: Context, ticket: str, seen: str, *, channel: Channel, by: str, loss: str | None = None
+) -> TeardownView:
+    """Record a person's yes to exactly the facts with digest `seen`, then carry it out.
+
+    `loss` is what a person typed who gives up what has no proof: it must be the job's name, and only a terminal may
+    bring it. Raises Conflict when the facts changed, the ticket expired or was used; Refused when proof is missing.
+    """
+    job_id = read_teardown(ctx.ledger, ticket).job_id
+    async with ctx.lock(job_id):
+        record = read_teardown(ctx.ledger, ticket)
+        if record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
+            again = do(Action.TEARDOWN, "for a new ticket", job_id=job_id)
+            raise Conflict(f"ticket {ticket} is {record.state}; it can't be approved (again)", again)
+        if record.expires_at is not None and ctx.clock.now() > record.expires_at:
+            if record.state is Teardown.AWAITING_HUMAN:
+                ctx.ledger.add(record.subject, TeardownRequested(why="the ticket expired"))
+            await _judge(ctx, read_teardown(ctx.ledger, ticket))
+            raise Conflict(f"ticket {ticket} has expired", "Look at it again, then approve what is true now.")
+        view = await _judge(ctx, record)
+        if view.record.digest != seen:
+            raise Conflict(f"the facts of ticket {ticket} changed since they were shown", "Look at them again.")
+        _check_channel(ctx, view, channel, loss)
+        record = view.record
+        in_force = ctx.in_force
+        granted = ApprovalGranted(
+            digest=seen,
+            channel=channel,
+            by=by,
+            policy=in_force.digest,
+            expires_at=ctx.clock.now() + in_force.policy.approval.ttl_s,
+            findings=record.findings,
+            without_proof=loss is not None and record.state is Teardown.BLOCKED,
+        )
+        with ctx.ledger.transaction():
+            if record.state is Teardown.BLOCKED:
+                body = granted.model_dump(exclude={"event", "why"})
+                given_up = TeardownAwaitingHuman(why="a person gave up what has no proof", **body)
+                ctx.ledger.add(record.subject, given_up)
+            ctx.ledger.add(record.subject, granted)
+        await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
+        return _view(ctx, read_teardown(ctx.ledger, ticket), view.findings, view.dying, view.kept)
+
+
+def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str | None) -> None:
+    """Raise Refused or BadRequest where an approval by this channel can't carry the request out as it is now."""
+    record = view.record
+    check_approver(ctx)
+    if channel not in ctx.policy.approval.channels:
+        raise Refused(
+            f"the policy takes no approval by {channel}", f"It takes: {', '.join(ctx.policy.approval.channels)}."
+        )
+    if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
+        raise Refused("a flag approves nothing on a real platform", approval(record.id))
+    futile = [f for f in view.findings if f.blocks and f.rule in FUTILE]
+    if futile:
+        raise Refused(f"no yes can make this work: {futile[0].message}", futile[0].fix, view.findings)
+    if record.state is Teardown.BLOCKED and loss is None:
+        raise Refused(f"ticket {record.id} is blocked: proof is missing", "See its findings.", view.findings)
+    if loss is not None and (channel != "terminal" or loss != view.job.spec.name):
+        raise BadRequest(
+            "what will be lost was not named", f"Type the job's name, {view.job.spec.name!r}, on a terminal."
+        )
+    if channel in WEAK and not view.complete:
+        raise Refused(
+            "a click in a client is not enough here: something is not proven",
+            approval(record.id),
+            view.findings,
+        )
+
+
+def silent(view: TeardownView, storage: bool = False) -> bool:
+    """Return whether no rule has anything to say, so that nothing is left to decide for a person.
+
+    What bills on after a stop was chosen with the stop; `storage`: what bills on after the end was accepted.
+    """
+    chosen = {"TD-VERB-002"} if storage or view.record.verb == "stop" else set()
+    return all(not f.blocks and f.rule in chosen for f in view.findings)
+
+
+def storage_accepted(ctx: Context, view: TeardownView, order: EndingOrdered) -> bool:
+    """Return whether all that bills on after a machine's end was accepted with its job."""
+    profile = ctx.profile(view.lease.platform)
+    return set(profile.residue("terminate", requested=view.job.spec.durable_storage)) <= set(order.storage)
+
+
+async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOrdered) -> TeardownView:
+    """Carry out a person's standing order on exactly the facts with digest `seen`, every rule being silent.
+
+    Raises Conflict when the facts changed, Refused when anything is left to decide.
+    """
+    async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
+        record = read_teardown(ctx.ledger, ticket)
+        if record.state is not Teardown.AWAITING_HUMAN:
+            raise Conflict(f"ticket {ticket} is {record.state}; a standing order can't approve it")
+        view = await _judge(ctx, record)
+        if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest != seen:
+            raise Conflict(f"the facts of ticket {ticket} changed since the notice")
+        if not silent(view, storage_accepted(ctx, view, order)) or view.record.verb != order.verb:
+            raise Refused(f"something about ticket {ticket} is left to a person", approval(ticket), view.findings)
+        origin = f"the approval of {order.receipt}" if order.through == "approval" else "the policy file"
+        granted = ApprovalGranted(
+            digest=seen,
+            channel="standing_order",
+            by=f"standing order set through {origin}, by {order.by}" if order.by else f"standing order of {origin}",
+            policy=order.policy,
+            expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s,
+            findings=view.record.findings,
+        )
+        with ctx.ledger.transaction():
+            if standing_order(ctx, view.job.id) != order:  # the user objected, or the policy takes it back
+                raise Refused(f"the order to end the machine of job {view.job.id} was taken back", approval(ticket))
+            ctx.ledger.add(record.subject, granted)
+        await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
+        return _view(ctx, read_teardown(ctx.ledger, ticket), view.findings, view.dying, view.kept)
+
+
+async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
+    """Use an approval, once, and ask the provider. One that is no longer true or was voided sends the request back.
+
+    `fresh`: the facts were compared a moment ago, under this lock.
+    """
+    granted = ctx.ledger.last(record.subject, ApprovalGranted)
+    assert granted is not None
+    if voided(ctx, record):
+        ctx.ledger.add(record.subject, TeardownRequested(why=_KEPT))
+        await _judge(ctx, read_teardown(ctx.ledger, record.id))
+        return
+    if not fresh:
+        facts, pulled = await gather(ctx, record)
+        findings = tuple(run_rules(rules_of("teardown"), facts))
+        revoked = granted.data.channel == "standing_order" and standing_order(ctx, record.job_id) is None
+        expired = not granted.data.holds_at(ctx.clock.now())
+        if revoked or expired or facts_digest(record, facts, pulled, findings) != granted.data.digest:
+            why = "the approval expired" if expired else "the facts changed after the approval"
+            why = "the order was taken back" if revoked else why
+            ctx.ledger.add(record.subject, TeardownRequested(why=why))
+            await _judge(ctx, read_teardown(ctx.ledger, record.id))
+            return
+    lease = read_lease(ctx.ledger, record.lease)
+    with ctx.ledger.transaction():
+        used = ApprovalUsed(channel=granted.data.channel, digest=granted.data.digest, verb=record.verb)
+        ctx.ledger.add(record.subject, used, token=f"{record.id}-{granted.seq}")
+        # A machine that was never seen is looked for by its token until it is found or ruled out.
+        if lease.state in {Lease.METERING, Lease.UNVERIFIED} and lease.instance_id is not None:
+            ctx.ledger.add(lease.subject, LeaseStopping(ticket=record.id, verb=record.verb))
+    await _finish(ctx, read_teardown(ctx.ledger, record.id))
+
+
+async def _finish(ctx: Context, record: TeardownRecord) -> None:
+    """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
+    await tend(ctx, record.lease)
+    if not _done(ctx, record):
+        await request_end(ctx, record.lease, record.verb, record)
+        await tend(ctx, record.lease)
+    waited = ctx.clock.now() - record.since > PATIENCE_S
+    if _done(ctx, record):
+        cost = lease_now(ctx, record.lease).cost
+        stopped = TeardownVerifiedStopped(cost_usd=cost, why="the meter was seen to have stopped")
+        ctx.ledger.add(record.subject, stopped)
+    elif voided(ctx, record) and (waited or not call_sent(ctx, record)):  # no call was sent, or it had no effect
+        with ctx.ledger.transaction():
+            if record.state is Teardown.EXECUTING:
+                ctx.ledger.add(record.subject, TeardownNeedsHuman(why=_KEPT))
+            ctx.ledger.add(record.subject, TeardownRequested(why=_KEPT))
+            if ctx.ledger.state(f"lease/{record.lease}") == Lease.STOPPING:
+                ctx.ledger.add(f"lease/{record.lease}", LeaseUnverified(why=_KEPT))
+        await _judge(ctx, read_teardown(ctx.ledger, record.id))
+    elif record.state is Teardown.EXECUTING and waited:
+        unseen = ctx.unseen.get(record.lease, "")
+        why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
+        why += f": {unseen}" if unseen else ""
+        ctx.ledger.add(record.subject, TeardownNeedsHuman(why=why))
+
+
+def _done(ctx: Context, record: TeardownRecord) -> bool:
+    """Return whether the machine is seen to be stopped, or gone where its end was requested."""
+    return believed(ctx, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
+
+
+async def withdraw(ctx: Context, ticket: str, why: str) -> TeardownRecord:
+    """Take a request back before it is carried out."""
+    async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
+        ctx.ledger.add(f"teardown/{ticket}", TeardownWithdrawn(why=why))
+    return read_teardown(ctx.ledger, ticket)

@@ -1,0 +1,197 @@
+"""Standing orders: what a person decided in advance about the end of machines whose every proof is complete.
+
+An order is recorded with its job when the job is accepted, from the policy file or from the approval of its spending at
+a terminal. It is carried out in two looks, a grace apart. The first one announces the end with an alert, bound to the
+facts as they are; the second one ends the machine if the facts are the same, nobody objected and the alert was
+delivered a grace ago. Whatever is not proven, not silent or not ours stays a question for a person.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from anyio.lowlevel import checkpoint
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.next_step import UNDER_WAY, Copy
+from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
+from gpuwarden.ledger.events import (
+    CreateIntent,
+    EndingAnnounced,
+    EndingObjected,
+    EndingOrdered,
+    ParkingOrdered,
+    ReceiptIssued,
+)
+from gpuwarden.lifecycle.artifacts.local_copies import copy_state
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.situation import open_ticket
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.monitoring.notify import ends_at
+from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease, read_teardown
+from gpuwarden.lifecycle.standing_orders import standing_order
+from gpuwarden.lifecycle.submission.budgets import carried
+from gpuwarden.lifecycle.teardown.termination import call_sent, voided
+
+FIRST_WAIT_S: Final = 15.0
+MOST_WAIT_S: Final = 600.0
+_ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
+
+
+def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
+    """Return the order that a job gets with its acceptance; None where a person is to be asked.
+
+    `at` is when the approval has to be good, where that is not now. What a person said about this one job comes before
+    the policy. Another policy or ledger than the recorded one orders nothing.
+    """
+    in_force = ctx.in_force
+    ending = in_force.policy.ending
+    said, grace_s = carried(ctx, receipt, at), ending.grace_minutes * 60.0
+    issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+    storage = issued.data.storage if issued is not None else ()
+    if said is not None and said.end_when_proven is not None:
+        return EndingOrdered(
+            verb=said.end_when_proven,
+            grace_s=grace_s,
+            through="approval",
+            policy=said.policy,
+            receipt=receipt,
+            by=said.by,
+            storage=storage,
+        )
+    if ending.when_proven == "ask" or any(notice.question for notice in in_force.notices):
+        return None
+    verb, digest = ending.when_proven, in_force.digest
+    return EndingOrdered(verb=verb, grace_s=grace_s, through="policy", policy=digest, storage=storage)
+
+
+class Objection(StrEnum):
+    """The effect of an objection. HELD: no call of automatic teardown was sent, and none will be.
+
+    TOO_LATE: a call was sent, or may have been when its process died; automatic teardown sends no further one. Also
+    where a person approved the end. NOT_ORDERED: nothing was going to end or stop the machine.
+    """
+
+    HELD = "held"
+    TOO_LATE = "too_late"
+    NOT_ORDERED = "not_ordered"
+
+
+def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
+    """Keep a job's machine until a person decides. The ledger orders this before or after the call to the provider.
+
+    Raises NotFound.
+    """
+    job = read_job(ctx.ledger, job_id)
+    if ctx.ledger.last(job.subject, EndingOrdered) is None and ctx.ledger.last(job.subject, ParkingOrdered) is None:
+        return Objection.NOT_ORDERED
+    with ctx.ledger.transaction():
+        if ctx.ledger.last(job.subject, EndingObjected) is None:
+            ctx.ledger.add(job.subject, EndingObjected(channel=channel, by=by))
+        names = ctx.ledger.subjects("teardown", job=job.id)
+        requests = [read_teardown(ctx.ledger, name.removeprefix("teardown/")) for name in names]
+    late = (
+        call_sent(ctx, r) if voided(ctx, r) else r.state in {*UNDER_WAY, Teardown.VERIFIED_STOPPED} for r in requests
+    )
+    return Objection.TOO_LATE if any(late) else Objection.HELD
+
+
+def ordered_jobs(ctx: Context) -> list[JobRecord]:
+    """Return the jobs with a standing order that have succeeded and whose own machine may bill.
+
+    A machine that parked itself is ended as it is where that was ordered and its kept store proved everything.
+    """
+    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most of them run, and are not read here
+    found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
+    for name in ctx.ledger.resting():
+        job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)
+        order = standing_order(ctx, job.id)
+        if order is not None and order.verb == "terminate" and job.spec.keep and parked(ctx, job):
+            found.append(job)
+    return [job for job in found if job.state is Job.SUCCEEDED and standing_order(ctx, job.id) is not None]
+
+
+class Orders:
+    """Carries out the standing orders of one ledger. What is left to a person is looked at less and less often."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._misses: dict[str, int] = {}
+        self._next: dict[str, float] = {}
+
+    def shortest_grace(self) -> float:
+        """Return the shortest grace of an announced end, in seconds."""
+        jobs = (job.id for job in ordered_jobs(self.ctx) if self.ctx.ledger.last(job.subject, EndingAnnounced))
+        graces = [order.grace_s for job in jobs if (order := standing_order(self.ctx, job))]
+        return min(graces, default=self.ctx.policy.ending.grace_minutes * 60.0)
+
+    async def round(self, awake_since: float = 0.0) -> dict[str, str]:
+        """Announce what is proven, and end what was announced a grace ago. Return what could not be done, by job.
+
+        `awake_since` is when the last gap between rounds ended: the user could not object in it, so what was announced
+        before is announced again.
+        """
+        trouble: dict[str, str] = {}
+        doubt = self.ctx.ledger.trouble()
+        if doubt is not None and doubt.incomplete:
+            return trouble  # an objection may be among what is lost
+        for job in ordered_jobs(self.ctx):
+            await checkpoint()
+            if self.ctx.clock.now() < self._next.get(job.id, 0.0):
+                continue
+            on_its_way = False
+            try:
+                on_its_way = await _carry_out(self.ctx, job, awake_since)
+            except WardenError as error:
+                trouble[job.id] = error.message
+            n = self._misses[job.id] = 0 if on_its_way else self._misses.get(job.id, 0) + 1
+            self._next[job.id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
+        return trouble
+
+
+async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
+    """Take the next step of one order. Return whether everything that it is bound to is true."""
+    order = standing_order(ctx, job.id)
+    if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
+        return True  # nothing is asked of the machine until there is a proof
+    assert job.lease is not None
+    lease = lease_now(ctx, job.lease)
+    present = open_ticket(ctx, lease)
+    if present is not None and (present.verb != order.verb or present.state not in _ASKED):
+        return True  # a person asked for something else, or it is on its way
+    from gpuwarden.lifecycle.teardown.gate import approve_by_order, request, silent, storage_accepted
+
+    view = await request(ctx, job.id, order.verb)
+    seen = view.record.digest
+    quiet = silent(view, storage_accepted(ctx, view, order))
+    if view.record.state is not Teardown.AWAITING_HUMAN or seen is None or not quiet:
+        return False
+    said, now = ctx.ledger.last(job.subject, EndingAnnounced), ctx.clock.now()
+    same = said is not None and (said.data.ticket, said.data.digest) == (view.record.id, seen)
+    if said is None or not same or said.at < awake_since:
+        event = EndingAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=now + order.grace_s)
+        ctx.ledger.add(job.subject, event)
+        return True
+    due = ends_at(ctx, said)
+    if due is not None and now >= due:
+        await approve_by_order(ctx, view.record.id, seen, order)
+    return True
+
+
+def rented_for(ctx: Context, job: JobRecord) -> bool:
+    """Return whether this ledger rented a job's machine for it, and it is the job's only one that is seen running.
+
+    Or it parked itself, and no other one of the job may bill.
+    """
+    rests = parked(ctx, job)
+    if job.lease is None or lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES) not in ([job.lease], [] if rests else None):
+        return False
+    lease = lease_now(ctx, job.lease)
+    opened = ctx.ledger.last(lease.subject, CreateIntent)
+    ours = opened is not None and opened.data.job == job.id and lease.instance is not None
+    if not ours or lease.instance is None or lease.instance.token != lease.id:
+        return False
+    return rests or (lease.state is Lease.METERING and lease.instance.state is InstanceState.RUNNING)

@@ -1,0 +1,128 @@
+"""Read the options that a program declares, and the values that its command line gives them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuwarden.static_analysis.three_valued import UNKNOWN
+
+_FIELD = frozenset({"field", "Field", "Option", "Argument"})  # the default is an argument of the call
+_FLAGS = {"store_true": False, "store_false": True}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared option: its words on the command line, and its default as an expression.
+
+    `fixed` is the value of an option without such an expression; UNKNOWN where the option has to be given.
+    """
+
+    words: tuple[str, ...] = ()
+    default: ast.expr | None = None
+    fixed: Any = UNKNOWN
+    kind: str = ""
+    several: bool = False
+
+
+def flags(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a command line (`--name value`, `--name=value`, `--name`), with dashes as underscores."""
+    found: dict[str, Any] = {}
+    for n, word in enumerate(argv):
+        if word.startswith("--") and len(word) > 2:
+            name, given, value = word[2:].partition("=")
+            following = argv[n + 1] if n + 1 < len(argv) and not argv[n + 1].startswith("--") else None
+            found[name.replace("-", "_")] = (
+                literal(value) if given else True if following is None else literal(following)
+            )
+    return found
+
+
+def literal(text: str) -> Any:
+    """Return the value that a word of a command line means: a truth, a number or a text."""
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    for cast in (int, float):
+        try:
+            return cast(text)
+        except ValueError:
+            continue
+    return text
+
+
+def added_option(node: ast.Call) -> tuple[str, Option]:
+    """Return the name and the option that a call of `add_argument` declares."""
+    words = tuple(a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+    given: Mapping[str | None, ast.expr] = {k.arg: k.value for k in node.keywords}
+    action = _text(given.get("action")) or ast.unparse(given["action"]) if "action" in given else ""
+    default = given.get("default")
+    required = getattr(given.get("required"), "value", False) is True or bool(words and not words[0].startswith("-"))
+    fixed = _FLAGS.get(action, UNKNOWN if required or action.startswith("append") else None)
+    long = next((w for w in words if w.startswith("--")), words[0] if words else "")
+    name = _text(given.get("dest")) or long.lstrip("-").replace("-", "_")
+    kind = given.get("type")
+    several = "nargs" in given or action.startswith("append")
+    return name, Option(words, default, fixed, kind.id if isinstance(kind, ast.Name) else "", several)
+
+
+def field_option(value: ast.expr | None) -> Option:
+    """Return the option that a field of a class declares by its default, or by a call of `field`."""
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _FIELD):
+        return Option(default=value)
+    named = next((k.value for k in value.keywords if k.arg == "default"), None)
+    return Option(default=named)
+
+
+def given_value(option: Option, name: str, argv: Sequence[str], found: Mapping[str, Any]) -> Any:
+    """Return the value that a command line gives an option, None where it gives none.
+
+    An abbreviated word counts as given, with an unknown value.
+    """
+    if name in found:
+        return typed_value(option, name, argv, found[name])
+    for word in argv:
+        head = word.partition("=")[0]
+        if head in option.words or (
+            len(head) > 2 and head.startswith("--") and any(w.startswith(head) for w in option.words)
+        ):
+            return UNKNOWN
+        if any(len(w) == 2 and word.startswith(w) and not word.startswith("--") for w in option.words):
+            return UNKNOWN
+    return None
+
+
+def typed_value(option: Option, name: str, argv: Sequence[str], value: Any) -> Any:
+    """Return a given value as the option's type makes it."""
+    if option.several:
+        return _words(name, argv)
+    if option.kind == "str" and value is not True:
+        return next(iter(_words(name, argv)), UNKNOWN)
+    return value
+
+
+def _words(name: str, argv: Sequence[str]) -> list[str]:
+    """Return the words after an option, up to the next one."""
+    found: list[str] = []
+    taking = False
+    for word in argv:
+        if word.startswith("--"):
+            head, equals, value = word[2:].partition("=")
+            taking = head.replace("-", "_") == name
+            found += [value] if taking and equals else []
+        elif taking:
+            found.append(word)
+    return found
+
+
+def names_a_file(argv: Sequence[str]) -> bool:
+    """Return true if a command line names a file of settings, which may give any option."""
+    return any(w.partition("=")[0] in {"--config", "--config_file", "--recipe"} for w in argv) or any(
+        word.endswith((".yaml", ".yml", ".json", ".toml")) and not before.startswith("-")
+        for before, word in zip(("", *argv), argv, strict=False)
+    )
+
+
+def _text(node: ast.expr | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

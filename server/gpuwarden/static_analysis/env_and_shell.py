@@ -1,0 +1,161 @@
+"""Find the variables that a program reads, and the programs that it starts."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
+
+
+@dataclass(frozen=True)
+class EnvRead:
+    """A variable of the environment that is read; `required`: its absence raises at once."""
+
+    name: str
+    line: int
+    required: bool
+    checked: bool
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A program that is started: its words, and whether its output and its failure can be seen."""
+
+    words: tuple[str, ...]
+    line: int
+    hidden: bool
+    checked: bool
+
+    @property
+    def program(self) -> str:
+        """Return the program's name."""
+        return self.words[0].rpartition("/")[2] if self.words else ""
+
+
+# --------------------------------------------------------------------------------------------------- environment
+
+
+def env_reads(program: Program) -> Iterator[EnvRead]:
+    """Yield the variables that a program reads and does not set itself."""
+    written: set[str] = set()
+    tested: set[str] = set()
+    bodies = [statement for node, _ in program.nodes if isinstance(node, ast.Try) for statement in node.body]
+    caught = {id(node) for statement in bodies for node in ast.walk(statement)}
+    looked_at = _tested(program)
+    for node, scope in program.nodes:
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and program.dotted(node.value) == "os.environ"
+        ):
+            written.add(str(program.value(node.slice, scope)))
+        elif isinstance(node, ast.Compare) and any(program.dotted(c) == "os.environ" for c in node.comparators):
+            tested.add(str(program.value(node.left, scope)))
+        elif isinstance(node, ast.Call) and program.dotted(node.func) == "os.environ.setdefault" and node.args:
+            written.add(str(program.value(node.args[0], scope)))
+    for node, scope in program.nodes:
+        name, required, default = _env_read(program, node, scope)
+        if name and name not in written:
+            guarded = name in tested or id(node) in caught
+            line = getattr(node, "lineno", 0)
+            yield EnvRead(name, line, required and not guarded, guarded or default or id(node) in looked_at)
+
+
+def _env_read(program: Program, node: ast.AST, scope: Any) -> tuple[str, bool, bool]:
+    """Return the variable that a node reads, whether its absence raises, and whether it has a default."""
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and program.dotted(node.value) == "os.environ"
+    ):
+        key = program.value(node.slice, scope)
+        return (key, True, False) if isinstance(key, str) else ("", False, False)
+    if isinstance(node, ast.Call) and program.dotted(node.func) in {"os.environ.get", "os.getenv"} and node.args:
+        key = program.value(node.args[0], scope)
+        return (key, False, len(node.args) > 1 or bool(node.keywords)) if isinstance(key, str) else ("", False, False)
+    return "", False, False
+
+
+def _tested(program: Program) -> set[int]:
+    """Return the ids of expressions and assignments whose value is tested in a condition."""
+    tests: list[ast.AST] = []
+    for node, _ in program.nodes:
+        if isinstance(node, ast.If | ast.IfExp | ast.Assert | ast.While):
+            tests.append(node.test)
+        elif isinstance(node, ast.BoolOp):
+            tests += node.values
+    inside = {id(n): n for test in tests for n in ast.walk(test)}
+    names = {n.id for n in inside.values() if isinstance(n, ast.Name)}
+    assigned = {
+        id(n.value)
+        for n, _ in program.nodes
+        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name) and n.targets[0].id in names
+    }
+    return set(inside) | assigned
+
+
+# ------------------------------------------------------------------------------------------------------ programs
+
+_RUNS = frozenset({"run", "call", "check_call", "check_output", "Popen"})
+
+
+def shells_of(program: Program) -> Iterator[Shell]:
+    """Yield the programs that a program starts, shell lines taken apart."""
+    shown = any(isinstance(n, ast.Attribute) and n.attr in {"stdout", "stderr", "output"} for n, _ in program.nodes)
+    for call in program.calls:
+        run = call.name.startswith("subprocess.") and call.last in _RUNS
+        if not run and call.name not in {"os.system", "os.popen"}:
+            continue
+        argv = call.get("args", 0)
+        piped = call.kwargs.get("capture_output") is True or "stdout" in call.kwargs
+        hidden = run and piped and not shown and call.last != "check_output"
+        checked = call.last in {"check_call", "check_output", "Popen"} or call.kwargs.get("check") is not None
+        given = [(argv, call.line)]
+        if argv is UNKNOWN and call.node is not None and call.node.args:
+            given = program.passed(call.node.args[0], call.scope)  # a helper that runs the command it is given
+        for value, line in given:
+            for words in commands(value):
+                yield Shell(words, line, hidden, checked)
+
+
+def commands(argv: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the simple commands in an argument list or a shell line; unknown words are `?`."""
+    if isinstance(argv, str):
+        for part in re.split(r"&&|\|\||[;|\n]", argv):
+            try:
+                words = shlex.split(part, comments=True)
+            except ValueError:
+                words = part.split()
+            yield from _unwrapped(words)
+    elif isinstance(argv, list):
+        yield from _unwrapped([w if isinstance(w, str) else "?" for w in argv])
+
+
+def _unwrapped(words: list[str]) -> Iterator[tuple[str, ...]]:
+    while words and (words[0] in {"sudo", "env", "time", "exec", "nohup"} or re.fullmatch(r"\w+=.*", words[0])):
+        words = words[1:]
+    if (
+        len(words) >= 3
+        and words[0].rpartition("/")[2] in {"sh", "bash"}
+        and words[1].startswith("-")
+        and "c" in words[1]
+    ):
+        yield from commands(words[2])
+    elif words:
+        yield tuple(words)
+
+
+def installed(shells: Iterable[Shell], tool: str) -> frozenset[str]:
+    """Return the packages that the program installs itself, with `apt` or `pip`."""
+    found: set[str] = set()
+    for shell in shells:
+        words = [w.rpartition("/")[2] if n == 0 else w for n, w in enumerate(shell.words)]
+        if "install" in words and (any(w.startswith(tool) for w in words[:4])):
+            rest = words[words.index("install") + 1 :]
+            found.update(w for w in rest if not w.startswith("-"))
+    return frozenset(found)

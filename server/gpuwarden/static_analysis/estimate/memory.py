@@ -1,0 +1,152 @@
+"""Count the memory of a training step by formula, part by part, from the model's shape and the settings.
+
+`parts` counts them. Those that follow from counts alone are nearly exact; how much of the others a run takes depends on
+versions and kernels, so the interval is as wide as the published peaks of `published.py` that are not unseen ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias
+
+from gpuwarden.static_analysis.estimate.parts import Parts, parts_of
+from gpuwarden.static_analysis.estimate.setup import PICTURE_TASKS, Interval, Run, run_measured
+from gpuwarden.static_analysis.measured import Measured, measured_runs
+
+GB: Final = 1e9
+Counted: TypeAlias = Literal["allocated", "reserved", "occupied"]
+"""What a peak counts: PyTorch's tensors, its allocator's blocks, or all that the card shows as used."""
+CONTEXT_GB: Final = (0.35, 1.2)
+"""CUDA's context and libraries, which PyTorch's own count leaves out."""
+_NCCL_GB: Final = 0.8
+"""Buffers of the library through which several cards exchange, which PyTorch does not count either."""
+_KEPT: Final = (0.8, 1.4)
+"""Shares of the counted activations that runs at home took, at least and at most, where nothing is computed again."""
+_INPUTS: Final = (0.95, 1.1)
+"""The same of the layers' inputs, which are all that is kept where the layers are computed again."""
+_LAYER: Final = (0.75, 1.4)
+"""The same of one layer's activations and gradients, and of temporaries."""
+_LOGITS: Final = {"plain": (0.65, 1.4), "chunked": (0.7, 1.4), "fused": (0.1, 1.4)}
+"""The same of the logits. The shifted ones may be a copy, each with a gradient: 20 bytes of each."""
+_LOGITS_HALF: Final = 0.55
+"""The least where all is in 16 bits: a loop's own loss may leave the logits so (`cross_entropy` of torch computes in
+their type), which transformers makes 32 bits wide (`ForCausalLMLoss`)."""
+_WIDENED: Final = 1.7
+"""The most of them beside a quantized base. There peft makes tables and norms 32 bits wide, and with them all that
+passes through the layers (`prepare_model_for_kbit_training`)."""
+_CHUNK: Final = 1024
+"""Tokens of a fused loss's chunk, where its number is fixed."""
+_CHANGING = 2.5
+"""How much more of them the allocator's blocks take where batches change in length and leave holes."""
+
+
+_HOLES: Final = 0.35
+"""The part of what passes that the allocator's blocks take besides at most: the backward pass's don't all fit what
+the optimizer's step takes, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
+_STASHED: Final = 5
+"""Layers' inputs that wait on the card while activations are offloaded (`max_fwd_stash_size` of torchtune and TRL)."""
+
+
+def memory(run: Run, counted: Counted = "occupied") -> tuple[float, float]:
+    """Return the fewest and the most bytes of one GPU, over what is unknown of the run."""
+    ends = [_bounds(variant, counted) for variant in _variants(run)]
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def _variants(run: Run) -> list[Run]:
+    """Return the runs that an incomplete one may be."""
+    found = [run, run.model_copy(update={"method": "full"})] if run.unsure else [run]
+    either = (("checkpointing", (True, False)), ("weights", ("half", "float32")), ("batch", (1, 4)))
+    for name, values in (*either, ("fused", (True, False))):
+        if getattr(run, name) is None:
+            found = [r.model_copy(update={name: value}) for r in found for value in values]
+    return found
+
+
+def _bounds(run: Run, counted: Counted) -> tuple[float, float]:
+    parts = parts_of(run)
+    shorter = parts_of(run.model_copy(update={"length": max(1, round((run.length or 1024) * 0.85))}))
+    least = shorter if run.padded else parts
+    if run.checkpointing is not False:
+        least = replace(least, casts=0.0)  # they end with the forward pass
+    fewest, most = _KEPT if run.checkpointing is False else _INPUTS
+    if run.checkpointing is False and (run.quantized or run.attention == "eager"):
+        most = 2.1  # kernels that keep their inputs, or scores in 32 bits
+    if run.form.kind == "pair":
+        fewest *= 0.4  # what a decoder writes may be a few tokens: the encoder's layers alone
+    thin, thick = _LOGITS[run.loss]
+    thick = max(thick, _WIDENED) if run.quantized else thick
+    if run.loss == "plain" and run.weights == "half":
+        thin = _LOGITS_HALF
+    changing, slack = 1.0, 0.0
+    if counted != "allocated":
+        passing = parts.activations + max(parts.logits, parts.layer)
+        slack = 0.5 * GB + _HOLES * (passing + parts.step)
+        changing = _CHANGING if run.padded else 1.0
+    low = (0.97 if run.method == "full" else 0.96) * parts.kept
+    # An engine's own AdamW makes no lists, and older versions of peft keep adapters in 16 bits.
+    low += least.moving(fewest, _LAYER[0], thin, 0.0 if run.master_weights else 1.0 if run.method == "full" else 0.6)
+    high = (1.12 if run.zero == 3 else 1.03) * parts.kept + slack
+    # Copies of weights are as large for every length.
+    high += changing * replace(parts, casts=parts.casts / changing).moving(most, _LAYER[1], thick)
+    high += _extras(run, parts)
+    if run.quantized and run.method != "full":  # at most what the same run takes beside a base in 32 bits
+        whole = run.model_copy(update={"method": "lora", "bits": None, "weights": "float32"})
+        high = min(high, _bounds(whole, "reserved" if counted == "occupied" else counted)[1])
+    if counted == "occupied":
+        low, high = low + CONTEXT_GB[0] * GB, high + (CONTEXT_GB[1] + (_NCCL_GB if run.gpus > 1 else 0.0)) * GB
+    return low, high
+
+
+def _extras(run: Run, parts: Parts) -> float:
+    """Return the bytes that some versions of trainers and engines take besides, and others don't."""
+    shape, extra = run.form, 0.0
+    head = shape.vocabulary * shape.width
+    if run.zero == 3:  # most trainers gather both token tables at once, and their gradients
+        extra += (6.0 if run.method == "full" else 2.0) * max(0, shape.embeddings - head)
+    if run.master_weights:
+        extra += 0.2 * parts.states  # flat buffers of an engine
+    if run.quantized:  # scales and zero points, a matrix that is unpacked, and tables that peft makes 32 bits wide
+        extra += 0.06 * shape.linear_weights + 4.0 * shape.width * shape.feed_forward
+        extra += 2.0 * shape.embeddings
+    if "activations" in run.offload:
+        extra += _STASHED * 2.0 * run.tokens * shape.width
+    if run.trains_embeddings and shape.tied and run.method != "full":
+        extra += 14.0 * head  # peft copies each module that it saves whole, a tied table twice (`ModulesToSaveWrapper`)
+    if run.loss == "fused":
+        extra += 12.0 * min(run.tokens, _CHUNK) * shape.vocabulary
+    if run.gpus > 1 and not run.zero:  # buckets, in which whole gradients are summed over the cards
+        extra += parts.gradients
+    return extra
+
+
+def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
+    """Return the gigabytes that one GPU shows as used; as wide as runs like it that were measured ask for."""
+    low, high = memory(run)
+    known = measured_runs() if measured is None else measured
+    alike = [m for m in known if m.method == run.method and (m.task in PICTURE_TASKS) is (run.task in PICTURE_TASKS)]
+    for m in alike:
+        least, most = memory(run_measured(m))
+        low = min(low, low * (m.peak_gb + CONTEXT_GB[0]) * GB / least)
+        high = max(high, high * (m.peak_gb + CONTEXT_GB[1]) * GB / most)
+    return Interval(low=low / GB, high=high / GB, unit="GB", how=_derivation(run) + compared(alike))
+
+
+def compared(runs: Sequence[Measured]) -> str:
+    """Return the end of a derivation: how many measured runs it was compared with."""
+    return f"; compared with {len(runs)} measured runs, to {max(m.date for m in runs)}" if runs else ""
+
+
+def _derivation(run: Run) -> str:
+    parts = parts_of(_variants(run)[-1])
+    counts = {
+        "weights": parts.weights,
+        "gradients": parts.gradients,
+        "optimizer": parts.states,
+        "activations": parts.activations + parts.layer,
+        "logits and loss": parts.logits,
+    }
+    told = ", ".join(f"{name} {count / GB:.3g}" for name, count in counts.items() if count > 0.005 * GB)
+    shape = f"{run.form.layers} layers of width {run.form.width}" if run.shape else "the usual shape of its size"
+    return f"by formula from {shape}, {run.method}, {run.tokens:,} tokens at once: {told} GB, and the card's context"

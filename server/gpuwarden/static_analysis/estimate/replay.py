@@ -1,0 +1,149 @@
+"""Replay a traced step at the model's full depth through the allocator: what its tensors take, and what the card shows.
+
+A trace has a few layers (`trace_child`). Those in the middle take the same tensors, so one is taken for all that
+the trace left out. Three steps are replayed: the first makes the optimizer's states, the later ones find its holes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple, TypeAlias
+
+from gpuwarden.core.models import Frozen
+from gpuwarden.static_analysis.estimate.allocator import Block, CachingAllocator, CardFull
+
+DEPTH: Final = 5
+"""Layers of a trace: two at each end, which may differ by their neighbours, and a middle one, which is repeated."""
+_OUTSIDE: Final = -1
+_STEPS: Final = 3
+Name: TypeAlias = tuple[str, int, int]
+
+
+class Segment(Frozen):
+    """A part of a step in one layer, or (-1) outside of all: names and sizes of tensors, 0 where one is given back."""
+
+    part: str
+    layer: int
+    events: tuple[tuple[str, int, int, int], ...]
+
+
+class Sizes(Frozen):
+    """Bytes of each parameter, outside of the layers and in each of the traced ones."""
+
+    outside: tuple[int, ...]
+    layers: tuple[tuple[int, ...], ...]
+
+    def of(self, layers: int) -> list[int]:
+        """Return the bytes of all parameters of a model with so many layers."""
+        middle = len(self.layers) // 2
+        repeated = (self.layers[middle],) * (layers - len(self.layers))
+        inner = (*self.layers[:middle], *repeated, *self.layers[middle:])
+        return [*self.outside, *(size for layer in inner for size in layer)]
+
+
+class Trace(Frozen):
+    """The answer of the child: parameters, those that are trained, and the segments of one or two batches."""
+
+    by: str
+    weights: Sizes
+    trained: Sizes
+    steps: tuple[tuple[Segment, ...], ...]
+
+    @property
+    def depth(self) -> int:
+        """Return how many layers were traced."""
+        return len(self.weights.layers)
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether the inner layers take the same tensors, so that one of them is enough."""
+        for step in self.steps:
+            taken: dict[str, set[tuple[int, ...]]] = {}
+            for segment in step:
+                if 0 < segment.layer < self.depth - 1 and segment.part != "between":
+                    taken.setdefault(segment.part, set()).add(tuple(event[3] for event in segment.events))
+            if not taken or any(len(found) > 1 for found in taken.values()):
+                return False
+        return True
+
+
+class Peak(NamedTuple):
+    """The most bytes of PyTorch's tensors and of its allocator's segments, and whether the card was full."""
+
+    allocated: int
+    reserved: int
+    full: bool
+
+
+def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple[Name, int]]:
+    """Yield the names and sizes of a step with so many layers: the middle one's segments are repeated."""
+    middle, more = depth // 2, layers - depth
+    for layer, group in groupby(step, key=lambda segment: segment.layer):
+        segments = list(group)
+        events = [event for segment in segments for event in segment.events]
+        if layer == middle:
+            copies = range(more + 1)
+            for copy in reversed(copies) if segments[0].part == "backward" else copies:
+                for part, of, number, size in events:
+                    yield (part, of if of == _OUTSIDE else of + copy, number), size
+            continue
+        for part, of, number, size in events:
+            if of < middle:
+                yield (part, of, number), size
+            elif of > middle or layer > middle:
+                yield (part, of + more, number), size
+            else:  # outside of the layers, the middle one's tensors end in all copies together
+                for copy in range(more + 1) if layer == _OUTSIDE else (0,):
+                    yield (part, of + copy, number), size
+
+
+def replay(trace: Trace, layers: int, limit: float, *, foreach: bool) -> Peak:
+    """Return the peak of a training with so many layers on a card with so many bytes.
+
+    `foreach` is AdamW over lists of tensors, which takes another copy of the gradients. What does not fit is replayed
+    on a card without a limit.
+    """
+    batches = [list(deepened(step, trace.depth, layers)) for step in trace.steps]
+    allocator, fits = CachingAllocator(limit), True
+    try:
+        _train(allocator, trace, layers, batches, foreach)
+    except CardFull:
+        allocator, fits = CachingAllocator(), False
+        _train(allocator, trace, layers, batches, foreach)
+    return Peak(allocator.most_allocated, allocator.most_reserved, allocator.emptied > 0 or not fits)
+
+
+def _train(
+    allocator: CachingAllocator,
+    trace: Trace,
+    layers: int,
+    batches: Sequence[Sequence[tuple[Name, int]]],
+    foreach: bool,
+) -> None:
+    """Take and give back what a few steps of training do."""
+    for size in trace.weights.of(layers):
+        allocator.take(size)
+    trained = trace.trained.of(layers)
+    for step in range(_STEPS):
+        held: dict[Name, Block] = {}
+        _run(allocator, batches[0], held)
+        for _ in range(2 if len(batches) > 1 else 0):
+            _run(allocator, batches[1], held)
+        if step == 0:
+            for size in trained:
+                allocator.take(size)
+                allocator.take(size)
+        if foreach:
+            for block in [allocator.take(size) for size in trained]:
+                allocator.give(block)
+        for block in held.values():  # the gradients
+            allocator.give(block)
+
+
+def _run(allocator: CachingAllocator, events: Sequence[tuple[Name, int]], held: dict[Name, Block]) -> None:
+    for name, size in events:
+        if size:
+            held[name] = allocator.take(size)
+        elif name in held:
+            allocator.give(held.pop(name))

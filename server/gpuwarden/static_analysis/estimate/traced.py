@@ -1,0 +1,139 @@
+"""Estimate a training's memory from a trace of its model, where torch and transformers are installed.
+
+A child traces a step without weights and without a GPU, `replay` takes it through the allocator, and the interval is as
+wide as the home rows of the published peaks ask for. It answers only for settings that traces were compared with;
+everything else stays with the formula, and `NotTraced` says why.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from gpuwarden.checkpoints.load import run_child
+from gpuwarden.static_analysis.estimate.memory import GB
+from gpuwarden.static_analysis.estimate.replay import DEPTH, Peak, Trace, replay
+from gpuwarden.static_analysis.estimate.setup import ADAPTED_MODULES, Interval, Run
+
+CHILD: Final = (sys.executable, "-P", "-m", "gpuwarden.static_analysis.estimate.trace_child")
+LIMIT_S: Final = 120.0
+MEMORY: Final = 16 << 30
+"""Address space of the child. Fake tensors take none; the libraries themselves map several gigabytes."""
+_LAYERS: Final = 200
+"""More of them are replayed too slowly."""
+_LEAST, _MOST = 0.985, 1.06
+"""Shares of the replayed bytes that the home rows took, at least and at most."""
+_HOLES: Final = 0.5
+"""Share of the allocator's holes that a run has at least: they depend on the order of tensors, by version."""
+_CONTEXT_GB: Final = (0.35, 1.3)
+_CONTEXT_USUAL_GB: Final = 0.5
+_BYTES: Final = 1.062
+"""Bytes of a card for each one of its nominal size: 80 GB are 79.15 GiB."""
+
+
+class NotTraced(Exception):
+    """The formula is used instead, for the reason that the message gives."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The traces of the variants that a run may be, and how its optimizer may step."""
+
+    run: Run
+    traces: tuple[Trace, ...]
+
+    def peaks(self, limit: float = float("inf")) -> list[Peak]:
+        """Return the peak of each variant on a card with so many bytes."""
+        steps = (True, False) if self.run.fused is None else (not self.run.fused,)
+        return [replay(t, self.run.form.layers, limit, foreach=step) for t in self.traces for step in steps]
+
+    def interval(self, card_gb: float | None = None) -> Interval:
+        """Return what one card shows as used, at least and at most; less where the card itself is the limit."""
+        limit = float("inf") if card_gb is None else (card_gb * _BYTES - _CONTEXT_USUAL_GB) * GB
+        peaks = self.peaks(limit)
+        low, high = ends(peaks)
+        how = f"traced with {self.traces[0].by}: {min(p.allocated for p in peaks) / GB:.3g} GB of tensors at least, "
+        how += (
+            f"{max(p.reserved for p in peaks) / GB:.3g} GB with the allocator's blocks at most, and the card's context"
+        )
+        return Interval(
+            low=low / GB + _CONTEXT_GB[0], high=high / GB + _CONTEXT_GB[1], unit="GB", how=how, level="traced"
+        )
+
+
+def ends(peaks: Sequence[Peak]) -> tuple[float, float]:
+    """Return the fewest and the most bytes that PyTorch reserves. On a full card it gives its unused blocks back."""
+    low = min(p.allocated if p.full else p.allocated + _HOLES * (p.reserved - p.allocated) for p in peaks)
+    return _LEAST * low, _MOST * max(p.reserved for p in peaks)
+
+
+def unproven(run: Run) -> str:
+    """Return why the formula is used: the first setting that traces were not compared with published peaks for."""
+    shape = run.shape
+    named = {
+        "its architecture": shape is None or shape.kind != "decoder" or shape.experts > 0 or shape.layers > _LAYERS,
+        "its task": run.task != "sft" or run.unsure or run.trained_share < 1,
+        "rows of different lengths": run.padded,
+        "quantized weights": run.method == "qlora" or run.quantized is not None,
+        "trained embeddings that are the head too": run.trains_embeddings and shape is not None and shape.tied,
+        "its optimizer": run.optimizer != "adamw" or run.layerwise or run.master_weights,
+        "several GPUs or offloading": run.zero > 0 or run.gpus > 1 or bool(run.offload),
+        "a compiled model": run.compiled,
+        "eager attention": run.attention == "eager",
+        "an unknown batch or length": run.batch is None or run.length is None,
+        "a run that may be without checkpointing": run.checkpointing is not True,
+        "the type of its weights": run.weights != "half",
+        "a loss of the script": run.own_loss,
+    }
+    setting = next((name for name, missing in named.items() if missing), "")
+    return setting and f"traces were not compared with published peaks for {setting}"
+
+
+def tasks_of(run: Run, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the child's tasks: versions of the libraries differ in an adapter's type and in when logits are freed."""
+    layers = run.form.layers
+    adapters = run.method == "lora"
+    common = {
+        "config": dict(config),
+        "layers": layers,
+        "depth": min(DEPTH, layers),
+        "batch": run.batch,
+        "length": run.length,
+        "checkpointing": run.checkpointing,
+        "accumulates": run.accumulate > 1,
+        "modules": sorted(m for part in run.targets for m in ADAPTED_MODULES[part]) if adapters else [],
+        "rank": run.rank,
+        "trains_embeddings": run.trains_embeddings,
+        "fused_loss": run.loss != "plain",
+    }
+    for wide in (True, False) if adapters else (False,):
+        yield {**common, "autocast": wide, "keeps_logits": False}
+    if run.loss == "plain":
+        yield {**common, "autocast": adapters, "keeps_logits": True}
+
+
+def trace(run: Run, config: Mapping[str, Any], child: Sequence[str] = CHILD, seconds: float = LIMIT_S) -> Traced:
+    """Trace a run. Raises NotTraced where the formula is to be used."""
+    if setting := unproven(run):
+        raise NotTraced(setting)
+    if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
+        raise NotTraced("torch and transformers are not installed here")
+    tasks = list(tasks_of(run, config))
+    answers, why = run_child(json.dumps({"memory": MEMORY, "tasks": tasks}), seconds, child)
+    if len(answers) < len(tasks):
+        raise NotTraced(f"the trace did not end: {why}")
+    if unable := next((str(a["unable"]) for a in answers if "unable" in a), ""):
+        raise NotTraced(f"its architecture can't be traced: {unable}")
+    try:
+        traces = tuple(Trace.model_validate(answer) for answer in answers)
+    except ValidationError as why_not:
+        raise NotTraced("the trace makes no sense") from why_not
+    if not all(found.repeats or found.depth == run.form.layers for found in traces):
+        raise NotTraced("its layers differ from each other")
+    return Traced(run, traces)

@@ -1,0 +1,366 @@
+"""Compare what a script imports, passes and is given with the releases of the libraries that the job will get."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.static_analysis.command_line import CommandLine
+from gpuwarden.static_analysis.package_usage import OWN, PackageUse
+from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, NAMES
+from gpuwarden.static_analysis.signatures.history import (
+    Ever,
+    accepted_ever,
+    accepted_values_ever,
+    ever,
+    history,
+    minor,
+    misspelt,
+    nearest,
+)
+from gpuwarden.static_analysis.signatures.resolve import Found, Installed, Signature
+from gpuwarden.static_analysis.signatures.tables import canonical, package_of, table
+from gpuwarden.static_analysis.signatures.together import left_before, possible_places
+from gpuwarden.static_analysis.static_eval import Call
+
+if TYPE_CHECKING:
+    from gpuwarden.static_analysis.signatures.releases import Chosen
+
+_PATCHED = frozenset({"trl", "transformers", "peft"})
+"""The packages whose trainers and configurations unsloth replaces when it is imported."""
+_NAME = re.compile(r"\w+_\w+")
+_TRAINING = "transformers.TrainingArguments"
+"""The base of nearly every dataclass that makes flags of training settings."""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """One thing that the libraries of the job don't accept. `sure` is false where another release has it and nothing
+    says which release the job gets, and where nobody knows whether the line runs.
+    """
+
+    message: str
+    fix: str
+    sure: bool = True
+
+
+@lru_cache(maxsize=64)
+def _chosen(requirements: tuple[str, ...] | None) -> Mapping[str, Chosen]:
+    from gpuwarden.static_analysis.signatures.releases import choose
+
+    return choose(requirements)
+
+
+class Libraries:
+    """The libraries of one job, in the one release of each or in the two around an unlisted one.
+
+    Releases are chosen for the first name that a table may have: to read all tables takes longer than most scripts.
+    """
+
+    def __init__(self, requirements: Iterable[str] | None, use: PackageUse, imports: Iterable[tuple[str, int]]) -> None:
+        imports = tuple(imports)
+        self.requirements = None if requirements is None else tuple(requirements)
+        self.use = use
+        self.patched = any(name.partition(".")[0] == "unsloth" for name, _ in imports)
+        self.needed = tuple(name for name, line in imports if line not in use.careful)
+
+    @cached_property
+    def chosen(self) -> Mapping[str, Chosen]:
+        """Return the release of each package that has a table."""
+        return _chosen(self.requirements)
+
+    @cached_property
+    def installed(self) -> list[Installed]:
+        """Return what the job gets: once, or twice where an unlisted release falls between two."""
+        ends = ({p: c.places[0] for p, c in self.chosen.items()}, {p: c.places[-1] for p, c in self.chosen.items()})
+        return [Installed(places, self.use.own) for places in (ends[:1] if ends[0] == ends[1] else ends)]
+
+    # ------------------------------------------------------------------------------------------------- imports
+
+    def imports(self, names: Iterable[tuple[str, int]], calls: Iterable[Call]) -> Iterator[Misfit]:
+        """Yield the names that a script imports, or calls as attributes of a module, and that do not exist."""
+        seen: set[str] = set()
+        named = [(name, line) for name, line in names if not name.endswith(".*")]
+        modules = {name for name, _ in named}
+        named += [
+            (c.name, c.line) for c in calls if c.name.rpartition(".")[0] in modules and c.base not in self.use.rebound
+        ]
+        for name, line in named:
+            if name in seen or line in self.use.careful or not package_of(name):
+                continue
+            seen.add(name)
+            if all(installed.exists(name) is Found.ABSENT for installed in self.installed):
+                yield self._missing_name(name, line)
+
+    def _missing_name(self, name: str, line: int) -> Misfit:
+        package = package_of(name)
+        past = history(package, name)
+        owner, _, last = name.rpartition(".")
+        if past.gone_in and self._is_past(package, past.gone_in):
+            message = f"line {line}: {name} is gone since {package} {minor(past.gone_in)}"
+        elif past.since:
+            message = f"line {line}: {name} comes with {package} {minor(past.since)}"
+        else:
+            message = f"line {line}: {owner} has no {last}"
+        return Misfit(
+            f"{message} (checked: {self._text(package)})",
+            self._other_home(name),
+            self._decided(package) or (not past.since and self._never_was(package, name)),
+        )
+
+    def _never_was(self, package: str, name: str) -> bool:
+        """Return true if no release had a name, those before the table included.
+
+        A letter or two away from a name that exists it is a slip; other names may be older than the table, unless what
+        the script imports beside is younger.
+        """
+        known = table(package)
+        places = range(len(known.releases) if known else 0)
+        if any(Installed({package: place}).exists(name) is not Found.ABSENT for place in places):
+            return False
+        if misspelt(name.rpartition(".")[2], self.installed[-1].names_beside(name)):
+            return True
+        possible = possible_places(package, tuple(sorted({*self.needed} - {name})), ())
+        return bool(possible) and possible[0] > 0
+
+    def _other_home(self, name: str) -> str:
+        """Return where the name is now, what replaced it, or the closest name."""
+        package, last = package_of(name), name.rpartition(".")[2]
+        known, installed = table(package), self.installed[-1]
+        assert known is not None
+        if name in NAMES:
+            return f"Use {NAMES[name]}."
+        homes = [m for m in known.homes(last, installed.places[package]) if not m.startswith(canonical(name) + ".")]
+        if homes:
+            return f"Import it from {homes[0]}."
+        near = nearest(last, installed.names_beside(name))
+        return f"Use {near}." if near else ""
+
+    # ----------------------------------------------------------------------------------------------- arguments
+
+    def calls(self, calls: Iterable[Call]) -> Iterator[tuple[Call, str, list[Signature]]]:
+        """Yield the calls whose arguments are all known, with the qualified name and what it accepts."""
+        for call in calls:
+            own = OWN + call.name
+            name = own if own in self.use.own else call.name
+            if not call.kwargs or not self._judges(call):
+                continue
+            if self.patched and package_of(self._library(name)) in _PATCHED:
+                continue
+            found = (
+                [installed.signature(name) for installed in self.installed] if name == own or package_of(name) else []
+            )
+            known = [signature for signature in found if signature is not None]
+            if known and len(known) == len(found):
+                yield call, self._library(name), known
+
+    def _judges(self, call: Call) -> bool:
+        """Return true if a call is one of the name that it was imported as, whatever is installed."""
+        return call.base not in self.use.rebound and call.line not in self.use.careful
+
+    def _library(self, name: str) -> str:
+        """Return the library's class behind one of the script's own, else the name itself."""
+        while name in self.use.own and self.use.own[name].bases:
+            name = self.use.own[name].bases[0]
+        return name
+
+    def arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
+        """Yield the arguments that a call passes and that do not exist."""
+        calls = tuple(calls)
+        judged: set[int] = set()
+        for call, name, signatures in self.calls(calls):
+            judged.add(id(call))
+            for argument in call.kwargs:
+                if all(signature.lacks(argument) for signature in signatures):
+                    yield self._missing_argument(call, name, argument, signatures[-1], calls)
+        yield from self._misspelt_arguments(call for call in calls if id(call) not in judged)
+
+    def _misspelt_arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
+        """Yield the arguments that no release ever had, and that differ by a letter or two from one that some has.
+
+        That is known too where the release is not, and where unsloth replaces the class.
+        """
+        for call in calls:
+            known = self.accepted_ever(call.name) if call.kwargs and self._judges(call) else None
+            for argument in call.kwargs if known else ():
+                if argument not in (known or ()) and (meant := misspelt(argument, known or ())):
+                    message = f"line {call.line}: no release of {call.last} has an argument {argument}"
+                    yield Misfit(message, f"Use {meant}.", not call.maybe)
+
+    def accepted_ever(self, name: str) -> frozenset[str] | None:
+        """Return the arguments of a class in any release, None where one of its forms or bases accepts any."""
+        own = self.use.own.get(OWN + name.removeprefix(OWN))
+        if own is None:
+            return accepted_ever(name) if package_of(name) else None
+        found = [frozenset(p.name for p in own.parameters), *map(self.accepted_ever, own.bases)]
+        return None if own.open or None in found else frozenset().union(*(names or () for names in found))
+
+    def _missing_argument(
+        self, call: Call, name: str, argument: str, signature: Signature, calls: Iterable[Call]
+    ) -> Misfit:
+        past = ever(name, argument)
+        package = past.package or package_of(name)
+        where = f"line {call.line}: {call.last} has no argument {argument}"
+        instead = _instead(argument, past, signature)
+        if past.existed and past.gone_in and self._is_past(package, past.gone_in):
+            where += f" since {package} {minor(past.gone_in)}"
+        elif past.existed:
+            where += f" before {package} {minor(past.since)}"
+            instead = f"Ask for {package}>={minor(past.since)}, or leave it out."
+        sure = self._decided(package) or not (past.existed or past.open)
+        if not sure and past.gone_in and not past.open:
+            judged = [c for c in calls if not c.maybe and self._judges(c) and package_of(c.name)]
+            passed = ((c.name, other) for c in judged for other in c.kwargs if other != argument)
+            sure = left_before(package, past.gone_in, self.needed, passed)
+        return Misfit(f"{where} (checked: {self._text(package)})", instead, sure and not call.maybe)
+
+    def deprecated(self, calls: Iterable[Call]) -> Iterator[Misfit]:
+        """Yield the arguments that still exist and are announced to go."""
+        for call, name, signatures in self.calls(calls):
+            for argument in call.kwargs:
+                news = [signature.renames.get(argument) for signature in signatures]
+                if new := all(news) and news[-1]:
+                    message = f"line {call.line}: the argument {argument} of {call.last} is deprecated"
+                    package = ever(name, argument).package or package_of(name)
+                    yield Misfit(f"{message} ({self._text(package)})", f"Use {new}.")
+
+    def choices(self, calls: Iterable[Call]) -> Iterator[Misfit]:
+        """Yield the texts that an argument does not accept; not `sure` where nothing is known to refuse them."""
+        for call, name, signatures in self.calls(calls):
+            for argument, value in call.kwargs.items():
+                accepted = [
+                    installed.values(parameter) if (parameter := s.parameters.get(argument)) else ()
+                    for installed, s in zip(self.installed, signatures, strict=True)
+                ]
+                if isinstance(value, str) and all(a and value not in a for a in accepted):
+                    known = self._decided(package_of(name)) or value not in accepted_values_ever(name, argument)
+                    strict = signatures[-1].parameters[argument].strict and known and not call.maybe
+                    message = f"line {call.line}: {call.last} does not accept {argument}={value!r}"
+                    yield Misfit(f"{message} ({self._text(package_of(name))})", _one_of(value, accepted[-1]), strict)
+
+    # -------------------------------------------------------------------------------------------- command line
+
+    def flags(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Misfit]:
+        """Yield the flags that a script is given and does not declare, or declares twice under that abbreviation.
+
+        Where the job's release of a dataclass is not known, only a misspelt flag that no release has is certain; where
+        the dataclass is not known at all, none is. A parser that ignores unknown flags starts the training without
+        what was meant.
+        """
+        fields, exact = self._fields(line), True
+        if fields is None:
+            fields, exact = self._fields_ever(line), False
+        if fields is None:
+            classes = (*line.classes, _TRAINING) if line.classes else ()
+            known = set(line.flags).union(*(self.accepted_ever(name) or () for name in classes))
+            for name in given:
+                if name not in known and (meant := misspelt(name, known)):
+                    message = f"--{name} looks like --{meant}, and not all flags of this script are known here"
+                    yield Misfit(message, f"Write --{meant} if that is meant.", sure=False)
+            return
+        for name, declared in self._declared(line, given, fields):
+            named = [flag for flag in fields if not flag.startswith("no_")]
+            if not declared and (line.ignores or not exact):
+                meant = misspelt(name, named)
+                does = "which ignores it" if line.ignores else "in any release"
+                if meant or line.ignores:
+                    fix = f"Write --{meant}." if meant else "Leave it out, or correct it."
+                    yield Misfit(f"--{name} is not a flag of this script, {does}", fix, bool(meant))
+            elif not declared:
+                past = next((p for c in line.classes if (p := ever(self._library(c), name)).existed), None)
+                near = _instead(name, past, None) if past else ""
+                flag = nearest(name, named)
+                yield Misfit(f"--{name} is not a flag of this script", near or (f"Write --{flag}." if flag else ""))
+            elif len(declared) > 1 and exact:
+                listed = ", ".join(f"--{flag}" for flag in declared[:4])
+                yield Misfit(f"--{name} is short for several flags: {listed}", "Write the flag out.")
+
+    def declares(self, line: CommandLine, name: str) -> bool | None:
+        """Return whether a command line has a flag, abbreviations aside; None where not all of it is known.
+
+        A parser that ignores unknown flags may hand them to other code.
+        """
+        fields = self._fields(line)
+        return None if fields is None or (line.ignores and name not in fields) else name in fields
+
+    def flag_choices(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Misfit]:
+        """Yield the texts that a flag does not accept."""
+        fields = self._fields(line) or {}
+        for name, declared in self._declared(line, given, fields or None):
+            accepted = fields[declared[0]] if len(declared) == 1 else ()
+            if accepted and given[name] is not True and str(given[name]) not in accepted:
+                yield Misfit(f"--{name} does not accept {given[name]!r}", _one_of(str(given[name]), accepted))
+
+    def _declared(
+        self, line: CommandLine, given: Mapping[str, Any], fields: Mapping[str, tuple[str, ...]] | None
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Yield each given flag with the flags that it may mean: itself, else those that it abbreviates."""
+        for name in given if fields is not None else ():
+            longer = [flag for flag in fields or {} if line.abbreviates and flag.startswith(name)]
+            yield name, [name] if name in (fields or {}) else longer
+
+    def _fields(self, line: CommandLine) -> dict[str, tuple[str, ...]] | None:
+        """Return every flag with the texts that it accepts; None where a dataclass is not known in all releases."""
+        if line.partial:
+            return None
+        fields = dict(line.flags)
+        for installed in self.installed:
+            for name in line.classes:
+                signature = installed.signature(name)
+                if signature is None or signature.open or (self.patched and package_of(self._library(name))):
+                    return None
+                for parameter in signature.parameters.values():
+                    fields |= {parameter.name: installed.values(parameter), f"no_{parameter.name}": ()}
+        return fields
+
+    def _fields_ever(self, line: CommandLine) -> dict[str, tuple[str, ...]] | None:
+        """Return every flag that a script has with any release; None where one of its dataclasses is not known."""
+        if line.partial:
+            return None
+        fields = dict(line.flags)
+        for name in line.classes:
+            known = self.accepted_ever(name)
+            if not known:
+                return None
+            fields |= {flag: () for field in known for flag in (field, f"no_{field}")}
+        return fields
+
+    # ---------------------------------------------------------------------------------------------------------
+
+    def _text(self, package: str) -> str:
+        return self.chosen[package].text if package in self.chosen else package
+
+    def _decided(self, package: str) -> bool:
+        return package in self.chosen and self.chosen[package].named
+
+    def _is_past(self, package: str, release: str) -> bool:
+        """Return true if the job's release is not older than this one."""
+        known = table(package)
+        return (
+            known is not None
+            and package in self.chosen
+            and known.releases.index(release) <= self.chosen[package].places[-1]
+        )
+
+
+def _instead(argument: str, past: Ever, signature: Signature | None) -> str:
+    """Return what to write instead of an argument."""
+    known = signature.parameters if signature else {}
+    if past.renamed_to in known or (signature is None and past.renamed_to):
+        return f"Use {past.renamed_to}."
+    if past.existed and argument in ARGUMENTS:
+        advice = ARGUMENTS[argument]
+        new = _NAME.match(advice)
+        if new and known and new[0] not in known:  # the trainer's arguments that went to its configuration
+            return "Give it to the configuration." if "args" in known else ""
+        return f"Use {advice}."
+    near = nearest(argument, known)
+    return f"Use {near}." if near else ""
+
+
+def _one_of(value: str, accepted: tuple[str, ...]) -> str:
+    near = nearest(value, accepted)
+    return f"Use {near!r}." if near else f"Use one of {', '.join(accepted[:12])}."

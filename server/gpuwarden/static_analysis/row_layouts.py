@@ -1,0 +1,166 @@
+"""Decide how the columns of a dataset become the rows that a training method reads.
+
+The shipped trainers rename columns (`--columns old=new`) and convert ShareGPT, Alpaca and conversations by themselves.
+`fit` decides which of these makes a dataset fit, from the names and types of its columns alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuwarden.static_analysis.ecosystem_tables import SYNONYMS
+
+Columns = tuple[str, ...]
+"""The columns that a method reads together."""
+
+_ROLES: Final = re.compile(r"list<\{(.*, )?role: ")
+_TURNS: Final = re.compile(r"(list<)?\{(.*, )?from: ")
+_NUMBER: Final = re.compile(r"u?int\d+|float\d+|double|decimal.*")
+_WHOLE: Final = re.compile(r"u?int\d+|class<2>")
+_NUMBERS: Final = re.compile(r"list<u?int\d+>")
+_OBJECTS: Final = re.compile(
+    r"\{.*\bbbox: list<list<.*\bcategor(y|ies): list<.*|\{.*\bcategor(y|ies): list<.*\bbbox: list<list<.*"
+)
+_TEXTS: Final = frozenset({"text", "anchor", "positive", "negative", "sentence1", "sentence2", "instruction", "output"})
+_PARTS: Final = frozenset({"prompt", "completion", "chosen", "rejected"})
+_PICTURES: Final = frozenset({"image", "img", "mask", "annotation"})
+_UNTOLD: Final = re.compile(r"|null|unknown.*|json.*|.*(\.\.\.|\n).*", re.DOTALL)
+"""Types that say nothing of the values: none, no value at all, several kinds of values, or one that was cut."""
+_ANSWERS: Final = ("output", "response", "completion", "answer")
+_CONTEXTS: Final = ("input", "context")
+_INFORMATIVE: Final = frozenset({"prompt"})
+"""Columns that belong to a pair of plain texts and are lost where they have another name."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Describe how a dataset fits: the columns read in the end, the renames before, the conversion by the trainer.
+
+    `talks` says that rows are conversations, which need a chat template. `missing` are the columns that no column of
+    the dataset can serve as; empty where the dataset fits.
+    """
+
+    reads: Columns = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+    form: str = ""
+    talks: bool = False
+    missing: Columns = ()
+
+    @property
+    def option(self) -> str:
+        """Return the renames as the trainers take them."""
+        return ",".join(f"{old}={new}" for old, new in self.renames.items())
+
+
+def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
+    """Return how columns, given with their types (empty: unknown), fit one of the column sets of a method."""
+    ways = (as_it_is(columns, wanted), converted(columns, wanted), *renamed(columns, wanted))
+    found = next((way for way in ways if way is not None), None)
+    if found is not None:
+        return found
+    served = {n for n, kind in columns.items() if usable(n, kind)}
+    lacking = [tuple(n for n in names if n not in served and not _renames(columns, (n,))) for names in wanted]
+    return Fit(missing=min(lacking, key=len, default=()))
+
+
+def usable(name: str, kind: str) -> bool:
+    """Return whether a column of this type can be what a method expects under a name; an unknown type can."""
+    plain = kind in {"string", "large_string"}
+    if not kind or kind == "null":
+        return True
+    if name in _TEXTS:
+        return plain
+    if name in _PARTS:
+        return plain or bool(_ROLES.match(kind))
+    if name == "messages":
+        return bool(_ROLES.match(kind))
+    if name == "conversations":
+        return bool(_ROLES.match(kind) or _TURNS.match(kind))
+    if name == "objects":
+        return bool(_OBJECTS.fullmatch(kind))
+    if name == "label":
+        return plain or kind == "bool" or kind.startswith("class<") or bool(_NUMBER.fullmatch(kind))
+    return name != "score" or bool(_NUMBER.fullmatch(kind))
+
+
+def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
+    """Return whether a method reads a Hub dataset's column of this type as `name`, among the columns `beside` it.
+
+    None where the type is not known. A text is never a picture there: only a local file's paths lead to pictures.
+    """
+    labels_answers = name in {"label", "labels"} and "completion" in beside
+    if name in _PICTURES:
+        right = kind == "image"
+    elif name == "input_ids":
+        right = bool(_NUMBERS.fullmatch(kind))
+    elif labels_answers:
+        right = kind == "bool" or bool(_WHOLE.fullmatch(kind))
+    else:
+        right = bool(kind) and kind != "null" and usable("label" if name == "labels" else name, kind)
+    return True if right else None if _UNTOLD.fullmatch(kind) else False
+
+
+def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
+    """Return the fit of a set whose columns are all there, with the columns of a larger set that only need a name."""
+    for names in wanted:
+        if not all(n in columns and usable(n, columns[n]) for n in names):
+            continue
+        talks = any(_ROLES.match(columns[n]) for n in names)
+        larger = (w for w in wanted if set(w) > set(names) and set(w) - set(names) <= _INFORMATIVE)
+        for more in () if talks else larger:
+            renames = _renames(columns, more)
+            if renames:
+                return Fit(more, renames, talks=talks)
+        return Fit(names, talks=talks)
+    return None
+
+
+def converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
+    """Return the fit by a conversion that the trainer does, perhaps after renames."""
+    names = {n for group in wanted for n in group}
+    if "messages" in names:
+        for old in ("conversations", *SYNONYMS["messages"]):
+            if old in columns and usable("conversations", columns[old]):
+                turns = bool(_TURNS.match(columns[old]))
+                target = "conversations" if turns else "messages"
+                renames = {} if old == "conversations" else {old: target}
+                return Fit(("messages",), renames, form="ShareGPT" if turns else "conversations", talks=True)
+    if "completion" in names and "instruction" in columns:
+        answer = next((n for n in _ANSWERS if n in columns and usable("output", columns[n])), None)
+        context = next((n for n in _CONTEXTS if n in columns and usable("output", columns[n])), None)
+        if answer and (context or answer == "output"):
+            given = {answer: "output", context or "input": "input"}
+            renames = {old: new for old, new in given.items() if old != new}
+            return Fit(("prompt", "completion"), renames, form="Alpaca", talks=True)
+    if (
+        names >= {"prompt"}
+        and not names & {"chosen", "completion"}
+        and usable("messages", columns.get("messages", "-"))
+    ):
+        return Fit(("prompt",), form="messages", talks=True)
+    return None
+
+
+def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator[Fit]:
+    """Yield the sets that columns with other names of the same meaning can serve as."""
+    for names in wanted:
+        if renames := _renames(columns, names):
+            back = {new: old for old, new in renames.items()}
+            yield Fit(names, renames, talks=any(_ROLES.match(columns[back.get(n, n)]) for n in names))
+
+
+def _renames(columns: Mapping[str, str], names: Columns) -> dict[str, str]:
+    """Return renames after which all of `names` are there, empty where that can't be."""
+    found: dict[str, str] = {}
+    for name in names:
+        if name in columns and usable(name, columns[name]):
+            continue
+        others = (o for o in SYNONYMS.get(name, ()) if o in columns and o not in names and o not in found)
+        old = next((o for o in others if usable(name, columns[o]) and name not in columns), None)
+        if old is None:
+            return {}
+        found[old] = name
+    return found

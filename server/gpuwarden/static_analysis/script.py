@@ -1,0 +1,243 @@
+"""Read a training script's facts from its text. It is never run and never imported.
+
+The header is inline script metadata as in PEP 723.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import threading
+import tokenize
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.static_analysis.ecosystem_tables import COLUMNS
+from gpuwarden.static_analysis.grammar_rewriting import Construct
+from gpuwarden.static_analysis.hub_references import flagged_repos, is_repo_id, text_or_none
+from gpuwarden.static_analysis.newer_grammar import NEWEST, described, newer_constructs, newest, parse_newer
+from gpuwarden.static_analysis.script_usage import Push, Setting, Uses, analyse
+from gpuwarden.static_analysis.static_eval import Program, flags
+
+MAX_HEADER, MAX_HEADER_LINE = 32_000, 2_000
+"""Characters of a header, and of a line of it: tomllib takes memory by the square of a dotted key's length."""
+_RELEASES = tuple((3, minor) for minor in range(6, 31))
+_PATCHES = range(40)
+_START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
+
+
+@dataclass(frozen=True)
+class Header:
+    """A script's inline metadata. `configured`: it has settings for uv too, such as where packages come from."""
+
+    dependencies: tuple[str, ...] = ()
+    requires_python: str | None = None
+    configured: bool = False
+
+
+@dataclass(frozen=True)
+class ScriptFacts:
+    """The facts that rules read. `error` says why the text can't be parsed as Python; the rest is then empty.
+
+    `grammar` is the construct of the latest Python that the script uses, where that is later than 3.11. `newer`: the
+    header requires a Python whose grammar is not known here. `fetched` is the digest of a text from an address.
+    """
+
+    header: Header | None = None
+    third_party: tuple[str, ...] = ()
+    error: str | None = None
+    newer: bool = False
+    grammar: Construct | None = None
+    uses: Uses = field(default_factory=Uses)
+    fetched: str = ""
+
+
+def read_script(
+    text: str, env: Mapping[str, str] | None = None, args: Sequence[str] = (), files: Sequence[str] = ()
+) -> ScriptFacts:
+    """Read a script as it would run with these variables, arguments and files in its working folder.
+
+    Never raises for any content.
+    """
+    header = None
+    try:
+        header = read_header(text)
+        tree, constructs = parse(text)
+        grammar = newest(constructs)
+        if header is not None and (misfit := _misfit(text, header, grammar)):
+            return ScriptFacts(header, error=misfit, grammar=grammar)
+        uses = analyse(Program(tree, env, args), files)
+    except BadRequest as broken:
+        if header is not None and versions_allowed(header)[:1] > [NEWEST]:
+            message = (
+                f"{broken.message}; the header requires Python {header.requires_python}, whose grammar may allow it"
+            )
+            return ScriptFacts(header, error=message, newer=True, uses=Uses(unseen=("a script that is not read here",)))
+        return ScriptFacts(error=broken.message)
+    except RecursionError:
+        return ScriptFacts(error="the script can't be analysed: it nests too deeply")
+    names = {name.partition(".")[0] for name, _ in uses.imports}
+    own = {file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py")}
+    own |= {path.removeprefix("./").partition("/")[0] for path in uses.local}  # a package that the script downloads
+    return ScriptFacts(header, tuple(sorted(names - sys.stdlib_module_names - own)), grammar=grammar, uses=uses)
+
+
+def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:
+    """Return the facts of a command without its files: the commands of trl, and flags that name repos."""
+    given = flags(argv)
+    method = next((m for a, m in pairwise(argv) if a.rpartition("/")[2] == "trl" and m in COLUMNS), None)
+    settings = {name: Setting(value, 0, "the command line") for name, value in given.items()} if method else {}
+    push = (
+        [Push(0, "--push_to_hub", text_or_none(given.get("hub_model_id")))] if given.get("push_to_hub") is True else []
+    )
+    uses = Uses(
+        repos=tuple(u for u in flagged_repos(given) if is_repo_id(u.id)),
+        methods=frozenset({method} if method else ()),
+        settings=settings,
+        pushes=tuple(push),
+    )
+    return ScriptFacts(uses=uses)
+
+
+def decode(raw: bytes) -> str:
+    """Return the text of a script file, by its own encoding line. Raises BadRequest when it is not text."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        return raw.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise BadRequest(
+            f"the script is not text in the encoding it claims: {error}", "Save it as UTF-8, without a declaration."
+        ) from None
+
+
+def read_header(text: str) -> Header | None:
+    """Return the PEP 723 header, None without one. Raises BadRequest for a broken one."""
+    text = text.replace("\r\n", "\n")
+    blocks = [content for kind, content in header_blocks(text.split("\n")) if kind == "script"]
+    if not blocks:
+        if re.search(r"(?m)^#[ \t]*///[ \t]*script[ \t]*$", text):
+            raise BadRequest(
+                "the script's `# /// script` header is not closed, or one of its lines does not start with '# '",
+                "Close it with a line `# ///` and start every line of it with '# '.",
+            )
+        return None
+    if len(blocks) > 1:
+        raise BadRequest("the script has more than one `# /// script` header", "Keep one.")
+    lines = [line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]]
+    content = "\n".join(lines)
+    if len(content) > MAX_HEADER or max(map(len, lines)) > MAX_HEADER_LINE:
+        raise BadRequest(
+            f"the script's header is longer than {MAX_HEADER:,} characters, or a line of it than {MAX_HEADER_LINE:,}",
+            "Put each requirement on a line of its own.",
+        )
+    try:
+        table = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise BadRequest(f"the script's header is not valid TOML: {error}", "Fix the `# /// script` block.") from error
+    listed, python = table.get("dependencies", []), table.get("requires-python")
+    if not isinstance(listed, list) or not all(isinstance(d, str) for d in listed):
+        raise BadRequest("the header's `dependencies` is not a list of strings", 'Write dependencies = ["torch"].')
+    if python is not None and not isinstance(python, str):
+        raise BadRequest("the header's `requires-python` is not a string", 'Write requires-python = ">=3.11".')
+    tools = table.get("tool")
+    return Header(tuple(listed), python, isinstance(tools, dict) and bool(tools.get("uv")))
+
+
+def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield type and lines of the blocks of PEP 723, as its reference expression finds them, in linear time."""
+    at = 0
+    while at < len(lines):
+        begin, at = at, at + 1
+        if start := _START.fullmatch(lines[begin]):
+            end = begin + 1
+            while end < len(lines) and (lines[end] == "#" or lines[end].startswith("# ")):
+                end += 1
+            closed = next((n for n in range(end - 1, begin + 1, -1) if lines[n] == "# ///"), None)
+            at = end if closed is None else closed + 1
+            if closed is not None:
+                yield start[1], lines[begin + 1 : closed]
+
+
+def with_grammar(header: Header | None, grammar: Construct | None) -> Header | None:
+    """Return a header that asks for a Python that can parse the script, too."""
+    if grammar is None or versions_allowed(header or Header())[:1] >= [grammar.version]:
+        return header
+    asked = [header.requires_python] if header and header.requires_python else []
+    return replace(header or Header(), requires_python=",".join([*asked, ">={}.{}".format(*grammar.version)]))
+
+
+def start_header(text: str) -> Header | None:
+    """Return what a script's start needs: its header, and the Python of its grammar. Raises BadRequest as that does."""
+    header = read_header(text)
+    try:
+        return with_grammar(header, newest(parse(text)[1]))
+    except BadRequest:
+        return header
+
+
+def versions_allowed(header: Header) -> list[tuple[int, int]]:
+    """Return the releases of Python 3 that a header allows, oldest first; none where it can't be understood."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    if not header.requires_python:
+        return list(_RELEASES)
+    try:
+        wanted = SpecifierSet(header.requires_python)
+    except InvalidSpecifier:
+        return []
+    return [v for v in _RELEASES if any(wanted.contains(f"{v[0]}.{v[1]}.{patch}") for patch in _PATCHES)]
+
+
+_ONE_AT_A_TIME = threading.RLock()
+"""In Python 3.11 two threads that make syntax trees at once can fail: they count their depth together."""
+
+
+def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
+    """Return the syntax tree, by the grammar of any known release, and the constructs that this release lacks.
+
+    Raises BadRequest for anything that Python can't parse, however deep it nests.
+    """
+    text = text.removeprefix("\ufeff")  # Python ignores it in a file
+    try:
+        with _ONE_AT_A_TIME, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about invalid escapes are not our concern
+            try:
+                tree = ast.parse(text)
+            except SyntaxError:
+                return parse_newer(text)
+            return tree, newer_constructs(text) if sys.version_info >= (3, 12) else ()
+    except SyntaxError as error:
+        raise BadRequest(
+            f"the script is not valid Python: {error.msg} (line {error.lineno})",
+            "Fix the syntax error in that line.",
+        ) from error
+    except (RecursionError, MemoryError, ValueError) as error:
+        raise BadRequest(
+            "the script can't be parsed: it nests too deeply or contains characters that Python does not allow",
+            "Simplify it; a training script needs no such depth.",
+        ) from error
+
+
+def _misfit(text: str, header: Header, grammar: Construct | None) -> str | None:
+    """Return why no Python that a header allows can parse a script."""
+    allowed = versions_allowed(header)
+    if not allowed:
+        return None
+    last = allowed[-1]
+    if grammar is not None and last < grammar.version:
+        return f"{described(grammar)}, and the header's requires-python is {header.requires_python!r}"
+    if grammar is None and last < sys.version_info[:2]:
+        try:
+            ast.parse(text.removeprefix("\ufeff"), feature_version=last)
+        except SyntaxError as error:
+            return (
+                f"the script is not valid Python {last[0]}.{last[1]}, the latest that its requires-python "
+                f"{header.requires_python!r} allows: {error.msg} (line {error.lineno})"
+            )
+    return None

@@ -1,0 +1,329 @@
+"""Find a training program's repos, columns, settings, pushes, variables and subprocesses without running it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpuwarden.static_analysis.column_references import column_reads, columns_of, reads_of_some_rows, row_functions
+from gpuwarden.static_analysis.command_line import CommandLine, command_line
+from gpuwarden.static_analysis.declared_options import names_a_file
+from gpuwarden.static_analysis.ecosystem_tables import CONFIGS, HEADS, TRAINERS
+from gpuwarden.static_analysis.env_and_shell import EnvRead, Shell, env_reads, shells_of
+from gpuwarden.static_analysis.hub_references import RepoUse, is_repo_id, repos_of, text_or_none
+from gpuwarden.static_analysis.package_usage import PackageUse, package_use
+from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
+from gpuwarden.static_analysis.survey import idle_lines
+from gpuwarden.static_analysis.three_valued import same
+from gpuwarden.static_analysis.typed_settings import TypedSettings, settings_repos, typed_settings
+from gpuwarden.static_analysis.writes import (
+    LIGHTNING,
+    Write,
+    opened_folders,
+    trains,
+    unseen_savers,
+    unseen_writers,
+    writes_of,
+)
+
+_ARGUMENTS = re.compile(r"\w*TrainingArguments|\w+Config")
+_NOT_ARGUMENTS = frozenset(
+    {"LoraConfig", "BitsAndBytesConfig", "PeftConfig", "AutoConfig", "GenerationConfig", "ModelConfig"}
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One argument of a training configuration; its value may be UNKNOWN."""
+
+    value: Any
+    line: int
+    owner: str
+
+
+@dataclass(frozen=True)
+class Push:
+    """A place where the program writes to the Hub; `target` None when it does not name a repo, `?` when it is unknown.
+
+    `maybe`: a condition or a setting that is not known decides whether it happens.
+    """
+
+    line: int
+    via: str
+    target: str | None = None
+    maybe: bool = False
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The result of `analyse`."""
+
+    imports: tuple[tuple[str, int], ...] = ()
+    optional: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
+    repos: tuple[RepoUse, ...] = ()
+    methods: frozenset[str] = frozenset()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    trainers: tuple[Call, ...] = ()
+    pushes: tuple[Push, ...] = ()
+    env: tuple[EnvRead, ...] = ()
+    shells: tuple[Shell, ...] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+    reads: tuple[tuple[str, int], ...] = ()
+    some_reads: tuple[tuple[str, int, frozenset[str]], ...] = ()
+    """The columns that are read by what a row contains, and the columns that are looked up to decide that."""
+    row_functions: int = 0
+    """Number of different functions that rows go through; the first has the dataset's columns."""
+    makes: frozenset[str] = frozenset()
+    reshaped: bool = False
+    assigned: frozenset[str] = frozenset()
+    local: frozenset[str] = frozenset()
+    typed: TypedSettings | None = None
+    package_use: PackageUse = field(default_factory=PackageUse)
+    command_line: CommandLine | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    trains: bool = False
+    empty: bool = False
+    """The program makes no call and imports nothing: it does nothing."""
+    writes: tuple[Write, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """Code that is not read and may write anything."""
+    savers: tuple[str, ...] = ()
+    """Code that is not read and may save the model."""
+    opened: tuple[Call, ...] = ()
+    """Calls that load a model or a dataset from a relative folder that the program does not make."""
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """Return the value of a setting; `default` when it is not given."""
+        found = self.settings.get(name)
+        return default if found is None else found.value
+
+    def line_of(self, name: str) -> int:
+        """Return the line of a setting; 0 when it comes from the command line."""
+        found = self.settings.get(name)
+        return found.line if found else 0
+
+    def called(self, *last: str) -> Call | None:
+        """Return the first call whose name ends in one of these."""
+        return next((c for c in self.calls if c.last in last), None)
+
+
+def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
+    """Read a program. `here` are the relative paths that will be in its working folder."""
+    here = frozenset(here)
+    targets = [t for node, _ in program.nodes if isinstance(node, ast.Assign) for t in node.targets]
+    own = {n.name for n in program.classes.values() if any(program.dotted(b).endswith("Trainer") for b in n.bases)}
+    trainers = tuple(
+        c for c in program.calls if (c.last.endswith("Trainer") and not c.name.startswith(".")) or c.name in own
+    )
+    settings = dict(settings_of(program, trainers))
+    local = frozenset((*_local_names(program, settings), *here))
+    renames, makes, reshaped = columns_of(program)
+    typed = typed_settings(program)
+    shells = tuple(shells_of(program))
+    idle = idle_lines(program.tree)
+    repos = [*repos_of(program, trainers, local)]
+    if typed is not None:
+        settings |= _named_settings(typed)
+        renames = {**renames, **typed.renames}
+        repos += [use for use in settings_repos(typed) if is_repo_id(use.id, here)]
+    return Uses(
+        imports=tuple(_imports(program, required=True)),
+        optional=tuple(sorted({n for n, _ in _imports(program, required=False)})),
+        calls=program.calls,
+        repos=tuple(dict.fromkeys(repos)),
+        methods=methods_of(program, trainers),
+        settings=settings,
+        trainers=trainers,
+        pushes=tuple(
+            replace(p, maybe=p.maybe or p.line in idle)
+            for p in pushes_of(program, settings, trainers)
+            if p.line not in _unasked_pushes(program, typed)
+        ),
+        env=tuple(env_reads(program)),
+        shells=shells,
+        renames=renames,
+        reads=tuple(column_reads(program)),
+        some_reads=tuple(reads_of_some_rows(program)),
+        row_functions=len({f.id if isinstance(f, ast.Name) else id(c) for c, f in row_functions(program)}),
+        makes=frozenset(makes),
+        reshaped=reshaped,
+        assigned=frozenset(t.attr for t in targets if isinstance(t, ast.Attribute)),
+        local=local,
+        typed=typed,
+        package_use=package_use(program),
+        command_line=command_line(program) if program.flags else None,
+        flags=program.flags,
+        trains=trains(program, trainers),
+        empty=not program.calls and not any(isinstance(n, ast.Import | ast.ImportFrom) for n, _ in program.nodes),
+        writes=tuple(
+            replace(write, maybe=write.maybe or write.line in idle)
+            for write in writes_of(program, trainers, {name: found.value for name, found in settings.items()})
+        ),
+        unseen=tuple(dict.fromkeys(unseen_writers(program, shells, local))),
+        savers=tuple(dict.fromkeys(unseen_savers(program, shells, trainers, local))),
+        opened=tuple(opened_folders(program, local)),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- imports
+
+
+def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
+    """Yield dotted names that are imported, with lines."""
+    for node, _ in program.nodes:
+        if (id(node) in program.optional or id(node) in program.maybe) is required:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+# ------------------------------------------------------------------------------------------------------ settings
+
+
+def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[str, Setting]]:
+    """Yield the settings that a program gives in configurations, sets later, or takes from the command line.
+
+    Those of a trainer whose configuration is a parameter, or of a class that isn't known, are unknown.
+    """
+    holders = set(_assigned_from(program, _ARGUMENTS.pattern))
+    configs = [c for c in program.calls if is_configuration(c)]
+    parsed = any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls)
+    for call in () if configs or parsed else trainers:
+        if not call.name.startswith(LIGHTNING) and call.get("args", 1) is not None:
+            for name in ("**", "push_to_hub", "hub_model_id"):
+                yield name, Setting(UNKNOWN, call.line, call.last)
+    yield from _configured(configs)
+    for node, scope in program.nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            target = node.targets[0]
+            if isinstance(target.value, ast.Name) and target.value.id in holders | {"training_args"}:
+                value = UNKNOWN if id(node) in program.maybe else program.value(node.value, scope)
+                yield target.attr, Setting(value, node.lineno, target.value.id)
+    if parsed:
+        yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
+        if names_a_file(program.argv):
+            yield "**", Setting(UNKNOWN, 0, "a file of settings")
+
+
+def _configured(configs: Sequence[Call]) -> Iterator[tuple[str, Setting]]:
+    """Yield the settings of configurations, in time in proportion to them."""
+    given: dict[str, list[Call]] = {}
+    for call in configs:
+        for name in call.kwargs:
+            given.setdefault(name, []).append(call)
+    opened, values = sum(c.open for c in configs), dict[str, Any]()
+    for name, calls in given.items():
+        # What one of several configurations says is not known to be what the run in question takes.
+        hidden = opened > sum(c.open for c in calls)
+        others = [UNKNOWN if hidden else None] if len(calls) < len(configs) else []
+        values[name] = same([c.kwargs[name] for c in calls] + others)
+    for call in configs:
+        for name in call.kwargs:
+            yield name, Setting(values[name], call.line, call.last)
+        if call.open:
+            yield "**", Setting(UNKNOWN, call.line, call.last)
+
+
+def is_configuration(call: Call) -> bool:
+    """Return true for a call that makes a training configuration."""
+    named = _ARGUMENTS.fullmatch(call.last) and call.last not in _NOT_ARGUMENTS
+    return bool(named) and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl."))
+
+
+# What a trainer's own setting is called in a training configuration.
+_SAME = {"out": "output_dir", "steps": "max_steps", "micro_batch": "per_device_train_batch_size"}
+
+
+def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
+    """Return the given settings of a shipped trainer under the names of a training configuration."""
+    # Rows that nobody asked for are the trainer's choice, which takes half of them where memory runs out: 0 says so.
+    values = {"out": typed.declared["out"].default} if "out" in typed.declared else {}
+    values |= {"micro_batch": 0} if "micro_batch" in typed.declared else {}
+    values |= typed.given
+    given = {_SAME[name]: value for name, value in values.items() if name in _SAME and value is not None}
+    return {name: Setting(value, 0, "the command line") for name, value in given.items()}
+
+
+def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
+    """Return the training methods: those of trl's trainers, else of the model's head under a plain Trainer."""
+    found = {TRAINERS[t.last.removeprefix("Unsloth")] for t in trainers if t.last.removeprefix("Unsloth") in TRAINERS}
+    if not found and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in trainers):
+        names = {n.rpartition(".")[2] for n, _ in _imports(program, required=True)}
+        found = {method for name in names for head, method in HEADS.items() if name.endswith(head)}
+    return frozenset(found)
+
+
+def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[str]:
+    """Yield paths that the program itself writes; an id that equals one of them is not a repo."""
+    if isinstance(out := settings.get("output_dir", Setting("", 0, "")).value, str):
+        yield out
+    for call in program.calls:
+        if call.last in {
+            "save_pretrained",
+            "save_model",
+            "save_to_disk",
+            "makedirs",
+            "mkdir",
+            "save_pretrained_merged",
+            "Path",
+            "save",
+        }:
+            yield from (a for a in call.args[:2] if isinstance(a, str))
+        for name in ("local_dir", "output_dir", "save_directory", "output_path"):
+            if isinstance(call.kwargs.get(name), str):
+                yield call.kwargs[name]
+
+
+# -------------------------------------------------------------------------------------------------------- pushes
+
+_UPLOADS = frozenset({"upload_folder", "upload_file", "upload_large_folder", "create_commit", "sync_bucket"})
+
+
+def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Iterable[Call]) -> Iterator[Push]:
+    """Yield the places where a program writes to the Hub."""
+    asked = settings.get("push_to_hub")
+    named = settings.get("hub_model_id")
+    target = text_or_none(named.value) if named else None
+    unknown = named is not None and named.value is UNKNOWN
+    if asked is not None and asked.value in (True, UNKNOWN):
+        yield Push(asked.line, "push_to_hub=True", target or ("?" if unknown else None), asked.value is UNKNOWN)
+    made = {id(call.node) for call in trainers}
+    trained = (n.targets for n, _ in program.nodes if isinstance(n, ast.Assign) and id(n.value) in made)
+    holders = {t.id for targets in trained for t in targets if isinstance(t, ast.Name)}
+    for call in program.calls:
+        if call.last.startswith("push_to_hub"):
+            own = call.base in holders or call.base.endswith("trainer")
+            repo = call.get("repo_id", 0)
+            repo = call.get("hub_model_id") if repo is None else repo
+            yield Push(
+                call.line,
+                f"{call.base or 'a'}.{call.last}()",
+                (target or ("?" if unknown else None)) if own else text_or_none(repo) or "?",
+                call.maybe,
+            )
+        elif call.last in _UPLOADS:
+            yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?", call.maybe)
+
+
+def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:
+    """Return the lines where a shipped trainer writes to the repo of a setting that is not given."""
+    if typed is None or typed.text("hub_model_id"):
+        return set()
+    named = ((c.line, [*c.node.args, *(k.value for k in c.node.keywords)]) for c in program.calls if c.node)
+    return {at for at, args in named if any(isinstance(a, ast.Attribute) and a.attr == "hub_model_id" for a in args)}
+
+
+def _assigned_from(program: Program, pattern: str) -> Iterator[str]:
+    """Yield the variables that take the result of a call whose name ends so."""
+    for node, _ in program.nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.Call(func=func)) if re.fullmatch(
+                pattern, program.dotted(func).rpartition(".")[2]
+            ):
+                yield name

@@ -1,0 +1,158 @@
+"""Choose the release of each package that a job will get, from the conditions in its requirements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from gpuwarden.static_analysis.signatures.tables import packages, table, version
+
+_LIMITED = """
+vllm sglang lmdeploy unsloth unsloth-zoo axolotl llamafactory ms-swift autotrain-advanced verl openrlhf torchtune
+optimum optimum-intel optimum-neuron optimum-habana gptqmodel auto-gptq autoawq llmcompressor setfit nemo-toolkit
+fairseq simpletransformers adapters coqui-tts paddlenlp
+"""
+_LIMITING = frozenset(_LIMITED.split())
+"""Packages that limit the versions of those with a table, and whose own conditions are not known here."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The release that a job gets: a place in the table, or two between which it falls.
+
+    `named`: the requirements name the package, or something that brings it. `newest`: nothing pins it. A release that
+    is newer or older than the table is not represented at all.
+    """
+
+    package: str
+    places: tuple[int, ...]
+    named: bool
+    newest: bool
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """Return the releases themselves."""
+        known = table(self.package)
+        return tuple(known.releases[n] for n in self.places) if known else ()
+
+    @property
+    def text(self) -> str:
+        """Return the release in words."""
+        if self.newest:
+            return f"{self.package} {self.releases[-1]}, the newest known, as nothing pins it"
+        return f"{self.package} {' to '.join(self.releases)}"
+
+
+def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
+    """Return the release of each package that has a table; a package whose release can't be known is left out.
+
+    `requirements` is None where the job has none: then every package is taken at its newest release. As an installer
+    does, a package that nothing pins is taken at the newest release that goes with those that are pinned.
+    """
+    given = dict(_read(requirements or ()))
+    limited = bool(given.keys() & _LIMITING)
+    chosen: dict[str, Chosen] = {}
+    for package in sorted(packages(), key=lambda p: (not _pins(given.get(p)), p)):
+        condition = given.get(package, SpecifierSet())
+        if condition is None or (limited and not _pins(condition)):
+            continue
+        known = table(package)
+        assert known is not None
+        places = _places(package, condition, chosen)
+        if places:
+            newest = not _pins(condition) and places[-1] == len(known.releases) - 1
+            chosen[package] = Chosen(package, places, requirements is not None, newest)
+    return chosen
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two packages of one list whose conditions no releases meet together: `package` asks for `asked` of `other`."""
+
+    package: str
+    other: str
+    asked: str
+    given: str
+
+
+def conflicts(requirements: Iterable[str]) -> Iterator[Conflict]:
+    """Yield the packages whose every allowed release refuses every allowed release of another in the list."""
+    given = {name: condition for name, condition in _read(requirements) if condition and table(name)}
+    for package, condition in given.items():
+        source = table(package)
+        assert source is not None
+        for other, limit in given.items():
+            allowed = [n for n, v in enumerate(source.versions) if condition.contains(v, prereleases=True)]
+            asked = [source.requires(place).get(other, "") for place in allowed or _places(package, condition, {})]
+            candidates = _versions(other, limit)
+            filters = (_specifiers(text) for text in asked if text)
+            met = not all(asked) or any(one.contains(c, prereleases=True) for one in filters for c in candidates)
+            if asked and candidates and not met:
+                yield Conflict(package, other, asked[-1], str(limit))
+
+
+def _versions(package: str, condition: SpecifierSet) -> list[Version]:
+    """Return the releases that a condition allows: those of the table, and one that it names itself."""
+    known = table(package)
+    assert known is not None
+    exact = [v for s in condition if s.operator in {"==", "==="} and (v := version(s.version))]
+    return exact or [v for v in known.versions if condition.contains(v, prereleases=True)]
+
+
+def _read(requirements: Iterable[str]) -> Iterable[tuple[str, SpecifierSet | None]]:
+    """Yield the packages with their conditions; None for one that comes from an address."""
+    for text in requirements:
+        try:
+            found = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if found.marker is None or found.marker.evaluate({"sys_platform": "linux", "platform_system": "Linux"}):
+            yield canonicalize_name(found.name), None if found.url else found.specifier
+
+
+def _pins(condition: SpecifierSet | None) -> bool:
+    return condition is not None and any(s.operator in {"==", "===", "<", "<=", "~="} for s in condition)
+
+
+def _places(package: str, condition: SpecifierSet, chosen: Mapping[str, Chosen]) -> tuple[int, ...]:
+    """Return the newest release that a condition and the releases chosen before allow, or the two around it."""
+    known = table(package)
+    assert known is not None
+    for other in chosen.values():
+        source = table(other.package)
+        asked = source.requires(other.places[-1]).get(package, "") if source else ""
+        condition = condition & _specifiers(asked) if asked and not _pins(condition) else condition
+    allowed = [n for n, release in enumerate(known.versions) if condition.contains(release, prereleases=True)]
+    fitting = [n for n in allowed if _fits(known.requires(n), chosen)]
+    if allowed:
+        return ((fitting or allowed)[-1],)
+    exact = [v for s in condition if s.operator in {"==", "<=", "~=", "<"} and (v := version(s.version.rstrip(".*")))]
+    if not exact or not known.versions[0] < min(exact) < known.versions[-1]:
+        return ()
+    after = next(n for n, release in enumerate(known.versions) if release > min(exact))
+    return (after - 1, after)
+
+
+def _fits(requires: Mapping[str, str], chosen: Mapping[str, Chosen]) -> bool:
+    """Return true if a release goes with the releases that are chosen already."""
+    for name, text in requires.items():
+        other, known = chosen.get(name), table(name)
+        if (
+            other
+            and known
+            and not any(_specifiers(text).contains(known.versions[n], prereleases=True) for n in other.places)
+        ):
+            return False
+    return True
+
+
+def _specifiers(text: str) -> SpecifierSet:
+    try:
+        return SpecifierSet(text)
+    except InvalidSpecifier:
+        return SpecifierSet()

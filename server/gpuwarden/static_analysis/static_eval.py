@@ -1,0 +1,444 @@
+"""Evaluate a Python program statically: its calls, and the constants that reach them.
+
+Names are followed through assignments, parameters with one caller, argparse and dataclass defaults, the environment
+and the arguments of the job. An undetermined value is `UNKNOWN`. Branches whose condition is false are left out; what
+an undetermined condition guards is marked in `maybe`.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuwarden.static_analysis.declared_options import Option, flags, given_value, names_a_file
+from gpuwarden.static_analysis.survey import Scope, Survey
+from gpuwarden.static_analysis.three_valued import (
+    UNKNOWN,
+    arithmetic,
+    bounded,
+    compared,
+    decided,
+    either,
+    known,
+    same,
+    text_method,
+    truth,
+    unary,
+)
+
+__all__ = ["UNKNOWN", "Call", "Program", "flags"]
+
+_DEPTH = 25
+_STEPS = 200_000  # evaluations in one program; a chain of doublings must not take forever
+_ROUNDS = 4  # a branch that is left out can decide the condition of another
+_SETTINGS = ("args", "opt", "opts", "flags", "FLAGS", "cfg", "conf", "config", "hparams")
+_PARSES = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "cli"})
+_CONFIGURED = frozenset({"parse_args_and_config", "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file"})
+_LIBRARY_DEFAULTS = {"push_to_hub": False, "use_peft": False, "do_predict": False}
+# Set by launchers, images and platforms, so that their absence from the job's variables says nothing.
+_AROUND = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "NODE_", "CUDA_", "SLURM_", "HF_", "HOME", "USER", "PATH", "TMP")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call. `name` is the dotted name with imports resolved; a method of a variable is `.method` on `base`.
+
+    `open` says that further arguments may come from a `*` or `**` whose content is unknown; `maybe`, that a condition
+    that is not known decides whether the call happens.
+    """
+
+    name: str
+    line: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    base: str = ""
+    open: bool = False
+    node: ast.Call | None = field(default=None, repr=False, compare=False)
+    scope: Scope = field(default=None, repr=False, compare=False)
+    maybe: bool = field(default=False, compare=False)
+
+    @property
+    def last(self) -> str:
+        """Return the last part of the name."""
+        return self.name.rpartition(".")[2]
+
+    def get(self, name: str, position: int | None = None, default: Any = None) -> Any:
+        """Return an argument by name or position; `default` when it is surely absent, UNKNOWN when it may be hidden."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        if position is not None and position < len(self.args):
+            return self.args[position]
+        return UNKNOWN if self.open else default
+
+
+class Program:
+    """A parsed program with its environment and arguments.
+
+    `nodes` are the parts that can run, with their scopes. `optional` are those that may fail or be skipped without
+    harm, `maybe` those below a condition that is not known.
+    """
+
+    def __init__(self, tree: ast.Module, env: Mapping[str, str] | None = None, argv: Sequence[str] = ()) -> None:
+        self.tree = tree
+        self.env = env or {}
+        self.argv = tuple(argv)
+        self.flags = flags(argv)
+        self._steps = 0
+        branches: dict[int, bool] = {}
+        for _ in range(_ROUNDS):
+            self._look(Survey(tree, branches))
+            found = branches | dict(self._decisions())
+            if found == branches:
+                break
+            branches = found
+        else:
+            self._look(Survey(tree, branches))
+        self.calls = tuple(
+            self._call(name, node, scope)
+            for node, scope in self.nodes
+            if isinstance(node, ast.Call) and (name := self.dotted(node.func))
+        )
+
+    def _look(self, survey: Survey) -> None:
+        """Take a survey, and forget the values that an earlier one gave."""
+        self._survey = survey
+        self.nodes, self.optional, self.maybe = survey.nodes, survey.optional, survey.maybe
+        self.aliases, self.classes = survey.aliases, survey.classes
+        self._busy: set[int] = set()
+        self._memo: dict[tuple[int, int], Any] = {}
+        self._names: dict[tuple[int, str], Any] = {}
+        self._cuts = 0
+        called = ((n.func, n) for n, _ in self.nodes if isinstance(n, ast.Call))
+        self._methods = {func.attr: n for func, n in called if isinstance(func, ast.Attribute)}
+
+    def _decisions(self) -> Iterator[tuple[int, bool]]:
+        """Yield the conditions whose truth is known."""
+        for node, scope in self.nodes:
+            if isinstance(node, ast.If | ast.IfExp | ast.While):
+                true = self.holds(node.test, scope)
+                if true is not None and not (true and isinstance(node, ast.While)):
+                    yield id(node), true
+
+    # ---------------------------------------------------------------------------------------------------- values
+
+    def holds(self, node: ast.expr, scope: Scope) -> bool | None:
+        """Return whether a condition is true; None where that is not known."""
+        match node:
+            case ast.BoolOp():
+                return decided([self.holds(v, scope) for v in node.values], stops=isinstance(node.op, ast.Or))
+            case ast.UnaryOp(op=ast.Not()):
+                true = self.holds(node.operand, scope)
+                return None if true is None else not true
+            case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
+                return True
+            case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+                return False
+        return truth(self.value(node, scope))
+
+    def value(self, node: ast.AST | None, scope: Scope = None, depth: int = 0) -> Any:
+        """Return the constant that an expression has, or UNKNOWN."""
+        if node is None:
+            return UNKNOWN
+        self._steps += 1
+        key = (id(node), id(scope))
+        if key in self._memo:
+            return self._memo[key]
+        if depth > _DEPTH or self._steps > _STEPS or id(node) in self._busy:
+            self._cuts += 1
+            return UNKNOWN
+        cuts = self._cuts
+        self._busy.add(id(node))
+        try:
+            value = bounded(self._value(node, scope, depth + 1))
+        finally:
+            self._busy.discard(id(node))
+        if cuts == self._cuts:  # nothing was cut short on the way
+            self._memo[key] = value
+        return value
+
+    def _value(self, node: ast.AST, scope: Scope, depth: int) -> Any:
+        match node:
+            case ast.Constant():
+                return UNKNOWN if node.value is Ellipsis else node.value
+            case ast.Dict():
+                return self._dict(node, scope, depth)
+            case ast.Name():
+                return self._name(node.id, scope, depth)
+            case ast.Attribute():
+                return self._attribute(node, scope, depth)
+            case ast.Subscript():
+                return self._subscript(node, scope, depth)
+            case ast.JoinedStr():
+                return self._joined(node, scope, depth)
+            case ast.Call():
+                return self._called(node, scope, depth)
+        return self._operated(node, scope, depth)
+
+    def _operated(self, node: ast.AST, scope: Scope, depth: int) -> Any:
+        """Return the value of an expression that combines others."""
+
+        def of(inner: ast.AST) -> Any:
+            return self.value(inner, scope, depth)
+
+        match node:
+            case ast.List() | ast.Tuple() | ast.Set():
+                return UNKNOWN if any(isinstance(e, ast.Starred) for e in node.elts) else [of(e) for e in node.elts]
+            case ast.NamedExpr():
+                return of(node.value)
+            case ast.BinOp():
+                return arithmetic(node.op, of(node.left), of(node.right))
+            case ast.UnaryOp():
+                return unary(node.op, of(node.operand))
+            case ast.BoolOp():
+                return either([of(v) for v in node.values], stops=isinstance(node.op, ast.Or))
+            case ast.Compare(ops=[op], comparators=[right]):
+                return compared(op, of(node.left), of(right))
+            case ast.IfExp():
+                true = self.holds(node.test, scope)
+                return (
+                    same([of(node.body), of(node.orelse)]) if true is None else of(node.body if true else node.orelse)
+                )
+        return UNKNOWN
+
+    def _dict(self, node: ast.Dict, scope: Scope, depth: int) -> Any:
+        found: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            name, inner = (self.value(n, scope, depth) for n in (key, value))
+            if key is None and isinstance(inner, dict):
+                found |= inner
+            elif isinstance(name, str | int | float | bool | None) and key is not None:
+                found[name] = inner
+            else:
+                return UNKNOWN
+        return found
+
+    def _joined(self, node: ast.JoinedStr, scope: Scope, depth: int) -> Any:
+        parts = []
+        for part in node.values:
+            shown = isinstance(part, ast.FormattedValue)
+            if isinstance(part, ast.FormattedValue) and (part.format_spec is not None or part.conversion != -1):
+                return UNKNOWN
+            value = self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope, depth)
+            if not known(value) or (shown and not isinstance(value, str | int | float | None)):
+                return UNKNOWN
+            parts.append(str(value))
+        return "".join(parts)
+
+    def _name(self, name: str, scope: Scope, depth: int) -> Any:
+        key = (id(scope), name)
+        if key not in self._names:
+            cuts = self._cuts
+            value = self._looked_up(name, scope, depth)
+            if cuts != self._cuts:
+                return value
+            self._names[key] = value
+        return self._names[key]
+
+    def _looked_up(self, name: str, scope: Scope, depth: int) -> Any:
+        while True:
+            found = self._survey.assigned.get((id(scope) if scope else 0, name))
+            given = [self._parameter(name, scope, depth)] if scope is not None and name in _parameters(scope) else []
+            if (found is not None or given) and not isinstance(scope, ast.ClassDef):
+                if scope is None and self._survey.executes:
+                    return UNKNOWN  # code from elsewhere may have changed it
+                value = same([*given, *(self.value(v, scope, depth) for v in found or ())])
+                return UNKNOWN if isinstance(value, list | dict) and name in self._survey.mutated else value
+            if scope is None:
+                return UNKNOWN
+            scope = self._survey.parents.get(id(scope))
+
+    def _parameter(self, name: str, scope: Scope, depth: int) -> Any:
+        """Return a parameter's value: what every caller passes, or its default where nobody calls by name."""
+        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or name not in _parameters(scope):
+            return UNKNOWN
+        names = _parameters(scope)
+        positional = [a.arg for a in (*scope.args.posonlyargs, *scope.args.args)]
+        late = dict(zip(reversed(positional), reversed(scope.args.defaults), strict=False))
+        by_keyword = {a.arg: d for a, d in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True)}
+        default = late.get(name) or by_keyword.get(name)
+        if name in self.flags and not self._survey.by_name.get(scope.name):
+            return self.flags[name]
+        values = []
+        for call in self._survey.by_name.get(scope.name, ()):
+            if any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
+                return UNKNOWN
+            keyword = next((k.value for k in call.keywords if k.arg == name), None)
+            at = names.index(name)
+            given = keyword or (call.args[at] if name in positional and at < len(call.args) else None)
+            where = self._survey.around.get(id(call)) if given is not None else self._survey.parents.get(id(scope))
+            values.append(self.value(given or default, where, depth))
+        return same(values) if values else self.value(default, None, depth)
+
+    def _attribute(self, node: ast.Attribute, scope: Scope, depth: int) -> Any:
+        """Return the value of a declared option: `args.lr`, `Config.lr`."""
+        base = node.value
+        if not isinstance(base, ast.Name) or base.id in self.aliases or not self._holds_settings(base.id, scope):
+            return UNKNOWN
+        options = self._survey.options.get(node.attr, [])
+        values = [self._option(o, node.attr, depth) for o in options]
+        if not options:
+            values = [self.flags[node.attr]] if node.attr in self.flags else [*self._library_option(node.attr, depth)]
+        values += [self.value(v, where, depth) for v, where in self._survey.stores.get(node.attr, ())]
+        return same([*values, *self._overrides(node.attr, depth)])
+
+    def option(self, name: str) -> Any:
+        """Return an option as it is given, else as the program declares its default; None where it declares none."""
+        if name in self.flags:
+            return self.flags[name]
+        options = self._survey.options.get(name, ())
+        return same([self._option(o, name, 0) for o in options]) if options else None
+
+    def _library_option(self, name: str, depth: int) -> Iterator[Any]:
+        """Yield the values of an option that a library declares, from its configurations or by its default."""
+        if name not in _LIBRARY_DEFAULTS or names_a_file(self.argv):
+            yield UNKNOWN
+            return
+        calls = [
+            (n, scope)
+            for n, scope in self.nodes
+            if isinstance(n, ast.Call) and self.dotted(n.func).endswith(("TrainingArguments", "Config"))
+        ]
+        given = [(k.value, scope) for n, scope in calls for k in n.keywords if k.arg == name]
+        if any(k.arg is None for n, _ in calls for k in n.keywords):
+            yield UNKNOWN
+        yield from (self.value(value, scope, depth) for value, scope in given)
+        if not given:
+            yield _LIBRARY_DEFAULTS[name]
+
+    def _holds_settings(self, name: str, scope: Scope) -> bool:
+        """Return true for a variable that takes parsed arguments or an instance of a class of settings."""
+        if name.endswith(_SETTINGS) or name in self.classes:
+            return True
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in _parameters(scope):
+            return name != "self"
+        found = [v for (_, bound), values in self._survey.assigned.items() if bound == name for v in values]
+        called = [self.dotted(v.func).rpartition(".")[2] for v in found if isinstance(v, ast.Call)]
+        return bool(called) and all(c in _PARSES or c in self.classes for c in called)
+
+    def _option(self, option: Option, name: str, depth: int) -> Any:
+        given = given_value(option, name, self.argv, self.flags)
+        if given is not None:
+            return given
+        calls = self._methods
+        if _CONFIGURED & calls.keys() and names_a_file(self.argv):
+            return UNKNOWN
+        parse = calls.get("parse_args")
+        if parse is not None and parse.args and self.dotted(parse.args[0]) != "sys.argv":
+            return UNKNOWN  # it parses words of the script's own in place of the command line
+        return option.fixed if option.default is None else self.value(option.default, None, depth)
+
+    def _overrides(self, name: str, depth: int) -> Iterator[Any]:
+        """Yield the values that instances of the program's own classes get for a field."""
+        for title, node in self.classes.items():
+            if not any(
+                isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name) and s.target.id == name
+                for s in node.body
+            ):
+                continue
+            for call in self._survey.by_name.get(title, ()):
+                if call.args or any(k.arg is None for k in call.keywords):
+                    yield UNKNOWN
+                yield from (self.value(k.value, None, depth) for k in call.keywords if k.arg == name)
+
+    def _subscript(self, node: ast.Subscript, scope: Scope, depth: int) -> Any:
+        key = self.value(node.slice, scope, depth)
+        if self.dotted(node.value) == "os.environ" and isinstance(key, str):
+            return self._variable(key, UNKNOWN)
+        container = self.value(node.value, scope, depth)
+        if isinstance(container, dict) and isinstance(key, str):
+            return container.get(key, UNKNOWN)
+        if isinstance(container, list | str) and isinstance(key, int) and -len(container) <= key < len(container):
+            return container[key]
+        return UNKNOWN
+
+    def _variable(self, name: str, default: Any) -> Any:
+        """Return a variable of the environment; UNKNOWN where the program or the platform may set it."""
+        if {name, "*"} & self._survey.written:
+            return UNKNOWN
+        return self.env.get(name, UNKNOWN if name.startswith(_AROUND) else default)
+
+    def _called(self, node: ast.Call, scope: Scope, depth: int) -> Any:
+        """Return the value of a call of a function that computes only."""
+        name = self.dotted(node.func)
+        if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
+            return UNKNOWN
+        args = [self.value(a, scope, depth) for a in node.args]
+        if name in {"os.environ.get", "os.getenv"} and args and isinstance(args[0], str):
+            default = next((self.value(k.value, scope, depth) for k in node.keywords if k.arg == "default"), None)
+            return self._variable(args[0], args[1] if len(args) > 1 else default)
+        if name == "trl.get_peft_config":
+            return UNKNOWN if self.flags.get("use_peft") or names_a_file(self.argv) else None
+        if name == "dict" and not args:
+            return {k.arg: self.value(k.value, scope, depth) for k in node.keywords if k.arg}
+        if node.keywords or name in self._survey.functions:
+            return UNKNOWN
+        if name in {"os.path.join", "pathlib.Path"} and args and all(isinstance(a, str) for a in args):
+            return posixpath.join(*args)
+        if name in _PLAIN and len(args) == 1 and known(args[0]):
+            try:
+                return _PLAIN[name](args[0])
+            except (ValueError, TypeError, OverflowError):
+                return UNKNOWN
+        if isinstance(node.func, ast.Attribute):
+            text = self.value(node.func.value, scope, depth)
+            if isinstance(text, str):
+                return text_method(text, node.func.attr, args)
+        return UNKNOWN
+
+    def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
+        """Return the values, with lines, that callers pass for a parameter of the function around; empty for anything
+        else.
+        """
+        if not (isinstance(node, ast.Name) and isinstance(scope, ast.FunctionDef) and node.id in _parameters(scope)):
+            return []
+        at = _parameters(scope).index(node.id)
+        found = []
+        for call in self._survey.by_name.get(scope.name, ()):
+            given = next(
+                (k.value for k in call.keywords if k.arg == node.id), call.args[at] if at < len(call.args) else None
+            )
+            found.append((self.value(given, self._survey.around.get(id(call))), call.lineno))
+        return found
+
+    # ---------------------------------------------------------------------------------------------------- calls
+
+    def dotted(self, node: ast.AST) -> str:
+        """Return the dotted name of an expression, imports resolved; `.method` on a variable; else empty."""
+        return self._survey.dotted(node)
+
+    def _call(self, name: str, node: ast.Call, scope: Scope) -> Call:
+        kwargs = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg}
+        hidden = any(isinstance(a, ast.Starred) for a in node.args)
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                more = self.value(keyword.value, scope)
+                hidden = hidden or not isinstance(more, dict)
+                kwargs = (
+                    {k: v for k, v in more.items() if isinstance(k, str)} if isinstance(more, dict) else {}
+                ) | kwargs
+        args = tuple(self.value(a, scope) for a in node.args if not isinstance(a, ast.Starred))
+        base = node.func
+        while isinstance(base, ast.Attribute):
+            base = base.value
+        root = base.id if isinstance(base, ast.Name) else ""
+        return Call(name, node.lineno, args, kwargs, root, hidden, node, scope, id(node) in self.maybe)
+
+
+def _parameters(scope: Scope) -> list[str]:
+    if scope is None or isinstance(scope, ast.ClassDef):
+        return []
+    return [a.arg for a in (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)]
+
+
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "len": len,
+    "list": list,
+    "tuple": list,
+}

@@ -1,0 +1,272 @@
+"""Walk a Python program once: what can run, and what it imports, binds, declares and changes.
+
+A survey knows the branches that were decided before. It evaluates nothing. The tree is walked with a list, never by
+recursion, so that no depth of nesting overflows anything.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from gpuwarden.static_analysis.declared_options import Option, added_option, field_option
+
+Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
+Scope: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | None"
+_MUTATORS = frozenset({"append", "extend", "insert", "update", "setdefault", "pop", "remove", "clear", "sort"})
+_FIRST = frozenset({"is_main_process", "is_local_main_process", "is_world_process_zero", "is_global_zero"})
+_LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit"})
+_INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "Fire", "__main__", "modules"})
+"""Words of programs that may call a function without naming it."""
+
+
+class Survey:
+    """The parts of a program that can run, with their scopes, and what is noted of them.
+
+    `branches` are the conditions whose truth is known, by the id of their node. `optional` are the parts that may fail
+    or be skipped without harm, `maybe` those below a condition that is not known. `assigned` are the values of names
+    by scope, None for a value that is not an expression; `stores` the values of attributes; `mutated` the names whose
+    contents change; `written` the variables of the environment that the program sets, `*` for any. `executes`: the
+    program runs text as code, which may change any name.
+    """
+
+    def __init__(self, tree: ast.Module, branches: Mapping[int, bool]) -> None:
+        self._branches = branches
+        self.nodes: list[tuple[ast.AST, Scope]] = []
+        self.optional: set[int] = set()
+        self.maybe: set[int] = set()
+        self.aliases: dict[str, str] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.parents: dict[int, Scope] = {}
+        self.assigned: dict[tuple[int, str], list[ast.expr | None]] = {}
+        self._outer: dict[int, dict[str, Scope]] = {}
+        self.options: dict[str, list[Option]] = {}
+        self.stores: dict[str, list[tuple[ast.expr, Scope]]] = {}
+        self.mutated: set[str] = set()
+        self.written: set[str] = set()
+        self.by_name: dict[str, list[ast.Call]] = {}
+        self.functions: dict[str, Function] = {}
+        self.around: dict[int, Scope] = {}
+        self.executes = False
+        stack: list[tuple[ast.AST, Scope, bool, bool]] = [(tree, None, False, False)]
+        while stack:
+            node, scope, guarded, maybe = stack.pop()
+            self.nodes.append((node, scope))
+            if guarded:
+                self.optional.add(id(node))
+            if maybe:
+                self.maybe.add(id(node))
+            inner = scope
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+                self.parents[id(node)] = scope
+                inner = node
+            self._note(node, scope)
+            soft = guarded_parts(node)
+            open_ = self._open(node)
+            stack += [
+                (n, inner, guarded or id(n) in soft, maybe or id(n) in open_) for n in reversed([*self._running(node)])
+            ]
+
+    def _running(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the children of a node that can run."""
+        taken = self._branches.get(id(node))
+        for name, value in ast.iter_fields(node):
+            if taken is not None and name == ("orelse" if taken else "body"):
+                continue
+            if isinstance(value, ast.AST):
+                yield value
+            elif isinstance(value, list):
+                for item in value:
+                    if isinstance(item, ast.AST):
+                        yield item
+                        if isinstance(item, ast.stmt) and self._ends(item):
+                            break
+
+    def _ends(self, node: ast.stmt) -> bool:
+        """Return true if nothing after a statement runs, in the block that it is in."""
+        while isinstance(node, ast.If) and (taken := self._branches.get(id(node))) is not None:
+            block = node.body if taken else node.orelse
+            if not block:
+                return False
+            node = block[-1]
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
+                return name in _LEAVES
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name))):
+                return f"{module}.{name}" in _LEAVES
+        return isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue)
+
+    def _open(self, node: ast.AST) -> set[int]:
+        """Return the children of a node that run only if a condition holds that is not known."""
+        match node:
+            case ast.If() | ast.IfExp() if id(node) not in self._branches:
+                blocks = [node.orelse] if first_process(node.test) else [node.body, node.orelse]
+                return {id(n) for b in blocks for n in (b if isinstance(b, list) else [b])}
+            case ast.BoolOp():
+                return {id(n) for n in node.values[1:]}
+            case ast.Try():
+                return {id(n) for n in node.handlers}
+            case ast.Match():
+                return {id(n) for n in node.cases}
+        return set()
+
+    def _note(self, node: ast.AST, scope: Scope) -> None:
+        """Note what a node imports, binds, declares or changes."""
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    root = alias.name.partition(".")[0]  # `import a.b` binds `a`
+                    self.aliases[alias.asname or root] = alias.name if alias.asname else root
+            case ast.ImportFrom() if node.module and not node.level:
+                self.aliases.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self.functions[node.name] = node
+            case ast.ClassDef():
+                self.classes[node.name] = node
+            case ast.Call():
+                self.around[id(node)] = scope
+                self._note_call(node)
+            case _:
+                self._note_binding(node, scope)
+
+    def _note_binding(self, node: ast.AST, scope: Scope) -> None:
+        """Note the names, attributes and items that a node gives a value."""
+        match node:
+            case ast.Assign():
+                for target in node.targets:
+                    self._assign(target, node.value, scope)
+            case ast.AnnAssign() if node.value is None and isinstance(scope, ast.ClassDef):
+                self._assign(node.target, None, scope)
+            case ast.AnnAssign() | ast.NamedExpr() if node.value is not None:
+                self._assign(node.target, node.value, scope)
+            case ast.AugAssign() | ast.For() | ast.AsyncFor() | ast.comprehension():
+                self._assign(node.target, None, scope)
+            case ast.withitem() if node.optional_vars is not None:
+                self._assign(node.optional_vars, None, scope)
+            case ast.ExceptHandler() | ast.MatchAs() | ast.MatchStar() if node.name:
+                self._bind(node.name, None, scope)
+            case ast.Global():
+                self._outer.setdefault(id(scope), {}).update(dict.fromkeys(node.names))
+            case ast.Nonlocal():
+                outer = self.parents.get(id(scope))
+                self._outer.setdefault(id(scope), {}).update(dict.fromkeys(node.names, outer))
+            case ast.Delete():
+                for target in node.targets:
+                    self._assign(target, None, scope)
+
+    def _assign(self, target: ast.AST, value: ast.expr | None, scope: Scope) -> None:
+        match target:
+            case ast.Name():
+                self._bind(target.id, value, scope)
+                if isinstance(scope, ast.ClassDef):
+                    self.options.setdefault(target.id, []).append(field_option(value))
+            case ast.Tuple() | ast.List():
+                same_length = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+                starred = any(isinstance(e, ast.Starred) for e in target.elts)
+                for n, inner in enumerate(target.elts):
+                    paired = isinstance(value, ast.Tuple | ast.List) and same_length and not starred
+                    self._assign(inner, value.elts[n] if paired else None, scope)  # type: ignore[union-attr]
+            case ast.Starred():
+                self._assign(target.value, None, scope)
+            case ast.Attribute():
+                self.stores.setdefault(target.attr, []).append((value or target, scope))
+            case ast.Subscript():
+                if isinstance(target.value, ast.Name):
+                    self.mutated.add(target.value.id)
+                elif self.dotted(target.value) == "os.environ":
+                    key = target.slice
+                    self.written.add(str(key.value) if isinstance(key, ast.Constant) else "*")
+
+    def _bind(self, name: str, value: ast.expr | None, scope: Scope) -> None:
+        """Note a value of a name; None for one that is not an expression."""
+        home = self._outer.get(id(scope), {}).get(name, scope)
+        self.assigned.setdefault((id(home) if home else 0, name), []).append(value)
+
+    def _note_call(self, node: ast.Call) -> None:
+        """Note a call by name, the option that `add_argument` declares, and what a method changes."""
+        if isinstance(node.func, ast.Name):
+            self.by_name.setdefault(node.func.id, []).append(node)
+            self.executes |= node.func.id == "exec"
+        elif isinstance(node.func, ast.Attribute):
+            base = node.func.value
+            if node.func.attr == "add_argument":
+                name, option = added_option(node)
+                self.options.setdefault(name, []).append(option)
+            elif isinstance(base, ast.Name) and node.func.attr in _MUTATORS:
+                self.mutated.add(base.id)
+            elif self.dotted(base) == "os.environ" and node.func.attr in _MUTATORS:
+                self.written.add("*")
+            elif isinstance(base, ast.Call) and self.dotted(base.func) == "globals":
+                self.executes = True
+        if self.dotted(node.func).endswith("load_dotenv"):
+            self.written.add("*")
+
+    def dotted(self, node: ast.AST) -> str:
+        """Return the dotted name of an expression, imports resolved; `.method` on a variable; else empty."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        rest = "".join("." + p for p in reversed(parts))
+        if isinstance(node, ast.Name):
+            found = self.aliases.get(node.id)
+            if found is not None:
+                return found + rest
+            return rest or node.id
+        return rest
+
+
+def idle_lines(tree: ast.Module) -> frozenset[int]:
+    """Return the lines of functions that no other code names, and of those that only such functions name.
+
+    Decorators and classes may take note of what they are given, so that theirs are left out.
+    """
+    words: dict[int, set[str]] = {}
+    for part in tree.body:
+        own = words[id(part)] = set[str]()
+        for node in ast.walk(part):
+            match node:
+                case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
+                    own.add(word)
+    named = Counter(word for each in words.values() for word in each)
+    if named.keys() & _INDIRECT:
+        return frozenset()
+    parts = (part for part in tree.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = {part.name: part for part in parts if not part.decorator_list}
+    found: dict[int, Function] = {}
+    left = [*functions.values()]
+    while left:
+        one = left.pop()
+        own = words[id(one)]
+        if id(one) not in found and named[one.name] <= (one.name in own):
+            found[id(one)] = one
+            named.subtract(own)
+            left += [functions[word] for word in own if word in functions]
+    return frozenset(n for one in found.values() for n in range(one.lineno, (one.end_lineno or one.lineno) + 1))
+
+
+def first_process(test: ast.expr) -> bool:
+    """Return true for a condition that the first process of a job always meets: `accelerator.is_main_process`."""
+    match test:
+        case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
+            return name in _FIRST
+        case ast.Compare(left=ast.Name(id=name) | ast.Attribute(attr=name), ops=[ast.Eq()], comparators=[right]):
+            return name.lower().endswith("rank") and isinstance(right, ast.Constant) and right.value == 0
+    return False
+
+
+def guarded_parts(node: ast.AST) -> set[int]:
+    """Return the children of a node that may fail or be skipped without harm: `try: import x`, `if TYPE_CHECKING:`."""
+    if isinstance(node, ast.Try):
+        types = [n for h in node.handlers if h.type is not None for n in ast.walk(h.type)]
+        caught = {n.id for n in types if isinstance(n, ast.Name)}
+        bare = any(h.type is None for h in node.handlers)
+        if bare or caught & {"ImportError", "ModuleNotFoundError", "Exception"}:
+            return {id(n) for n in (*node.body, *node.handlers)}
+    if isinstance(node, ast.If):
+        test = node.test
+        name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
+        return {id(n) for n in node.body} if name == "TYPE_CHECKING" else set()
+    return set()

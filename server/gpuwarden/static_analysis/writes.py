@@ -1,0 +1,227 @@
+"""Find where a training program saves: the folders and files it writes, and the code that may write unseen.
+
+Trainers save by themselves, into a folder that their arguments name. Everything else saves by a call whose path is one
+of its arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from gpuwarden.static_analysis.env_and_shell import Shell
+from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
+from gpuwarden.static_analysis.unread_code import can_save, unread_modules
+
+# The argument of each saving call that is the path: its name, and its position.
+_PATHS: Final[Mapping[str, tuple[str, int]]] = {
+    "save_pretrained": ("save_directory", 0),
+    "save_pretrained_merged": ("save_directory", 0),
+    "save_pretrained_gguf": ("save_directory", 0),
+    "save_pretrained_torchao": ("save_directory", 0),
+    "save_lora_weights": ("save_directory", 0),
+    "save_to_disk": ("dataset_path", 0),
+    "save_to_hub": ("repo_id", 0),
+    "save_checkpoint": ("filepath", 0),
+    "save_file": ("filename", 1),
+    "save_weights": ("filepath", 0),
+    "save_adapter": ("save_directory", 0),
+    "save_state": ("output_dir", 0),
+    "_save": ("output_dir", 0),  # of a Trainer, with the state of the model that the caller gathered
+    "savefig": ("fname", 0),
+    "save_image": ("fp", 1),
+    "savez": ("file", 0),
+    "to_csv": ("path_or_buf", 0),
+    "to_json": ("path_or_buf", 0),
+    "to_parquet": ("path", 0),
+    "copytree": ("dst", 1),
+    "copy": ("dst", 1),
+    "copy2": ("dst", 1),
+    "copyfile": ("dst", 1),
+    "move": ("dst", 1),
+    "write_text": ("", -1),
+    "write_bytes": ("", -1),
+}
+_LOADS: Final = frozenset({"from_pretrained", "load_from_disk"})
+_SAVERS: Final = frozenset({"save_model", "save", "fit", "ModelCheckpoint", "dump"})  # the path depends on the library
+_YOLO: Final = frozenset({"ultralytics.YOLO", "ultralytics.RTDETR"})
+_OPENS: Final = frozenset({"open", "io.open", "gzip.open", "codecs.open"})
+_WRITING: Final = frozenset("wax+")
+LIGHTNING: Final = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
+_TRAINER_OUTPUT: Final = "trainer_output"  # where a Trainer saves that is given no output_dir
+_FITS: Final = frozenset({"backward", "fit", "train", "LightningCLI"})
+# Libraries that write only where one of the calls above, or a trainer's arguments, say so.
+_KNOWN: Final = frozenset(
+    """torch torchvision torchaudio transformers trl peft datasets accelerate diffusers sentence_transformers lightning
+    pytorch_lightning ultralytics unsloth numpy pandas scipy sklearn matplotlib seaborn PIL cv2 tqdm evaluate timm wandb
+    trackio tensorboard tensorboardX mlflow safetensors bitsandbytes huggingface_hub tokenizers sentencepiece tiktoken
+    einops torchmetrics albumentations yaml omegaconf tyro fire click typer packaging requests httpx psutil nltk
+    sacrebleu rouge_score math_verify latex2sympy2_extended xformers flash_attn deepspeed librosa soundfile jsonlines
+    rich dotenv kornia skimage regex jinja2 absl joblib gymnasium ale_py torchdata vllm openai kernels marimo colorama
+    unsloth_zoo PyPDF2 bs4 pydantic snac qwen_vl_utils num2words optimum triton torchao ftfy hydra jiwer seqeval
+    sacremoses prodigyopt lion_pytorch schedulefree galore_torch liger_kernel cut_cross_entropy causal_conv1d
+    mamba_ssm bert_score pycocotools torchinfo apex emoji langdetect swanlab loguru tabulate termcolor""".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Write:
+    """One place where the program saves. `path` is None where it is not known, or the folder is chosen elsewhere.
+
+    `maybe`: a condition or a setting that is not known decides whether it happens.
+    """
+
+    line: int
+    via: str
+    path: str | None
+    maybe: bool = False
+
+
+def trains(program: Program, trainers: Iterable[Call]) -> bool:
+    """Return true if a program trains a model."""
+    return any(trainers) or any(c.last in _FITS for c in program.calls if c.name != "self.train")
+
+
+def writes_of(program: Program, trainers: Iterable[Call], settings: Mapping[str, Any]) -> Iterator[Write]:
+    """Yield the places where a program saves. `settings` are the values of its training configuration."""
+    for call in trainers:
+        if call.name.startswith(LIGHTNING):
+            yield from lightning_writes(call)
+        else:
+            yield from trainer_writes(call, settings)
+    for call in program.calls:
+        if call.last == "LightningCLI":
+            yield Write(call.line, "LightningCLI", "lightning_logs", call.maybe)
+    made = {id(c.node) for c in trainers}
+    holders = [n for n, _ in program.nodes if isinstance(n, ast.Assign) and id(n.value) in made]
+    hugging = {t.id for n in holders for t in n.targets if isinstance(t, ast.Name)}
+    for call in program.calls:
+        yield from saved_by(program, call, hugging, settings)
+
+
+def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
+    """Yield the folder that a Trainer saves to by itself."""
+    strategy = settings.get("save_strategy")
+    if strategy == "no":
+        return
+    folder = settings.get("output_dir", UNKNOWN if "**" in settings else _TRAINER_OUTPUT)
+    path = folder if isinstance(folder, str) else None
+    yield Write(call.line, call.last, path, call.maybe or strategy is UNKNOWN)
+
+
+def lightning_writes(call: Call) -> Iterator[Write]:
+    """Yield the folder of Lightning's own checkpoints; a logger or a callback may choose another."""
+    asked, once = call.get("enable_checkpointing", default=True), call.get("fast_dev_run", default=False)
+    if asked is False or once is True:
+        return
+    root = call.get("default_root_dir")
+    elsewhere = any(call.get(name) is not None for name in ("logger", "callbacks"))
+    path = root if isinstance(root, str) else "lightning_logs" if root is None and not elsewhere else None
+    yield Write(call.line, call.last, path, call.maybe or asked is UNKNOWN)
+
+
+def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping[str, Any]) -> Iterator[Write]:
+    """Yield what one call saves."""
+    if call.last == "save_model" and (call.base in trainers or call.base.endswith("trainer")):
+        folder = call.get("output_dir", 0, settings.get("output_dir", _TRAINER_OUTPUT))
+    elif call.last == "train" and any(n in _YOLO for n in makers_of(program, call)):
+        folder = call.get("project", default="runs")
+    elif call.last in {"write_text", "write_bytes"} and isinstance(call.node, ast.Call):
+        target = call.node.func
+        folder = program.value(target.value, call.scope) if isinstance(target, ast.Attribute) else UNKNOWN
+    elif call.last in _PATHS or call.last in _SAVERS:
+        folder = named_path(call)
+    elif call.name in _OPENS or call.last == "open":
+        folder = opened_path(call)
+    else:
+        return
+    if folder is not None:
+        yield Write(call.line, f"{call.last}()", folder if isinstance(folder, str) else None, call.maybe)
+
+
+def named_path(call: Call) -> Any:
+    """Return the path that is an argument of a call, None where the call saves only if one is given."""
+    match call.last:
+        case "save_model":  # of accelerate: the model, then the folder
+            return call.args[1] if len(call.args) > 1 else call.get("save_directory", 0, UNKNOWN)
+        case "save":  # `torch.save(object, path)`, `model.save(path)`
+            whole = "f" in call.kwargs or len(call.args) > 1
+            return call.get("f", 1, UNKNOWN) if whole else call.get("path", 0, UNKNOWN)
+        case "fit":  # of sentence-transformers
+            return call.get("output_path")
+        case "ModelCheckpoint":
+            return call.get("dirpath", 0, "lightning_logs")
+        case "dump":  # of joblib; others write to a file that is open
+            return call.get("filename", 1, UNKNOWN) if call.name == "joblib.dump" else None
+    name, position = _PATHS[call.last]
+    return call.get(name, position, UNKNOWN)
+
+
+def opened_path(call: Call) -> Any:
+    """Return the path of a file that is opened to be written; None for one that is only read."""
+    plain = call.name in _OPENS
+    mode = call.get("mode", 1 if plain else 0, "r")
+    if isinstance(mode, str) and not _WRITING & set(mode):
+        return None
+    return call.get("file", 0, UNKNOWN) if plain else UNKNOWN
+
+
+def makers_of(program: Program, call: Call) -> Iterator[str]:
+    """Yield the dotted names of the calls that make the object of a method call."""
+    match call.node:
+        case ast.Call(func=ast.Attribute(value=ast.Call(func=func))):
+            yield program.dotted(func)
+    for node, _ in program.nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=func)) if name == call.base:
+                yield program.dotted(func)
+
+
+def opened_folders(program: Program, local: Iterable[str]) -> Iterator[Call]:
+    """Yield the calls that load from a relative folder (`./model`) that no path of the program contains."""
+    made = {PurePosixPath(posixpath.normpath(path)) for path in local if path}
+    for call in program.calls:
+        path = call.get("pretrained_model_name_or_path", 0) if call.last in _LOADS else None
+        if isinstance(path, str) and path.startswith("./"):
+            folder = PurePosixPath(posixpath.normpath(path))
+            if not any(folder.is_relative_to(p) or p.is_relative_to(folder) for p in made):
+                yield call
+
+
+def unseen_writers(program: Program, shells: Iterable[Shell], local: Iterable[str] = ()) -> Iterator[str]:
+    """Yield the code that may write without being seen here, in words. `local` are folders of the program."""
+    yield from dict.fromkeys(words for words, _ in unread_modules(program, _known(local)))
+    yield from _other_writers(program, shells)
+
+
+def unseen_savers(
+    program: Program, shells: Iterable[Shell], trainers: Iterable[Call], local: Iterable[str] = ()
+) -> Iterator[str]:
+    """Yield the code that may save the model without being seen here, in words."""
+    modules: dict[str, list[ast.Import | ast.ImportFrom]] = {}
+    for words, node in unread_modules(program, _known(local)):
+        modules.setdefault(words, []).append(node)
+    trainers = tuple(trainers)
+    yield from (words for words, nodes in modules.items() if can_save(program, nodes, trainers))
+    yield from _other_writers(program, shells)
+
+
+def _known(local: Iterable[str]) -> frozenset[str]:
+    return _KNOWN | sys.stdlib_module_names | {path.removeprefix("./").partition("/")[0] for path in local}
+
+
+def _other_writers(program: Program, shells: Iterable[Shell]) -> Iterator[str]:
+    """Yield callbacks of the script, code that is run from a text, and programs that it starts."""
+    for node, _ in program.nodes:
+        if isinstance(node, ast.ClassDef) and any(program.dotted(b).endswith("Callback") for b in node.bases):
+            yield f"the callback {node.name}"
+    if any(c.name in {"exec", "runpy.run_path", "runpy.run_module", "importlib.import_module"} for c in program.calls):
+        yield "code that is run from a file or a text"
+    for shell in shells:
+        if shell.program not in {"pip", "pip3", "apt", "apt-get", "uv", "nvidia-smi", "git", ""}:
+            yield f"the program {shell.program}"

@@ -1,0 +1,111 @@
+"""Reading a script never runs it and never fails on what it holds."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.static_analysis import script
+from gpuwarden.static_analysis.script import Header, read_header, read_script
+from wording import Wording
+
+HEADER = """\
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "numpy>=1.26",
+#
+#   "torch",
+# ]
+# ///
+"""
+DEEP = {
+    "syntax": "def f(:\n",
+    "brackets": "(" * 10_000 + ")" * 10_000,
+    "minus": "x = " + "-" * 100_000 + "1",
+    "dots": "a.b" + ".c" * 50_000,
+    "nul": "\x00",
+    "blocks": "if 1:\n" * 3_000,
+}
+
+
+def test_the_header_of_pep_723() -> None:
+    assert read_header(HEADER + "import numpy\n") == Header(("numpy>=1.26", "torch"), ">=3.11")
+    assert read_header(HEADER.replace("\n", "\r\n")) == Header(("numpy>=1.26", "torch"), ">=3.11")
+    assert read_header("import numpy\n") is None
+    assert read_header("# /// other\n# a = 1\n# ///\n") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(HEADER + "import os\n" + HEADER, id="two"),
+        pytest.param("# /// script\n# dependencies = [\n# ///\n", id="no TOML"),
+        pytest.param('# /// script\n# dependencies = "torch"\n# ///\n', id="no list"),
+        pytest.param("# /// script\n# requires-python = 3\n# ///\n", id="no text"),
+        pytest.param("# /// script\n# dependencies = []\nimport torch\n", id="open"),
+        pytest.param("# /// script\n# a" + ".a" * 10_000 + " = 1\n# ///\n", id="long line"),  # took 400 MB
+        pytest.param("# /// script\n" + "# a = 1\n" * 10_000 + "# ///\n", id="many lines"),
+    ],
+)
+def test_a_broken_header_is_named(text: str, wording: Wording) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_header(text)
+    theirs = refused.value.__cause__
+    wording(refused, *([theirs] if theirs else []))
+    assert str(refused.value) in (read_script(text).error or "")
+
+
+LINES = ["# /// script", "# ///", "#", "# a = 1", "x", "", "# /// x-1", "#x", "# /// ", "# /// a b", "\r", " # ///"]
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=12))
+def test_blocks_are_those_of_the_reference_expression(lines: list[str]) -> None:
+    reference = r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
+    found = re.finditer(reference, "\n".join(lines) + "\n")
+    assert [(kind, list(content)) for kind, content in script.header_blocks(lines)] == [
+        (match["type"], match["content"].splitlines()) for match in found
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# /// script\n" * 20_000,
+        "# /// script\n#\n" * 20_000,
+        "from transformers import TrainingArguments\n" + "TrainingArguments(output_dir='x')\n" * 8_000,
+        "from transformers import TrainingArguments\n" + "".join(f"TrainingArguments(a{n}=1)\n" for n in range(8_000)),
+    ],
+    ids=["headers", "spaced", "settings", "names"],
+)
+def test_reading_takes_time_in_proportion_to_the_text(text: str) -> None:
+    began = time.thread_time()
+    read_script(text)
+    assert time.thread_time() - began < 10  # of a processor; it was 26 to 48 s
+
+
+def test_a_byte_order_mark_is_ignored_as_python_does() -> None:
+    assert read_script("\ufeffimport numpy\n").third_party == ("numpy",)
+
+
+def test_third_party_imports_are_found_wherever_they_stand() -> None:
+    text = "import os, numpy.linalg\nfrom . import x\ndef f():\n    from torch.nn import Linear\n    import json\n"
+    assert read_script(text).third_party == ("numpy", "torch")
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_what_python_can_not_parse_is_one_clear_sentence(text: str) -> None:
+    facts = read_script(text)
+    assert facts.error is None or ("\n" not in facts.error and len(facts.error) < 300)
+
+
+@given(st.text(max_size=400))
+def test_no_text_makes_the_reader_fail(text: str) -> None:
+    read_script(text)
+    read_script("# /// script\n# " + text + "\n# ///\n")

@@ -1,0 +1,120 @@
+"""The settings that a shipped trainer declares are read from its text, and from no other script's."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+
+from gpuwarden.static_analysis.script_usage import analyse
+from gpuwarden.static_analysis.static_eval import Program
+from gpuwarden.static_analysis.typed_settings import TypedSettings, typed_settings
+from paths import ROOT
+
+SCRIPTS = ROOT / "skills" / "gpu-training" / "scripts"
+OWN = "def option(default, text, **limits): ...\ndef read_settings(kind, words): ...\n"
+RUN = "settings = read_settings(S, [])\n"
+
+
+def read(text: str, *argv: str, **env: str) -> TypedSettings | None:
+    return typed_settings(Program(ast.parse(text), env, argv))
+
+
+def sft(*argv: str, **env: str) -> TypedSettings:
+    found = read((SCRIPTS / "sft.py").read_text("utf-8"), *argv, **env)
+    assert found is not None
+    return found
+
+
+def wrong(found: TypedSettings) -> list[str]:
+    return [n for n, value in found.given.items() if n in found.declared and found.declared[n].correction(value)]
+
+
+@pytest.mark.parametrize(
+    ("env", "given"),
+    [
+        ({"TRAIN_STEPS": "10"}, {"steps": 10}),
+        ({"TRAIN_LEARNING_RATE": "3e-5"}, {"learning_rate": 3e-5}),
+        ({"TRAIN_SMOKE": "1"}, {"smoke": True}),
+        ({"TRAIN_SMOKE": "off"}, {"smoke": False}),
+        ({"TRAIN_REVISION": "1"}, {"revision": "1"}),
+        ({"TRAIN_STEPS": "ten"}, {"steps": "ten"}),
+    ],
+)
+def test_a_variable_is_read_as_the_trainer_reads_it(env: dict[str, str], given: dict[str, Any]) -> None:
+    found = sft(**env)
+    assert found.given == given
+    assert wrong(found) == (["steps"] if given == {"steps": "ten"} else [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "unknown", "outside"),
+    [
+        (["--no-fast", "--steps", "5"], [], []),
+        (["--no-steps"], ["no_steps"], []),
+        (["--learning-rate", "nan"], [], ["learning_rate"]),
+        (["--steps"], [], ["steps"]),
+        (["--datset", "x"], ["datset"], []),
+        (["--steps", "9" * 400], [], []),
+    ],
+)
+def test_arguments_that_the_trainer_refuses_are_found(argv: list[str], unknown: list[str], outside: list[str]) -> None:
+    found = sft(*argv)
+    assert (found.unknown, wrong(found)) == (unknown, outside)
+
+
+@pytest.mark.slow
+def test_a_smoke_run_needs_nothing_and_its_opposite_needs_all() -> None:
+    assert sft("--smoke").missing == []
+    assert sft("--no-smoke").missing == ["dataset", "model"]
+    assert sft("--config", "my.yaml").missing == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from base import Settings, option, read_settings\nclass Settings(Settings):\n  lr: float = option(0.1, 'x')\n",
+        "from mylib import Common, option, read_settings\nclass S(Common):\n  lr: float = option(0.1, 'x')\n" + RUN,
+        OWN + "class S(Common):\n  lr: float = option(0.1, 'x')\n" + RUN,
+        OWN
+        + "class S(Settings):\n  lr: float = option(0.1, 'x')\nclass Settings(S):\n  n: int = option(1, 'x')\n"
+        + RUN,
+        OWN + "class S(S):\n  lr: float = option(0.1, 'x')\n" + RUN,
+        OWN + "class A: ...\nclass B: ...\nclass S(A, B):\n  lr: float = option(0.1, 'x')\n" + RUN,
+        OWN + "class S(base.Common):\n  lr: float = option(0.1, 'x')\n" + RUN,
+        OWN + "class S:\n  lr: float = option(0.1, 'x')\n  n: int | None = option(None, 'x')\n" + RUN,
+        OWN + "class S:\n  lr: float = option(0.1, 'x')\n  n = option(None, 'x')\n" + RUN,
+        OWN + "class S(metaclass=Odd):\n  lr: float = option(0.1, 'x')\n" + RUN,
+    ],
+)
+def test_a_script_that_declares_its_settings_elsewhere_or_otherwise_is_left_alone(text: str) -> None:
+    assert read(text, "--epochs", "3") is None
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        "choices=(1, 2, 4)",
+        "choices=[['a']]",
+        f"most=0x{'f' * 600}",
+        f"least=-{'9' * 600}",
+        "choices=unknown",
+        "most=1e999",
+    ],
+)
+def test_odd_limits_raise_nothing(limits: str) -> None:
+    found = read(OWN + f"class S:\n  gpus: int = option(1, 'x', {limits})\n" + RUN, "--gpus", "2")
+    assert found is not None and wrong(found) == []
+
+
+@pytest.mark.slow
+def test_an_upload_that_was_added_to_a_copied_trainer_is_seen() -> None:
+    text = (SCRIPTS / "sft.py").read_text("utf-8")
+    assert analyse(Program(ast.parse(text))).pushes == ()
+    added = text.replace(
+        "\nif __name__", "\nHfApi().upload_folder(folder_path='.', repo_id='somebody/else')\n\nif __name__"
+    )
+    assert [p.target for p in analyse(Program(ast.parse(added))).pushes] == ["somebody/else"]
+    asked = analyse(Program(ast.parse(text), {}, ["--hub-model-id", "me/mine"])).pushes
+    assert asked and len(asked) == len({p.line for p in asked})
