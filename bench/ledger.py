@@ -43,11 +43,11 @@ from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.chain import COLUMNS, link
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.budgets import spent_today
+from gpuwarden.lifecycle.leases.meter import believed, lease_now, spent
 from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, spent
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.submission.budgets import spent_today
 
 MINUTE = 60.0
 LIVE = ("jlive0", "jlive1")

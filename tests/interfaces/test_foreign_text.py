@@ -37,8 +37,8 @@ from gpuwarden.lifecycle.artifacts.verify import verify
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
-from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.watch import Round
+from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.records import read_job, story
 from gpuwarden.lifecycle.teardown.gate import request
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER

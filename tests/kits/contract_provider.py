@@ -18,11 +18,11 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Know
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.lifecycle.execution.provisioning import accepted, provisioning
-from gpuwarden.lifecycle.monitoring.accounts import Bound
+from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.termination import request_end
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
-from gpuwarden.lifecycle.monitoring.meter import look
 from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
-from gpuwarden.lifecycle.teardown.termination import request_end
 from gpuwarden.providers.base import Provider
 from lifecycle_kit import open_house
 from rehearsal_kit import HandClock

@@ -11,8 +11,8 @@ import pytest
 
 from gpuwarden.core.policy import Ending, Watch
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON, Alert
 from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.notify import ENDING_SOON, Alert
 from pretend_machines import Processes
 from teardown_kit import House
 
@@ -81,7 +81,7 @@ def processes() -> Iterator[Processes]:
 def phone() -> Iterator[Phone]:
     """The channel `desktop` of `CALLED`."""
     made = Phone()
-    with patch("gpuwarden.lifecycle.monitoring.notify._desktop", made.take):
+    with patch("gpuwarden.lifecycle.notify._desktop", made.take):
         yield made
 
 

@@ -37,11 +37,11 @@ from gpuwarden.ledger.events import (
 from gpuwarden.ledger.migrate import VERSION
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.budgets import spending_approved, spent_today
+from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import billed_today
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
-from gpuwarden.lifecycle.monitoring.notify import Alert
+from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.records import LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown, story
-from gpuwarden.lifecycle.submission.budgets import spending_approved, spent_today
 from paths import FIXTURES, ROOT
 from wording import Wording
 

@@ -17,8 +17,8 @@ from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.audit import audit
+from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.overview import job_page
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher

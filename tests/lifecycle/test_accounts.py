@@ -12,10 +12,10 @@ from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.interfaces.results import torn_down
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.accounts import WHY, Match
+from gpuwarden.lifecycle.leases.accounts import WHY, Match
+from gpuwarden.lifecycle.leases.meter import believed, look
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
-from gpuwarden.lifecycle.monitoring.meter import believed, look
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.lifecycle.teardown.gate import approve, proceed, request

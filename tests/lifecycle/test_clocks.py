@@ -13,7 +13,7 @@ from gpuwarden.core.profile import DangerClock
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces.results import ClockReply, InstanceReply, InstancesReply
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
+from gpuwarden.lifecycle.leases.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.records import read_job, read_lease
 from lifecycle_kit import open_house, training
 from wording import Wording

@@ -33,11 +33,11 @@ from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.leases import parking
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.teardown import parking
 from gpuwarden.lifecycle.teardown.gate import request, silent
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.remote.launch import observation

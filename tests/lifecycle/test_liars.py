@@ -15,10 +15,10 @@ from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.budgets import spent_today
+from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.monitoring.check import Checked, check
-from gpuwarden.lifecycle.monitoring.meter import spent
 from gpuwarden.lifecycle.records import read_job, read_lease
-from gpuwarden.lifecycle.submission.budgets import spent_today
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import (

@@ -27,15 +27,15 @@ from gpuwarden.ledger.events import (
 )
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.leases.expirations import SET_BY_PLATFORM, clocks_of
+from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.parking import hold, park_at, parked, wake
 from gpuwarden.lifecycle.monitoring.check import cancel, check
-from gpuwarden.lifecycle.monitoring.expirations import SET_BY_PLATFORM, clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
-from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.orders import Objection, object_to
-from gpuwarden.lifecycle.teardown.parking import hold, park_at, parked, wake
 from gpuwarden.policy_record import Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import TRAIN, WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
@@ -89,7 +89,7 @@ async def test_a_standing_orders_grace_passes_before(tmp_path: Path, processes: 
 async def test_another_policy_than_the_recorded_one_allows_nothing(house: Parked) -> None:
     doubted = replace(house.ctx.in_force, notices=(Notice("other_policy", "other.toml", "policy.toml"),))
     house.ctx.source = lambda: doubted
-    from gpuwarden.lifecycle.teardown.parking import parking_for
+    from gpuwarden.lifecycle.leases.parking import parking_for
 
     assert parking_for(house.ctx, None) is None
 
@@ -288,7 +288,7 @@ async def test_a_start_above_what_a_person_allowed_is_refused(house: Parked) -> 
     assert accepted.worst_cost is not None
     dear = replace(lease_now(house.ctx, str(accepted.lease)), cost=accepted.worst_cost)
     with (
-        patch("gpuwarden.lifecycle.teardown.parking.lease_now", lambda *_: dear),
+        patch("gpuwarden.lifecycle.leases.parking.lease_now", lambda *_: dear),
         pytest.raises(Refused, match="per_job_usd"),
     ):
         await pull(house.ctx, job)

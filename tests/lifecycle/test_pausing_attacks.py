@@ -13,10 +13,10 @@ from gpuwarden.core.policy import Caps
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.ledger.events import ApprovalGranted, ResumeIntent, ResumeRequested
 from gpuwarden.ledger.trouble import Trouble
+from gpuwarden.lifecycle.leases.budgets import spent_today
+from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
-from gpuwarden.lifecycle.monitoring.meter import spent
 from gpuwarden.lifecycle.records import read_job, read_lease
-from gpuwarden.lifecycle.submission.budgets import spent_today
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault
 from lifecycle_kit import records

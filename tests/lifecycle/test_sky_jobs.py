@@ -21,8 +21,8 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.launching import advance_fan_out
+from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.monitoring.check import cancel, check, pause
-from gpuwarden.lifecycle.monitoring.meter import believed
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import WEALTHY, clock_of_today, launch, open_house, until

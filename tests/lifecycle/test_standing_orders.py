@@ -25,9 +25,9 @@ from gpuwarden.interfaces.results.overview import status_of
 from gpuwarden.ledger.events import ApprovalGranted, EndingAnnounced, EndingOrdered, LeaseCameBack, ReceiptIssued
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher

@@ -32,12 +32,12 @@ from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Jo
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, EndingAnnounced, LeaseStopping, VerbIntent
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.monitoring.alert_conditions import ORDER_LATE_S
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON
 from gpuwarden.lifecycle.monitoring.watch import SWEEP_S, Round, Watcher
+from gpuwarden.lifecycle.notify import ENDING_SOON
 from gpuwarden.lifecycle.records import read_job, read_lease
-from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import PATIENCE_S
 from gpuwarden.lifecycle.teardown.orders import Objection, object_to

@@ -15,13 +15,13 @@ from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced, ReceiptIssued
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.leases.standing_orders import WATCHED_S, notices
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.monitoring.notify import ENDING_SOON, Courier
 from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.notify import ENDING_SOON, Courier
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.standing_orders import WATCHED_S, notices
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.policy_record import Notice
 from orders_kit import CALLED, MINUTE, Ordered, Phone
@@ -85,7 +85,7 @@ async def test_a_channel_that_fails_is_asked_less_and_less_often_and_for_news_at
         asked.append(house.clock.now())
         return "no"
 
-    with patch("gpuwarden.lifecycle.monitoring.notify._desktop", refuse):
+    with patch("gpuwarden.lifecycle.notify._desktop", refuse):
         await house.watched(60)
     unsent = house.ctx.ledger.events(kind=AlertUnsent)
     assert 6 <= len(asked) <= 14 and len(unsent) == len({e.data.alert for e in unsent}) == 2

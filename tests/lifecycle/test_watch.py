@@ -33,9 +33,9 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution import advance
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
-from gpuwarden.lifecycle.monitoring.notify import SECRET, sign
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
+from gpuwarden.lifecycle.notify import SECRET, sign
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.cloud import Cloud

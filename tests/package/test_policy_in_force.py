@@ -24,8 +24,8 @@ from gpuwarden.interfaces.cli.approval import grant_spending, open_spending
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.standing_orders import rounds
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.standing_orders import rounds
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.policy_record import RECORD, Record, write_record
 from gpuwarden.rehearsal.model import Fault, Faults

@@ -16,8 +16,8 @@ from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.execution.provisioning import provisioning, tend
+from gpuwarden.lifecycle.leases.termination import request_end
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.teardown.termination import request_end
 from gpuwarden.providers.base import Bidder
 from gpuwarden.providers.vastai import Vast
 from wording import Wording

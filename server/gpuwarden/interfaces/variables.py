@@ -23,7 +23,7 @@ from gpuwarden.core.policy import Policy, policy_fields
 from gpuwarden.core.sanitize import SECRET_NAME
 
 _ROW: Final = re.compile(r"^\| (`[A-Z][A-Z0-9_]*`(?:, `[A-Z][A-Z0-9_]*`)*) \| (.+) \|$", re.MULTILINE)
-READERS: Final = ("config", "hub.client", "core.store_address", "lifecycle.monitoring.notify", "providers._account")
+READERS: Final = ("config", "hub.client", "core.store_address", "lifecycle.notify", "providers._account")
 """Modules that read variables and are not plug-ins."""
 SYSTEM: Final = {
     "XDG_CONFIG_HOME": "where the policy file is, unless GPUWARDEN_POLICY names it",

@@ -23,8 +23,8 @@ from gpuwarden.core.models import JobSpec
 from gpuwarden.core.sanitize import HIDDEN
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
-from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.teardown.gate import withdraw
 from talk_kit import ERAS, TOOLS, Person, Talk, metering, says, talking, truth
 from wording import Wording

@@ -21,9 +21,9 @@ from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.deciding import end_fan_out, resume_fan_out
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, Hold, advance_fan_out
 from gpuwarden.lifecycle.fan_out.records import read_fan_out, standing
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
-from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.submission.submit import NeedsApproval
 from gpuwarden.lifecycle.teardown.gate import approve, request
 from gpuwarden.providers.rehearsal import RehearsalProvider

@@ -16,9 +16,9 @@ from gpuwarden.core.models import Handle, Observation
 from gpuwarden.core.states import LIVE_LEASES
 from gpuwarden.ledger.events import LeaseUnverified
 from gpuwarden.ledger.reading import KEPT_SUBJECTS
+from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.shared_answers import sharing, sharing_nothing
 from gpuwarden.lifecycle.monitoring.inventory import SUBJECTS_OF_A_JOB, reconcile
-from gpuwarden.lifecycle.monitoring.meter import look
-from gpuwarden.lifecycle.monitoring.shared_answers import sharing, sharing_nothing
 from gpuwarden.lifecycle.records import lease_ids, read_lease
 from gpuwarden.rehearsal.model import Fault, Faults
 

@@ -13,7 +13,7 @@ from gpuwarden.interfaces.cli.screen import KINDS, drawn
 from gpuwarden.interfaces.results.overview import status_of
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
-from gpuwarden.lifecycle.monitoring.meter import spent
+from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.monitoring.waiting import Kind, what_waits
 from gpuwarden.lifecycle.records import read_job

@@ -32,8 +32,9 @@ from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.limits import Rise
+from gpuwarden.lifecycle.leases.budgets import spending_approved
+from gpuwarden.lifecycle.leases.standing_orders import order_for
 from gpuwarden.lifecycle.records import receipt_used
-from gpuwarden.lifecycle.submission.budgets import spending_approved
 from gpuwarden.lifecycle.submission.rehearsing import (
     NeedsConsent,
     allow,
@@ -44,7 +45,7 @@ from gpuwarden.lifecycle.submission.rehearsing import (
 )
 from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed
-from gpuwarden.lifecycle.teardown.orders import Objection, order_for
+from gpuwarden.lifecycle.teardown.orders import Objection
 from gpuwarden.people import user_here
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote.sandbox.detect import detect

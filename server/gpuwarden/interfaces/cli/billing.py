@@ -114,8 +114,8 @@ async def approve(
 async def keep(job_id: str, as_json: bool) -> int:
     """Object to a standing order, or to a park. The answer says whether the machine stays, or a call was sent."""
     from gpuwarden.interfaces.cli import approval
+    from gpuwarden.lifecycle.leases.parking import hold
     from gpuwarden.lifecycle.teardown.orders import object_to
-    from gpuwarden.lifecycle.teardown.parking import hold
 
     ctx = open_context()
     effect = object_to(ctx, job_id, "command line", approval.user())

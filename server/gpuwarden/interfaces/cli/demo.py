@@ -39,8 +39,8 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed, request

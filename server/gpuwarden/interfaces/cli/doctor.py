@@ -25,7 +25,7 @@ from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.audit import audit
 from gpuwarden.ledger.chain import BreakCode
-from gpuwarden.lifecycle.standing_orders import notices
+from gpuwarden.lifecycle.leases.standing_orders import notices
 from gpuwarden.policy_record import Notice, absolute, usual_homes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind

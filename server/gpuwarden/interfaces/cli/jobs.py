@@ -105,7 +105,7 @@ async def submit(
         if dry_run or rehearse:
             raise BadRequest("a receipt launches what was checked; nothing was done", "Leave the other option out.")
         from gpuwarden.lifecycle.fan_out.launching import FanOutResult
-        from gpuwarden.lifecycle.submission.receipts import launch_receipt
+        from gpuwarden.lifecycle.receipts import launch_receipt
 
         launched = await launch_receipt(ctx, receipt, {k: v for k, v in given.items() if k != "name" or v})
         if isinstance(launched, FanOutResult):

@@ -38,7 +38,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import arranged
-from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job

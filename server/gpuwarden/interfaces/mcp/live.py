@@ -33,8 +33,8 @@ from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.interfaces.results.overview import job_line
 from gpuwarden.ledger.events import AlertRaised
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.overview import line_of
+from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.records import read_job
 
 JOB_TEMPLATE: Final = "gpuwarden://jobs/{job_id}"

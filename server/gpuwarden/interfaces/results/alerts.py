@@ -8,8 +8,8 @@ from gpuwarden.core.guidance import steps
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import Guided, WarnedReply
-from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.watch import Round
+from gpuwarden.lifecycle.notify import Alert
 
 
 class AlertReply(Guided):

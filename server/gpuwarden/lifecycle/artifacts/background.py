@@ -23,11 +23,11 @@ from gpuwarden.lifecycle.artifacts.kept_pull import kept_copy
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch
-from gpuwarden.lifecycle.monitoring.meter import believed
-from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.leases.meter import believed
+from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.parking import wake
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
-from gpuwarden.lifecycle.standing_orders import standing_order
-from gpuwarden.lifecycle.teardown.parking import wake
 
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 3600.0

@@ -26,7 +26,7 @@ from gpuwarden.hub.kept_repo import RepoReader
 from gpuwarden.ledger.events import JobSubmitted
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.parked import started_since
+from gpuwarden.lifecycle.leases.parked import started_since
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.timeouts import store_limit
 from gpuwarden.remote.launch import observation

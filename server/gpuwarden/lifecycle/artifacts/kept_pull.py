@@ -26,8 +26,8 @@ from gpuwarden.lifecycle.artifacts.kept_list import Kept, read_kept, unsettled
 from gpuwarden.lifecycle.artifacts.kept_store import disagreement
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, save_pull
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.meter import believed, look
-from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.leases.meter import believed, look
+from gpuwarden.lifecycle.leases.parked import parked
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.timeouts import store_limit
 from gpuwarden.remote.transfer.destination import bare

@@ -25,9 +25,9 @@ from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.parking import hold, keeps, wake
 from gpuwarden.lifecycle.records import JobRecord, read_job
-from gpuwarden.lifecycle.teardown.parking import hold, keeps, wake
 from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
 

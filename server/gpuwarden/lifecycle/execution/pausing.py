@@ -29,10 +29,10 @@ from gpuwarden.lifecycle.execution.relaunch import may_relaunch, taken
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.running import relaunch
 from gpuwarden.lifecycle.execution.transitions import move, over_cap
-from gpuwarden.lifecycle.monitoring.accounts import Bound
-from gpuwarden.lifecycle.monitoring.meter import look
+from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.parking import STATUS, keeps
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
-from gpuwarden.lifecycle.teardown.parking import STATUS, keeps
 
 START_AGAIN_S: Final = 30.0
 """Seconds before a machine that did not start is asked again, twice as many each time."""

@@ -17,8 +17,8 @@ from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.states import Job
 from gpuwarden.ledger.events import JobAccepted, PriceAccepted, PriceAsk, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.budgets import over_caps, spending_approved
 from gpuwarden.lifecycle.records import JobRecord
-from gpuwarden.lifecycle.submission.budgets import over_caps, spending_approved
 
 ROUNDING: Final = 1.01
 """A price may be this much above the one that was checked: platforms round theirs, each in its way."""

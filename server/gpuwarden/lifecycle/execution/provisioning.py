@@ -42,12 +42,12 @@ from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, greet_own
 from gpuwarden.lifecycle.execution.price_change import allowed_price, price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
-from gpuwarden.lifecycle.monitoring.accounts import Bound, account_in_use
-from gpuwarden.lifecycle.monitoring.expirations import longest_run_s
-from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spent
-from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
+from gpuwarden.lifecycle.leases.accounts import Bound, account_in_use
+from gpuwarden.lifecycle.leases.expirations import longest_run_s
+from gpuwarden.lifecycle.leases.meter import believed, given_back, look, spent
+from gpuwarden.lifecycle.leases.shared_answers import shared_answers
+from gpuwarden.lifecycle.leases.termination import request_end
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease, recalled
-from gpuwarden.lifecycle.teardown.termination import request_end
 
 MAX_GENERATIONS: Final = 5
 RELAUNCH_WAIT_S: Final = 300.0

@@ -13,7 +13,7 @@ from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import RelaunchIntent, VerbSent
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, copy_state, verified_now
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord
 
 OWN_FAULTS: Final = frozenset({

@@ -30,9 +30,9 @@ from gpuwarden.ledger.events import (
 )
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_state, read_pull, verified_now
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.meter import spent
+from gpuwarden.lifecycle.leases.budgets import caps_on, carried
+from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of
-from gpuwarden.lifecycle.submission.budgets import caps_on, carried
 
 KEPT_PATIENCE_S: Final = 3600.0
 """How long a relaunch waits for a kept store. Nothing bills meanwhile."""

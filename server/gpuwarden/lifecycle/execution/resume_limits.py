@@ -8,9 +8,9 @@ from gpuwarden.core.errors import Refused
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.ledger.events import JobAccepted, JobPaused, JobPreempted, JobSubmitted, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.leases.budgets import DAY_S, over_caps
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord
-from gpuwarden.lifecycle.submission.budgets import DAY_S, over_caps
 from gpuwarden.lifecycle.team import unlisted
 
 SHORTEST_S: Final = 60

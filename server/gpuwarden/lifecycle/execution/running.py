@@ -42,11 +42,11 @@ from gpuwarden.lifecycle.execution.provisioning import rent, restart
 from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch, next_machine, taken
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
-from gpuwarden.lifecycle.monitoring.meter import look
-from gpuwarden.lifecycle.monitoring.parked import parked
-from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
+from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.parking import park_at
+from gpuwarden.lifecycle.leases.shared_answers import shared_answers
 from gpuwarden.lifecycle.records import JobRecord, read_lease, recalled
-from gpuwarden.lifecycle.teardown.parking import park_at
 
 CANCEL_GRACE_S: Final = 10.0
 FOLDER_GONE_S: Final = 60.0

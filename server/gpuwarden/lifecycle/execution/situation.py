@@ -17,9 +17,10 @@ from gpuwarden.lifecycle.execution.pausing import stop_keeps
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.relaunch import awaits_kept
-from gpuwarden.lifecycle.monitoring.meter import believed, given_back, lease_now
-from gpuwarden.lifecycle.monitoring.notify import ends_at
-from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.leases.meter import believed, given_back, lease_now
+from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.standing_orders import in_force, standing_order, watched
+from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
@@ -29,7 +30,6 @@ from gpuwarden.lifecycle.records import (
     read_lease,
     read_teardown,
 )
-from gpuwarden.lifecycle.standing_orders import in_force, standing_order, watched
 
 _OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 

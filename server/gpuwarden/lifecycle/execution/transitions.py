@@ -6,7 +6,7 @@ from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.core.reasons import Reason
 from gpuwarden.ledger.events import Body
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.meter import spent
+from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord
 
 MAYBE_DONE = (Unreachable, BadReply)

@@ -20,8 +20,8 @@ from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
 from gpuwarden.lifecycle.fan_out.queues import takes_arrays
 from gpuwarden.lifecycle.fan_out.records import fan_out_ids, read_fan_out, standing
 from gpuwarden.lifecycle.fan_out.search import chosen
+from gpuwarden.lifecycle.leases.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.records import read_receipt
-from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.submission.submit import (
     Checked,
     Checks,

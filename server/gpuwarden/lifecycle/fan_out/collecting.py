@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.records import FanOutRecord, read_fan_out
-from gpuwarden.lifecycle.monitoring.meter import believed
+from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 MAX_REPORT: Final = 1 << 20

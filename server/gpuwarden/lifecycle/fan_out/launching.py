@@ -32,9 +32,9 @@ from gpuwarden.lifecycle.fan_out.limits import Rise, consented
 from gpuwarden.lifecycle.fan_out.queues import inside, queue_of, record_array, record_queue, takes_arrays
 from gpuwarden.lifecycle.fan_out.records import Standing, read_fan_out, standing
 from gpuwarden.lifecycle.fan_out.search import chosen
-from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers, sharing
+from gpuwarden.lifecycle.leases.budgets import over_caps
+from gpuwarden.lifecycle.leases.shared_answers import shared_answers, sharing
 from gpuwarden.lifecycle.records import read_job, read_receipt
-from gpuwarden.lifecycle.submission.budgets import over_caps
 from gpuwarden.lifecycle.submission.submit import (
     check_spec,
     moved,

@@ -20,8 +20,8 @@ from gpuwarden.ledger.events import ApprovalGranted, FanOutLimited, ReceiptIssue
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.records import FanOutRecord, read_fan_out
 from gpuwarden.lifecycle.fan_out.search import chosen
+from gpuwarden.lifecycle.leases.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.records import read_receipt
-from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.submission.submit import Checked, NeedsApproval, check_spec
 from gpuwarden.lifecycle.team import check_receipt
 

@@ -29,8 +29,8 @@ from gpuwarden.ledger.events import (
 from gpuwarden.ledger.events.fan_out import CellFound
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.budgets import committed
 from gpuwarden.lifecycle.records import lease_ids_of, read_job, read_lease, read_receipt
-from gpuwarden.lifecycle.submission.budgets import committed
 from gpuwarden.people import person_of
 
 

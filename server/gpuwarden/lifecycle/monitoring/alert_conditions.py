@@ -31,16 +31,16 @@ from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.leases.expirations import clocks_of
+from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.monitoring.balances import known_funds
-from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
-from gpuwarden.lifecycle.monitoring.meter import lease_now
-from gpuwarden.lifecycle.monitoring.notify import Alert, Key, record
-from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.monitoring.runner_alerts import divergence_of, stall_of
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
+from gpuwarden.lifecycle.notify import Alert, Key, record
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
-from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
 DAY_S: Final = 86_400.0

@@ -9,7 +9,7 @@ from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import NotSupported, as_warden_error
 from gpuwarden.core.models import Instance, InstanceState, Known, Unknown
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.timeouts import in_time
 

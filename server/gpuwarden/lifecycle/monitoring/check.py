@@ -24,10 +24,10 @@ from gpuwarden.lifecycle.execution.provisioning import tend
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.execution.situation import Arranged, arranged, following, open_ticket
+from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue
 from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
 from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explained, diagnosed
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.time_left import time_left
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.remote.runner.log_reader import LogReader

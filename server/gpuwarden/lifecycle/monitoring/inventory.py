@@ -20,11 +20,11 @@ from gpuwarden.ledger.events import LeaseAdopted, LeaseUnverified
 from gpuwarden.ledger.trouble import Trouble
 from gpuwarden.lifecycle import timeouts
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.expirations import clocks_of, stopped_at
+from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.parked import may_park, parked
+from gpuwarden.lifecycle.leases.shared_answers import sharing
 from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
-from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
-from gpuwarden.lifecycle.monitoring.meter import lease_now
-from gpuwarden.lifecycle.monitoring.parked import may_park, parked
-from gpuwarden.lifecycle.monitoring.shared_answers import sharing
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,

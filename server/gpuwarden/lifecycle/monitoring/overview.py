@@ -10,15 +10,15 @@ from gpuwarden.core.models import Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.execution.situation import Arranged, arranged, remains
+from gpuwarden.lifecycle.leases.expirations import clocks_of
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue, shown_alerts
 from gpuwarden.lifecycle.monitoring.balances import known_funds
-from gpuwarden.lifecycle.monitoring.expirations import clocks_of
 from gpuwarden.lifecycle.monitoring.inventory import OPEN_JOBS, list_instances
 from gpuwarden.lifecycle.monitoring.inventory import Row as Machine
-from gpuwarden.lifecycle.monitoring.meter import lease_now
-from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.spending import charges, month_start, total
 from gpuwarden.lifecycle.monitoring.waiting import Waiting, what_waits
+from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids_of, read_job
 
 DAY_S = 86_400.0

@@ -19,9 +19,9 @@ from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.core.states import TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.parked import parked
 from gpuwarden.lifecycle.monitoring.inventory import unsettled, what_went_wrong
-from gpuwarden.lifecycle.monitoring.meter import lease_now
-from gpuwarden.lifecycle.monitoring.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.metrics.points import Malformed, PostedAlert, PostedPoints, alert_fields, read_alert, read_points
 from gpuwarden.metrics.store import Batch

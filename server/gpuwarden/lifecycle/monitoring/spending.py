@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from gpuwarden.core.states import LIVE_LEASES
 from gpuwarden.lifecycle.context import REHEARSAL, Context
-from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
+from gpuwarden.lifecycle.leases.meter import lease_now, spent
 from gpuwarden.lifecycle.records import lease_ids, read_job
 from gpuwarden.people import person_of
 

@@ -18,11 +18,10 @@ from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Teardown
 from gpuwarden.ledger.events import EndingAnnounced, ReceiptIssued, TeardownAwaitingHuman
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import following, machine_of, situation
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
-from gpuwarden.lifecycle.monitoring.notify import ends_at
+from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.standing_orders import order_for, standing_order
+from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_receipt, read_teardown, receipt_used
-from gpuwarden.lifecycle.standing_orders import standing_order
-from gpuwarden.lifecycle.teardown.orders import order_for
 
 RECEIPTS_S = 86_400.0
 """No receipt is good for longer."""

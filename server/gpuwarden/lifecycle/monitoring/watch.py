@@ -24,6 +24,7 @@ from gpuwarden.ledger.events import AlertCleared, AlertRaised
 from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.driving import FanOuts
+from gpuwarden.lifecycle.leases.standing_orders import ROUND, WATCH_FILE, rounds
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
     OBSERVED,
@@ -39,10 +40,9 @@ from gpuwarden.lifecycle.monitoring.inventory import (
     unsettled,
     what_went_wrong,
 )
-from gpuwarden.lifecycle.monitoring.notify import Alert, Courier, Key, record
 from gpuwarden.lifecycle.monitoring.reports import ReportPuller
+from gpuwarden.lifecycle.notify import Alert, Courier, Key, record
 from gpuwarden.lifecycle.records import lease_ids_of, read_job, read_lease
-from gpuwarden.lifecycle.standing_orders import ROUND, WATCH_FILE, rounds
 from gpuwarden.lifecycle.teardown.orders import Orders
 from gpuwarden.private import private_folder, write_private
 

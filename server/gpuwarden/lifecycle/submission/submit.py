@@ -27,15 +27,14 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.relaunch import relaunch_for
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.leases.budgets import spending_approved, spending_question
+from gpuwarden.lifecycle.leases.parking import parking_for
+from gpuwarden.lifecycle.leases.standing_orders import order_for, standing_order
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
-from gpuwarden.lifecycle.standing_orders import standing_order
-from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep
 from gpuwarden.lifecycle.submission.rehearsing import Rehearsal, rehearse_script
 from gpuwarden.lifecycle.team import check_receipt
-from gpuwarden.lifecycle.teardown.orders import order_for
-from gpuwarden.lifecycle.teardown.parking import parking_for
 from gpuwarden.providers.base import Provider, Wishing
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts

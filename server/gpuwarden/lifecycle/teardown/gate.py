@@ -37,7 +37,9 @@ from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.provisioning import tend
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
+from gpuwarden.lifecycle.leases.termination import call_sent, request_end, voided
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
@@ -47,10 +49,8 @@ from gpuwarden.lifecycle.records import (
     read_lease,
     read_teardown,
 )
-from gpuwarden.lifecycle.standing_orders import standing_order
 from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.lifecycle.teardown.facts import facts_digest, gather
-from gpuwarden.lifecycle.teardown.termination import call_sent, request_end, voided
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile
 

@@ -23,49 +23,20 @@ from gpuwarden.ledger.events import (
     EndingObjected,
     EndingOrdered,
     ParkingOrdered,
-    ReceiptIssued,
 )
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import open_ticket
-from gpuwarden.lifecycle.monitoring.meter import lease_now
-from gpuwarden.lifecycle.monitoring.notify import ends_at
-from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.parked import parked
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
+from gpuwarden.lifecycle.leases.termination import call_sent, voided
+from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease, read_teardown
-from gpuwarden.lifecycle.standing_orders import standing_order
-from gpuwarden.lifecycle.submission.budgets import carried
-from gpuwarden.lifecycle.teardown.termination import call_sent, voided
 
 FIRST_WAIT_S: Final = 15.0
 MOST_WAIT_S: Final = 600.0
 _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
-
-
-def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
-    """Return the order that a job gets with its acceptance; None where a person is to be asked.
-
-    `at` is when the approval has to be good, where that is not now. What a person said about this one job comes before
-    the policy. Another policy or ledger than the recorded one orders nothing.
-    """
-    in_force = ctx.in_force
-    ending = in_force.policy.ending
-    said, grace_s = carried(ctx, receipt, at), ending.grace_minutes * 60.0
-    issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
-    storage = issued.data.storage if issued is not None else ()
-    if said is not None and said.end_when_proven is not None:
-        return EndingOrdered(
-            verb=said.end_when_proven,
-            grace_s=grace_s,
-            through="approval",
-            policy=said.policy,
-            receipt=receipt,
-            by=said.by,
-            storage=storage,
-        )
-    if ending.when_proven == "ask" or any(notice.question for notice in in_force.notices):
-        return None
-    verb, digest = ending.when_proven, in_force.digest
-    return EndingOrdered(verb=verb, grace_s=grace_s, through="policy", policy=digest, storage=storage)
 
 
 class Objection(StrEnum):

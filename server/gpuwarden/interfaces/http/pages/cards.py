@@ -30,9 +30,9 @@ from gpuwarden.interfaces.results import warned
 from gpuwarden.interfaces.results.inventory import InstanceReply, InstancesReply
 from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.standing_orders import notices
 from gpuwarden.lifecycle.monitoring.check import Checked
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.standing_orders import notices
 from gpuwarden.metrics.store import Curve
 
 Kind: TypeAlias = Literal["job", "machines"]

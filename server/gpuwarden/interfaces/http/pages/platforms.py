@@ -10,9 +10,9 @@ from gpuwarden.interfaces.cli.drawing import local
 from gpuwarden.interfaces.http.pages.rendering import Row, View, shown
 from gpuwarden.interfaces.results.references import entry, look_up
 from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.leases.expirations import clocks_of
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.balances import known_funds
-from gpuwarden.lifecycle.monitoring.expirations import clocks_of
-from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import lease_ids, read_job
 
 EVENTS: Final = get_args(Event)

@@ -26,8 +26,8 @@ from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S, Until, wait
 from gpuwarden.lifecycle.offers import offers
+from gpuwarden.lifecycle.receipts import launch_receipt
 from gpuwarden.lifecycle.submission.inputs import script_in
-from gpuwarden.lifecycle.submission.receipts import launch_receipt
 from gpuwarden.lifecycle.submission.submit import Submission, submit
 from gpuwarden.static_analysis.shipped_trainers import trainer
 

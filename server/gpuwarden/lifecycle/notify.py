@@ -25,7 +25,7 @@ from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised, AlertSent, AlertUnsent, EndingAnnounced
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.standing_orders import standing_order
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
 
 SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3

@@ -8,8 +8,9 @@ from typing import Final
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.states import LIVE_LEASES
-from gpuwarden.ledger.events import EndingObjected, EndingOrdered
+from gpuwarden.ledger.events import EndingObjected, EndingOrdered, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.leases.budgets import carried
 from gpuwarden.policy_record import Notice
 
 WATCH_FILE: Final = "watch.json"
@@ -18,6 +19,33 @@ ROUND: Final = "watch|round|"
 """The entry of that file for the round itself; conditions have theirs beside it."""
 WATCHED_S: Final = 900.0
 """A timer that looks this often counts as a watch."""
+
+
+def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
+    """Return the order that a job gets with its acceptance; None where a person is to be asked.
+
+    `at` is when the approval has to be good, where that is not now. What a person said about this one job comes before
+    the policy. Another policy or ledger than the recorded one orders nothing.
+    """
+    in_force = ctx.in_force
+    ending = in_force.policy.ending
+    said, grace_s = carried(ctx, receipt, at), ending.grace_minutes * 60.0
+    issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+    storage = issued.data.storage if issued is not None else ()
+    if said is not None and said.end_when_proven is not None:
+        return EndingOrdered(
+            verb=said.end_when_proven,
+            grace_s=grace_s,
+            through="approval",
+            policy=said.policy,
+            receipt=receipt,
+            by=said.by,
+            storage=storage,
+        )
+    if ending.when_proven == "ask" or any(notice.question for notice in in_force.notices):
+        return None
+    verb, digest = ending.when_proven, in_force.digest
+    return EndingOrdered(verb=verb, grace_s=grace_s, through="policy", policy=digest, storage=storage)
 
 
 def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:

@@ -11,7 +11,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.ledger.events import ApprovalGranted, ReceiptIssued, ResumeRequested
 from gpuwarden.lifecycle.context import REHEARSAL, Context
-from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
 from gpuwarden.lifecycle.team import allowances, person_here, unlisted
 

@@ -28,8 +28,8 @@ from gpuwarden.ledger.events import (
 )
 from gpuwarden.ledger.fold import ended_as
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.accounts import Bound
-from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
+from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.shared_answers import shared_answers
 from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
 ENDED = frozenset({InstanceState.GONE})

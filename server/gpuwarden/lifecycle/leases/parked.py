@@ -1,6 +1,6 @@
 """Whether a job's machine parked itself, or may: what the ledger and the last look at it say.
 
-How it comes to that is decided in `lifecycle/teardown/parking.py`.
+How it comes to that is decided in `lifecycle/leases/parking.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import Lease
 from gpuwarden.ledger.events import JobSubmitted, LeaseCameBack, ResumeIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord
 
 

@@ -10,10 +10,10 @@ from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
 from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.events import ApprovalGranted, LeaseLook, VerbIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.accounts import Bound
-from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.records import TeardownRecord
-from gpuwarden.lifecycle.standing_orders import standing_order
 
 ASK_AGAIN_S: Final = 30.0
 """How long a verb that the platform took is given to show an effect before it is sent again."""

@@ -16,7 +16,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Account, Answer, Instance, InstanceState, Known, Unknown
 from gpuwarden.ledger.events import LeaseAccount
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.shared_answers import shared_answers
+from gpuwarden.lifecycle.leases.shared_answers import shared_answers
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.timeouts import in_time
 from gpuwarden.providers._account import salted

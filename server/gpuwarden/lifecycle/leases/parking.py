@@ -25,9 +25,10 @@ from gpuwarden.ledger.events import (
     VerbSent,
 )
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.accounts import Bound
-from gpuwarden.lifecycle.monitoring.meter import lease_now, look
-from gpuwarden.lifecycle.monitoring.parked import parked
+from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.budgets import over_caps
+from gpuwarden.lifecycle.leases.meter import lease_now, look
+from gpuwarden.lifecycle.leases.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
 MARGIN_S: Final = 300.0
@@ -157,8 +158,6 @@ async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
 
 def _too_dear(ctx: Context, job: JobRecord) -> str:
     """Return why a start needs a person's yes; empty inside what was approved for the job, or inside the caps."""
-    from gpuwarden.lifecycle.submission.budgets import over_caps
-
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     if lease.price is None or lease.cost is None:
