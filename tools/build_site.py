@@ -31,6 +31,7 @@ SITE = ROOT / "site"
 PACKAGE = ROOT / "server" / "gpuwarden"
 REPOSITORY = "https://github.com/gpuwarden/gpuwarden/blob/main/"
 GUIDE = (
+    "first-job",
     "clients",
     "serving",
     "commands",

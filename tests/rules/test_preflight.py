@@ -62,12 +62,19 @@ def test_it_is_silent(hub: HubServer, rule: str, job: Any) -> None:
 YOLO = "from ultralytics import YOLO\nYOLO('yolo26n.pt').train(data='coco128.yaml')"
 
 
-@pytest.mark.parametrize(("script", "refused"), [(YOLO, False), ("import torch\nloss.backward()", True)])
-def test_saving_to_another_folder_is_a_warning_and_saving_nothing_is_refused(
-    hub: HubServer, script: str, refused: bool
+@pytest.mark.parametrize(
+    ("script", "where", "severity"),
+    [  # a pod keeps its files until the teardown
+        pytest.param(YOLO, {"platform": "runpod"}, Severity.WARNING, id="pod"),
+        pytest.param(YOLO, {"platform": "hf-jobs", "outputs": ("/hub/buckets/me/runs/1",)}, Severity.ERROR, id="hf"),
+        pytest.param("import torch\nloss.backward()", {"platform": "runpod"}, Severity.ERROR, id="nothing"),
+    ],
+)
+def test_saving_to_another_folder_is_refused_if_it_goes_with_the_job(
+    hub: HubServer, script: str, where: dict[str, Any], severity: Severity
 ) -> None:
-    (found,) = [f for f in findings(plain(script), config(hub)) if f.rule == "PF-OUT-005"]
-    assert found.blocks is refused and found.severity is (Severity.ERROR if refused else Severity.WARNING)
+    (found,) = [f for f in findings({"script": plain(script), **where}, config(hub)) if f.rule == "PF-OUT-005"]
+    assert found.severity is severity
 
 
 MORE = {

@@ -20,7 +20,7 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     Why: a declared output is a promise of the spec, not of the script. A script that never pushes loses its model
     where the spec names a repo, and nothing fails. The saves of trainers and the calls that save or push are
     compared with the outputs. If code that can't be read here may write too, or if the script saves to another
-    folder of the machine, it is a warning instead of a refusal.
+    folder that outlives the job, it is a warning instead of a refusal.
     A script without a single call, such as one that only says where it has moved, writes nothing either.
 
     Example:
@@ -66,12 +66,14 @@ def _written(facts: SubmitFacts, output: str) -> Iterator[Found]:
         message = f"whether the script saves to {output} is not known: line {unclear.line} saves with {unclear.via}"
         yield Found(message, severity=Severity.INFO if unclear.path is None else Severity.WARNING)
         return
-    elsewhere = ", ".join(sorted({w.path for w in writes if w.path}))
-    if elsewhere:  # not lost: it stays on the machine, and the teardown gate names an undeclared checkpoint
-        message = f"nothing in the script saves to {output}; it saves to {elsewhere}"
+    elsewhere = sorted({w.path for w in writes if w.path})
+    message = f"nothing in the script saves to {output}" + (
+        f"; it saves to {', '.join(elsewhere)}" if elsewhere else ""
+    )
+    if any(_outlives(facts, path) for path in elsewhere):  # the teardown gate names an undeclared checkpoint
         yield Found(message, severity=Severity.WARNING)
     else:
-        yield _judged(facts, f"nothing in the script saves to {output}")
+        yield _judged(facts, message)
 
 
 def _judged(facts: SubmitFacts, message: str, fix: str = "") -> Found:
@@ -80,6 +82,14 @@ def _judged(facts: SubmitFacts, message: str, fix: str = "") -> Found:
     if unseen:
         return Found(f"{message}; {unseen[0]} may, which is not read here", fix=fix, severity=Severity.WARNING)
     return Found(message, fix=fix, severity=None if facts.metered else Severity.WARNING)
+
+
+def _outlives(facts: SubmitFacts, path: str) -> bool:
+    """Return whether a path is still there when the job has ended."""
+    profile = facts.profile
+    return profile is not None and profile.survives(
+        profile.place_of(path), "job_end", requested=facts.spec.durable_storage
+    )
 
 
 def _overlap(facts: SubmitFacts, path: str, output: str) -> bool:
