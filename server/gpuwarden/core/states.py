@@ -114,8 +114,8 @@ LEASE: Final[dict[Lease, frozenset[Lease]]] = {
     _L.UNVERIFIED: frozenset({_L.METERING, _L.STOPPING, _L.STOPPED, _L.NONE}),
     _L.METERING: frozenset({_L.UNVERIFIED, _L.STOPPING, _L.STOPPED}),
     _L.STOPPING: frozenset({_L.STOPPED, _L.METERING, _L.UNVERIFIED}),
-    # Instances have come back after "gone"; a stopped one can be started again.
-    _L.STOPPED: frozenset({_L.METERING, _L.UNVERIFIED}),
+    # Instances have come back after "gone"; a stopped one can be started again, or is given back before it ran a job.
+    _L.STOPPED: frozenset({_L.METERING, _L.UNVERIFIED, _L.STOPPING}),
 }
 
 TEARDOWN: Final[dict[Teardown, frozenset[Teardown]]] = {

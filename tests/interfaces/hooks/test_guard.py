@@ -36,6 +36,19 @@ bash <(echo "vastai destroy instance 1")
 source <(printf "vastai destroy instance 1")
 script -q /dev/null gpuwarden approve t0123456789
 expect -c 'spawn gpuwarden approve t0123456789; send yes'
+script -qec'gpuwarden approve t1' /dev/null
+script --command='gpuwarden approve t1' /dev/null
+tmux new -d -s x && tmux send-keys -t x gpuwarden Space approve Space t1 Enter
+xterm -e gpuwarden approve t1
+gnome-terminal -- bash -c 'gpuwarden approve t1'
+kitty @ send-text 'gpuwarden approve t1'
+asciinema rec --command 'gpuwarden approve t1' x.cast
+xdotool type 'gpuwarden approve t1'
+some-terminal --run gpuwarden approve t1
+python3 -c "from gpuwarden.interfaces.cli.main import main; main(['approve', 't1'])"
+python3 -c "import sqlite3; sqlite3.connect('/home/me/gpuwarden/ledger.db').execute('insert into events values (1)')"
+gawk 'BEGIN { print "x" > "/home/me/.config/gpuwarden/policy.toml" }'
+git config -f /etc/gw/policy.toml caps.per_job_usd 999
 docker run --rm tools vastai destroy instance 1
 pspace machine delete m1
 gradient machines stop m1
@@ -241,6 +254,14 @@ cp /etc/gw/policy.toml /tmp/
 mv notes.md /etc/gw/
 shutdown --help
 tar czf /tmp/a.tgz out && echo done
+script -qec 'python train.py' log.txt
+xterm -e htop
+tmux send-keys -t x 'make check' Enter
+asciinema rec demo.cast -c 'gpuwarden demo'
+notify-send 'please run: gpuwarden approve t1'
+python -c "import gpuwarden.interfaces.cli.main"
+awk '$2 > 3 { print "x" }' /home/me/.config/gpuwarden/policy.toml
+git config -f .gitmodules submodule.x.path y
 """.strip().splitlines()
 PASSED += [
     "cat <<'EOF' > notes.md\nvastai destroy instance 1\nEOF",

@@ -54,6 +54,18 @@ def test_hooks_are_not_switched_off() -> None:
     assert tool("apply_patch", command=patch)
 
 
+@pytest.mark.attack("guard", "edits the policy with another client's or server's tool")
+def test_the_policy_is_kept_from_every_clients_edits() -> None:
+    patch = "*** Begin Patch\n*** Update File: {}\n@@\n-a\n+b\n*** End Patch"
+    for path, stopped in (("/etc/gw/policy.toml", True), ("src/x.py", False)):
+        for given in ({"input": patch.format(path)}, {"patchText": patch.format(path)}):
+            assert bool(tool("apply_patch", **given)) is stopped
+            assert bool(tool("mcp__editor__patch", **given)) is stopped
+        assert bool(tool("edit", filePath=path, oldString="5", newString="500")) is stopped
+        replaced = tool("mcp__jetbrains__replace_text_in_file", pathInProject=path, oldText="5", newText="500")
+        assert bool(replaced) is stopped
+
+
 def test_cursors_events_are_read() -> None:
     call = {"hook_event_name": "beforeMCPExecution", "tool_name": "delete-pod", "tool_input": '{"podId": "a"}'}
     assert judged({**call, "command": "npx -y @runpod/mcp-server"}, RULES)

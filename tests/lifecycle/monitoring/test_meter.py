@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import Instance, InstanceState
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.ledger.events import LeaseObserved
 from gpuwarden.ledger.fold import LeaseRecord
 from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.alert_conditions import conditions
 from gpuwarden.lifecycle.monitoring.overview import line_of
 from gpuwarden.lifecycle.records import read_job, read_lease
@@ -132,3 +135,34 @@ async def test_a_new_price_is_in_the_ledger(tmp_path: Path, processes: Processes
     await house.watched(30)
     assert len(house.ctx.ledger.events(f"lease/{lease_id}", kind=LeaseObserved)) == seen, "each price once"
     assert read_lease(house.ctx.ledger, lease_id).state in LIVE_LEASES
+
+
+@pytest.mark.anyio
+async def test_a_machine_that_is_stopped_before_its_job_is_launched_is_given_back(
+    tmp_path: Path, processes: Processes
+) -> None:
+    """A platform stops what an empty account rented, and the disk bills on."""
+    house = Ordered(tmp_path / "home", processes, "ask")
+    job = await launch(house.ctx, house.spec())
+    [machine] = house.cloud.truths()
+    house.cloud.stop(machine)
+    assert "failed" in await house.watched(30)
+    assert read_job(house.ctx.ledger, job).reason is Code.GIVEN_BACK
+    assert house.cloud.truths()[machine].state is InstanceState.GONE
+
+
+@pytest.mark.anyio
+async def test_a_machine_that_is_removed_while_it_boots_ends_its_cost_and_the_next_step_is_to_submit(
+    tmp_path: Path, processes: Processes
+) -> None:
+    house = Ordered(tmp_path / "home", processes, "ask")
+    job = await launch(house.ctx, house.spec())
+    [machine] = house.cloud.truths()
+    house.cloud.terminate(machine)
+    await house.watched(3)
+    now = read_job(house.ctx.ledger, job)
+    assert (now.state, now.reason) == (Job.FAILED, Code.GONE_EARLY)
+    cost = lease_now(house.ctx, str(now.lease)).cost
+    await house.watched(60)
+    assert lease_now(house.ctx, str(now.lease)).cost == cost and len(house.cloud.truths()) == 1
+    assert Action.SUBMIT in [step.action for step in following(house.ctx, now)]

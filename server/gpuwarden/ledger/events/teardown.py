@@ -67,12 +67,12 @@ class ApprovalGranted(Judged):
 class ApprovalUnanswered(Body):
     """A client's form about the facts of `digest` got no answer; the client is not asked about them again.
 
-    `how` is the action that came instead, or `no form` where the client shows none.
+    `how` is the action that came, `accept` for a form without a yes or no, or `no form` where the client shows none.
     """
 
     event: Literal["approval.unanswered"] = "approval.unanswered"
     digest: str | None = None
-    how: Literal["decline", "cancel", "no form"] = "decline"
+    how: Literal["decline", "cancel", "accept", "no form"] = "decline"
 
 
 class ApprovalDeclined(Body):

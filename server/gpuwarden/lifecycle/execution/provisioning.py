@@ -336,8 +336,12 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
         return await _abandon(ctx, job, lease, f"it was made by a request that was refused ({refused.data.why})")
     if instance.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, "it failed to boot")
-    if instance.state is InstanceState.BOOTING and ctx.clock.now() - lease.opened_at > limit:
-        return await _abandon(ctx, job, lease, f"it did not boot within {limit} s")
+    late = {
+        InstanceState.BOOTING: f"it did not boot within {limit} s",
+        InstanceState.STOPPED: "it was stopped before the job was launched",
+    }
+    if instance.state in late and ctx.clock.now() - lease.opened_at > limit:
+        return await _abandon(ctx, job, lease, late[instance.state])
     if instance.state is InstanceState.INTERRUPTED:
         await restart(ctx, lease, instance)
     return False

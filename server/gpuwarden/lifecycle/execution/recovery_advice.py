@@ -41,6 +41,8 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
         return stopped_machine(job.id)
     unrented = ctx.ledger.last(job.subject, RelaunchIntent) is not None and lease.state is Lease.NONE
     lost = lease.state is Lease.STOPPED or job.reason is Code.CAME_BACK_EMPTY
+    if job.handle is None and lost and job.reason is Code.GONE_EARLY:
+        return steps((NOT_RENTED_AGAIN, do(Action.SUBMIT, ", which asks for the price again", receipt="")))
     if not unrented and (job.handle is None or not lost):
         return ()
     if job.spec.keep and copy_state(ctx, job.id) in {Copy.NONE, Copy.STALE, Copy.UNVERIFIED}:

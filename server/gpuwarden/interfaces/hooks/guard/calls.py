@@ -73,18 +73,21 @@ def _given(event: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _judged(event: Mapping[str, Any], given: Mapping[str, Any], judge: Judge) -> str | None:
     tool = str(event.get("tool_name") or "")
+    patches = [text for text in given.values() if isinstance(text, str) and text.lstrip().startswith("*** Begin Patch")]
+    if why := next((why for text in patches if (why := patched(text, judge))), None):
+        return why
     if server := _server(event, tool):
         return other_server(server, tool, given if given is not event else {}, judge)
     command = given.get("command")
     if isinstance(command, list):
         command = " ".join("'" + str(word).replace("'", "'\\''") + "'" for word in command)
-    if isinstance(command, str) and tool == "apply_patch":
+    if tool == "apply_patch" and isinstance(command, str):
         return patched(command, judge)
     if isinstance(command, str) and (why := judge.shell(command)):
         return why
     if tool == "Read":
         return None
-    names = (given.get(name) for name in ("file_path", "notebook_path", "path", "target_file"))
+    names = (given.get(name) for name in ("file_path", "filePath", "notebook_path", "path", "target_file"))
     return next((w for path in names if isinstance(path, str) and (w := edited(path, given, judge))), None)
 
 

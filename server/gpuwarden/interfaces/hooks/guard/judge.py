@@ -200,11 +200,14 @@ class Judge:
         if name in WINDOWS:
             texts = after_command(args)
             return self._any(texts, depth, far) or self.spoken("\n".join([*texts, *command.stdin]))
-        if name == "tmux":
-            return self._any([a for a in args if " " in a], depth, far)
+        if name == "tmux" and (why := self._any([a for a in args if " " in a], depth, far)):
+            return why
         if language(name) in CODE:
             return self._code(CODE[language(name)], args, command.stdin, depth, far)
-        return self.spoken(" ".join([*args, *command.stdin])) if name in DOERS else None
+        if name not in DOERS:
+            return None
+        said = " ".join([*(a for a in args if a not in {"Space", "Enter", "C-m"}), *command.stdin])
+        return settings.code_edits(said) or self.spoken(said)
 
     def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
         """Return why an interpreter is stopped, by the code that it is given here."""
@@ -289,6 +292,8 @@ class Judge:
                 )
 
             parts = list(candidates(args, worth_a_look))
+        elif name not in settings.SENTENCES:  # a program that is not known may open a terminal and answer in it
+            parts = list(candidates(args, lambda word: name_of(word) == "gpuwarden"))
         else:
             return None
         for part in parts:

@@ -98,7 +98,7 @@ def _is_platform(server: str, tool: str, texts: Sequence[tuple[str, str]], judge
 def _file_tool(words: set[str], given: Mapping[str, Any], texts: Sequence[tuple[str, str]], judge: Judge) -> str | None:
     """Return why a tool is stopped that works on files of this machine."""
     for field_name, text in texts:
-        if field_name in PATH_FIELDS and "\n" not in text:
+        if (field_name in PATH_FIELDS or "path" in field_name) and "\n" not in text:
             path = text.removeprefix("file://")
             gone = judge.files.removal(path) if words & {"delete", "remove", "move", "rename", "rm", "mv"} else None
             if why := gone or judge.files.change(path) or (edited(path, given, judge) if "content" in given else None):

@@ -32,11 +32,16 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
                             "mise", "direnv", "aws-vault", "dotenv", "pnpm", "yarn", "npm", "bun", "nix", "nix-shell",
                             "apptainer", "singularity", "srun", "mpirun", "torchrun", "accelerate", "ssh-agent",
                             "socat", "screen", "tox", "nox", "make", "just", "minikube",
-                            "microk8s", "k3s"})  # fmt: skip
+                            "microk8s", "k3s", "tmux", "xterm", "urxvt", "gnome-terminal", "konsole", "kitty",
+                            "alacritty", "foot", "wezterm", "ghostty", "tilix", "terminator", "xfce4-terminal",
+                            "zellij", "ttyd", "gotty", "winpty", "wt", "abduco", "asciinema", "script",
+                            "faketty"})  # fmt: skip
 """Programs with subcommands and many options, that run a program somewhere among their words."""
 DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
-                          "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs"})  # fmt: skip
-"""Programs that carry out a text in another language than the shell's."""
+                          "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
+                          "tmux", "kitty", "wezterm", "zellij", "asciinema", "xdotool", "ydotool", "wtype",
+                          "dotool"})  # fmt: skip
+"""Programs that carry out a text in another language than the shell's, or type it."""
 LATER: Final = frozenset({"at", "batch", "crontab"})
 """Programs that run the shell text on their standard input later."""
 VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
@@ -80,7 +85,8 @@ def after_c(args: Sequence[str]) -> list[str]:
     """Return the text after a shell's `-c`, also among other letters (`-lc`), with the words that follow as `$@`."""
     flag = next((i for i, a in enumerate(args) if re.fullmatch(r"-\w*c\w*|--command", a)), None)
     if flag is None or not (rest := args[flag + 1 :]):
-        return []
+        glued = (re.fullmatch(r"(?:--command=|-[a-z]*?c(?=[\s\S]*\s))([\s\S]+)", a) for a in args)
+        return [found[1] for found in glued if found]
     given = " ".join("'" + word.replace("'", "'\\''") + "'" for word in rest[2:])
     text = re.sub(r'"?\$[@*]"?', lambda _: given, rest[0])
     return [re.sub(r"\$(\d)", lambda m: dict(enumerate(rest[1:])).get(int(m[1]), m[0]), text)]

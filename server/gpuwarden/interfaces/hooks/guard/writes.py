@@ -50,6 +50,13 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
         yield from (Write(a, said=True) for a in args)
     elif name == "git" and GIT_WRITES & set(plain[:2]):
         yield from (Write(a) for a in plain[1:])
+    elif name == "git" and "config" in plain[:2]:
+        yield from (
+            Write(given or b)
+            for a, b in pairwise([*args, ""])
+            for a, _, given in [a.partition("=")]
+            if a in {"-f", "--file"}
+        )
     elif name in IN_PLACE and ("inplace" in args or any(_IN_PLACE.fullmatch(a) for a in args)):
         yield from (Write(a, said=True) for a in plain)
     if name in UNPACKS:

@@ -8,7 +8,7 @@ from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
 from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver import Elicit, MCPServer, Resolve
 from mcp_types import CallToolResult
-from pydantic import BaseModel, Field, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpuwarden.core.models import Verb
 from gpuwarden.core.money import usd, usd_per_hour
@@ -28,7 +28,11 @@ CHANNEL: Final = "elicitation"
 class Yes(BaseModel):
     """The form that a person answers."""
 
-    approve: StrictBool = Field(description="Stop the meter and delete what is listed")
+    # Some clients send it back empty and show it to nobody: what is neither yes nor no is no answer.
+    model_config = ConfigDict(json_schema_extra={"required": ["approve"]})
+    approve: Annotated[bool | None, BeforeValidator(lambda said: said if isinstance(said, bool) else None)] = Field(
+        None, description="Stop the meter and delete what is listed"
+    )
 
 
 class Unasked(BaseModel):
@@ -72,8 +76,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         """Ask for a job's machine to be ended. Refused until its outputs are pulled and proven; then a person
         approves with `gpuwarden approve`. Nothing you pass approves it. Call again to follow.
         """
-        choice = said.data if isinstance(said, AcceptedElicitation) else None
-        if isinstance(choice, Yes) and choice.approve:
+        form = said.data if isinstance(said, AcceptedElicitation) else None
+        choice = form.approve if isinstance(form, Yes) else None
+        if choice:
             assert view.record.digest is not None
             params = client.request_context.session.client_params
             info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
@@ -83,13 +88,13 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
                 info = f"token {token.subject}, {info}"
             await approve(ctx, view.record.id, view.record.digest, channel=CHANNEL, by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
-        if isinstance(choice, Yes):  # only this is an objection
+        if choice is False:  # only this is an objection
             declined = ApprovalDeclined(digest=view.record.digest, channel=CHANNEL, by="the person at the client")
             ctx.ledger.add(view.record.subject, declined)
             object_to(ctx, job_id, declined.channel, declined.by)
-        elif said.action != "accept":  # perhaps the client's own doing, which nobody saw
+        elif not isinstance(form, Unasked):  # perhaps the client's own doing, which nobody saw
             ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how=said.action))
-        return answer(ctx, results.torn_down(view, declined=isinstance(choice, Yes)))
+        return answer(ctx, results.torn_down(view, declined=choice is False))
 
 
 def question(view: TeardownView) -> str:
