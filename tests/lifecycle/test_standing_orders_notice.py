@@ -124,6 +124,16 @@ async def test_a_watch_that_was_away_longer_than_the_grace_gives_the_notice_agai
     assert not house.bills() and len(phone.notices()) == 2
 
 
+async def test_an_end_that_every_gap_puts_off_is_overdue(house: Ordered, phone: Phone) -> None:
+    """A laptop sleeps again and again, or a timer looks less often than the grace."""
+    await house.proven()
+    raised: list[str] = []
+    for _ in range(4):
+        raised += await house.watched(1)
+        house.clock.advance(15 * MINUTE)
+    assert house.bills() and raised.count("ending_soon") == 4 and raised.count("finished_billing") == 1
+
+
 async def test_a_gap_is_remembered_by_a_watch_that_is_killed_right_after_it(house: Ordered, phone: Phone) -> None:
     """The first round after the gap could not look at the machine, so that it announced nothing."""
     await house.proven()

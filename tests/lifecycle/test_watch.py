@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import hmac
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 import pytest
@@ -31,10 +34,11 @@ from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import main
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution import advance
+from gpuwarden.lifecycle.monitoring import notify
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import overview
-from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
+from gpuwarden.lifecycle.monitoring.watch import EVERY_S, Round, Watcher
 from gpuwarden.lifecycle.notify import SECRET, sign
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.lifecycle.submission.submit import submit
@@ -566,6 +570,26 @@ async def test_retries_are_bounded_and_the_failure_is_told_without_the_address(
     done = await house.watcher.round()
     assert len(got) == posts and "slack" in done.trouble and "/hook" not in done.trouble["slack"]
     assert [e.subject for e in house.ctx.ledger.events(kind="alert.unsent")] == ["watch/slack"]
+
+
+async def test_channels_that_hang_make_no_gap_between_two_rounds(tmp_path: Path) -> None:
+    """Or the notice of automatic teardown would be given again in every round, and the machine would bill on."""
+    assert 3 * notify.PATIENCE_S + EVERY_S < MINUTE, "the shortest grace, with all three channels"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/hook"
+        house = House(tmp_path, WEALTHY.model_copy(update={"watch": Watch(slack_url=url)}))
+        await house.start()
+        house.seen.state = Job.FAILED
+        house.clock.advance(60)
+        with patch.object(notify, "PATIENCE_S", 0.3):
+            done = await house.watcher.round()
+        server.settimeout(0.01)
+        asked = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                server.accept()[0].close()
+                asked += 1
+    assert asked == 1 and "slack" in done.trouble
 
 
 @pytest.mark.slow

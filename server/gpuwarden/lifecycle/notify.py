@@ -30,6 +30,7 @@ from gpuwarden.lifecycle.leases.standing_orders import standing_order
 SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3
 PATIENCE_S: Final = 10.0
+"""For one alert on one channel, every try included: a round that outlasts a grace counts as a gap."""
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 600.0
 DAY_S: Final = 86_400.0
@@ -225,23 +226,26 @@ async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) ->
 
     local = urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
     headers = headers | {"Content-Type": "application/json"}
-    why = ""
-    for attempt in range(TRIES):
-        if attempt:
-            await ctx.clock.sleep(4.0**attempt)
-        try:
-            with anyio.fail_after(PATIENCE_S):
-                async with (
-                    httpx2.AsyncClient(timeout=PATIENCE_S, trust_env=not local, follow_redirects=False) as client,
-                    client.stream("POST", url, content=body, headers=headers) as response,
-                ):
-                    status = int(response.status_code)  # the body of the answer is not read
-        except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, OSError) as error:
-            why = f"no answer: {type(error).__name__}"
-            continue
-        if 200 <= status < 300:
-            return None
-        why = f"the webhook answered {status}"
-        if status < 500 and status not in {408, 429}:
-            return why
+    why = "no answer"
+    try:
+        with anyio.fail_after(PATIENCE_S):
+            for attempt in range(TRIES):
+                if attempt:
+                    await ctx.clock.sleep(2.0**attempt)
+                try:
+                    async with (
+                        httpx2.AsyncClient(timeout=PATIENCE_S, trust_env=not local, follow_redirects=False) as client,
+                        client.stream("POST", url, content=body, headers=headers) as response,
+                    ):
+                        status = int(response.status_code)  # the body of the answer is not read
+                except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+                    why = f"no answer: {type(error).__name__}"
+                    continue
+                if 200 <= status < 300:
+                    return None
+                why = f"the webhook answered {status}"
+                if status < 500 and status not in {408, 429}:
+                    return why
+    except TimeoutError:
+        return f"{why} in {PATIENCE_S:g} s"
     return f"{why}, {TRIES} times"

@@ -15,8 +15,8 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.ledger.events import LeaseObserved
 from gpuwarden.ledger.fold import LeaseRecord
-from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import conditions
 from gpuwarden.lifecycle.monitoring.overview import line_of
 from gpuwarden.lifecycle.records import read_job, read_lease

@@ -343,8 +343,12 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
 
 
 def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condition:
-    """Return that a job has ended and its machine bills: after a while, or once its announced end is overdue."""
-    said = ctx.ledger.last(job.subject, EndingAnnounced) if standing_order(ctx, job.id) else None
+    """Return that a job has ended and its machine bills: after a while, or once its announced end is overdue.
+
+    The first announcement counts: one that is given again and again would be overdue never.
+    """
+    ordered = standing_order(ctx, job.id) is not None
+    said = next(iter(ctx.ledger.events(job.subject, kind=EndingAnnounced, limit=1)), None) if ordered else None
     due = None if said is None else said.data.ends_at
     price = lease.instance.price_usd_per_hour if lease.instance else None
     rate = "" if price is None else f", {usd_per_hour(price)}"
