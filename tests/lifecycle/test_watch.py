@@ -32,9 +32,9 @@ from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import main
+from gpuwarden.lifecycle import notify
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution import advance
-from gpuwarden.lifecycle.monitoring import notify
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import overview
