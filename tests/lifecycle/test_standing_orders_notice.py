@@ -11,9 +11,11 @@ import pytest
 
 from doors import environment, policy_file
 from gpuwarden.core.guidance import Action
+from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.cli.approval import grant_spending
-from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced, ReceiptIssued
+from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced, ReceiptIssued, VerbIntent
+from gpuwarden.lifecycle.ending import teardown
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.standing_orders import WATCHED_S, notices
 from gpuwarden.lifecycle.monitoring.check import check
@@ -146,6 +148,22 @@ async def test_a_gap_is_remembered_by_a_watch_that_is_killed_right_after_it(hous
     restarted(house)
     await house.watched(1)
     assert house.bills() and len(phone.notices()) == 2
+
+
+async def test_a_watch_that_died_between_its_approval_and_its_call_gives_the_notice_again(
+    house: Ordered, phone: Phone
+) -> None:
+    job = await house.proven()
+    with patch.object(teardown, "_finish", side_effect=RuntimeError("killed")):
+        await house.watched(13)
+    (ticket,) = house.ctx.ledger.subjects("teardown", Teardown.EXECUTING, job=job)
+    house.clock.advance(8 * 60 * MINUTE)
+    restarted(house)
+    await house.watched(1)
+    assert not house.ctx.ledger.events(kind=VerbIntent) and len(phone.notices()) == 2
+    assert house.ctx.ledger.state(ticket) == Teardown.AWAITING_HUMAN
+    await house.watched(14)
+    assert not house.bills()
 
 
 async def test_a_watch_that_is_restarted_soon_keeps_the_notice(house: Ordered, phone: Phone) -> None:

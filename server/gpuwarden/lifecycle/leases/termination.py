@@ -8,6 +8,7 @@ from typing import Final
 from gpuwarden.core.errors import RateLimited, WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
 from gpuwarden.core.profile import Profile
+from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.events import ApprovalGranted, LeaseLook, VerbIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.accounts import Bound
@@ -26,10 +27,17 @@ _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, Inst
 
 
 def voided(ctx: Context, record: TeardownRecord) -> bool:
-    """Return whether automatic teardown approved a request and its order holds no more: nothing more is sent for it."""
+    """Return whether nothing more is sent for an approved request.
+
+    Automatic teardown approved it and its order holds no more, or the approval expired before the first call was sent:
+    the process that was to send it died, or the computer slept.
+    """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
-    automatic = granted is not None and granted.data.channel == "standing_order"
-    return automatic and standing_order(ctx, record.job_id) is None
+    if granted is None:
+        return False
+    automatic = granted.data.channel == "standing_order"
+    expired = record.state is Teardown.EXECUTING and not granted.data.holds_at(ctx.clock.now())
+    return (automatic and standing_order(ctx, record.job_id) is None) or (expired and not call_sent(ctx, record))
 
 
 def call_sent(ctx: Context, record: TeardownRecord) -> bool:

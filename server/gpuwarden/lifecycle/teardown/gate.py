@@ -56,7 +56,7 @@ from gpuwarden.rules.facts import OutputFile
 
 PATIENCE_S: Final = 600.0
 """How long a machine may take to be seen gone before a person has to look at the console."""
-_KEPT: Final = "the order for automatic teardown was taken back"
+_VOID: Final = "the approval holds no more: its order was taken back, or it expired before anything was sent"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
 """What a person can't waive: the platform has no such verb, or the meter would run on after it."""
 
@@ -347,7 +347,7 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     assert granted is not None
     if voided(ctx, record):
-        ctx.ledger.add(record.subject, TeardownRequested(why=_KEPT))
+        ctx.ledger.add(record.subject, TeardownRequested(why=_VOID))
         await _judge(ctx, read_teardown(ctx.ledger, record.id))
         return
     if not fresh:
@@ -385,10 +385,10 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
     elif voided(ctx, record) and (waited or not call_sent(ctx, record)):  # no call was sent, or it had no effect
         with ctx.ledger.transaction():
             if record.state is Teardown.EXECUTING:
-                ctx.ledger.add(record.subject, TeardownNeedsHuman(why=_KEPT))
-            ctx.ledger.add(record.subject, TeardownRequested(why=_KEPT))
+                ctx.ledger.add(record.subject, TeardownNeedsHuman(why=_VOID))
+            ctx.ledger.add(record.subject, TeardownRequested(why=_VOID))
             if ctx.ledger.state(f"lease/{record.lease}") == Lease.STOPPING:
-                ctx.ledger.add(f"lease/{record.lease}", LeaseUnverified(why=_KEPT))
+                ctx.ledger.add(f"lease/{record.lease}", LeaseUnverified(why=_VOID))
         await _judge(ctx, read_teardown(ctx.ledger, record.id))
     elif record.state is Teardown.EXECUTING and waited:
         unseen = ctx.unseen.get(record.lease, "")
