@@ -15,7 +15,6 @@ from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced, ReceiptIssued, VerbIntent
-from gpuwarden.lifecycle.ending import teardown
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.standing_orders import WATCHED_S, notices
 from gpuwarden.lifecycle.monitoring.check import check
@@ -25,6 +24,7 @@ from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.notify import ENDING_SOON, Courier
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.lifecycle.teardown import gate
 from gpuwarden.policy_record import Notice
 from orders_kit import CALLED, MINUTE, Ordered, Phone
 from pretend_machines import Processes
@@ -154,7 +154,7 @@ async def test_a_watch_that_died_between_its_approval_and_its_call_gives_the_not
     house: Ordered, phone: Phone
 ) -> None:
     job = await house.proven()
-    with patch.object(teardown, "_finish", side_effect=RuntimeError("killed")):
+    with patch.object(gate, "_finish", side_effect=RuntimeError("killed")):
         await house.watched(13)
     (ticket,) = house.ctx.ledger.subjects("teardown", Teardown.EXECUTING, job=job)
     house.clock.advance(8 * 60 * MINUTE)
