@@ -150,6 +150,25 @@ def test_weights_without_a_tensor_are_refuted(tmp_path: Path, name: str) -> None
     assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
+def test_a_state_file_whose_model_has_no_numbers_is_not_proven(tmp_path: Path) -> None:
+    import torch
+
+    weight, optimizer = torch.ones(2, 2), {"state": {0: {"exp_avg": torch.ones(2)}}}
+    states: dict[str, tuple[Any, Verdict]] = {
+        "whole": ({"model": {"a.weight": weight}, "optimizer": optimizer}, Verdict.PROVEN),
+        "no model": ({"model": {}, "optimizer": optimizer}, Verdict.REFUTED),
+        "offloaded": ({"a.weight": weight, "b.weight": torch.empty(2, 2, device="meta")}, Verdict.UNKNOWN),
+        "class token": ({"cls_token": torch.empty(0), "a.weight": weight}, Verdict.UNKNOWN),
+        "odd names": ({"x": torch.empty(0), "y": torch.empty(0)}, Verdict.UNKNOWN),
+        "nothing": ({}, Verdict.UNKNOWN),
+    }
+    for name, (state, _) in states.items():
+        (tmp_path / name).mkdir()
+        torch.save(state, tmp_path / name / "model.pt")
+    found = {name: verify(tmp_path / name, Level.STRUCTURE).verdict for name in states}
+    assert found == {name: verdict for name, (_, verdict) in states.items()}
+
+
 def test_placeholders_of_deepspeed_are_no_loss(tmp_path: Path) -> None:
     import torch
 

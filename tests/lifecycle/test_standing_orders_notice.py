@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
 from doors import environment, policy_file
+from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import Action
-from gpuwarden.core.states import Teardown
+from gpuwarden.core.states import Job, Teardown
 from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced, ReceiptIssued, VerbIntent
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.leases.standing_orders import WATCHED_S, notices
+from gpuwarden.lifecycle.leases.standing_orders import WATCHED_S, notices, standing_order
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
@@ -238,6 +239,19 @@ async def test_an_overdue_end_is_an_alert_of_whoever_looks(
     assert Action.WATCH in {step.action for step in steps}
     await house.watched(1)
     assert "finished_billing" in {alert.kind for alert in phone.taken}, "the next watch sends it on"
+
+
+async def test_a_broken_policy_hides_no_job_that_has_an_order_of_its_own(house: Ordered) -> None:
+    job = await house.proven()
+    order = standing_order(house.ctx, job)
+    assert order is not None
+    house.ctx.ledger.add(f"job/{job}", order.model_copy(update={"through": "approval"}))
+    await house.watched(2)
+    house.clock.advance(30 * MINUTE)
+    house.ctx.source = Mock(side_effect=BadRequest("the policy file is not valid TOML", "Fix that line."))
+    assert (await check(house.ctx, job)).job.state is Job.SUCCEEDED
+    (waiting,) = what_waits(house.ctx)
+    assert (waiting.kind, waiting.expires_at) == ("ordered", None)
 
 
 def test_status_check_and_doctor_begin_with_the_warning(

@@ -173,7 +173,10 @@ class Anatomy(Evidence):
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
-PARAMETER = re.compile(r"(?:.*[./])?(?:\w*weight|bias|kernel|gamma|beta|exp_avg|exp_avg_sq|momentum_buffer|lora_\w+)")
+PARAMETER = re.compile(
+    r"(?:.*[./])?(?:\w*weight|(?:\w+_)?bias|kernel|gamma|beta|exp_avg|exp_avg_sq|momentum_buffer|lora_\w+|pos_embed"
+    r"|\w+_token|A_log)"
+)
 """The names of what is trained, and of its optimizer's moments."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from gpuwarden.core import processes
+from gpuwarden.core.errors import WardenError
 from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.event import Event
@@ -101,9 +102,15 @@ def channels(ctx: Context) -> dict[str, Channel]:
 
 
 def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
-    """Return when the first channel took an alert; None while none did. Without a channel its event is the delivery."""
-    if not channels(ctx):
-        return raised.at
+    """Return when the first channel took an alert; None while none did. Without a channel its event is the delivery.
+
+    None, too, while the policy can't be read, which has the channels.
+    """
+    try:
+        if not channels(ctx):
+            return raised.at
+    except WardenError:
+        return None
     sent = (e for e in ctx.ledger.history(raised.subject) if isinstance(e.data, AlertSent))
     return next((e.at for e in sent if e.data.alert == raised.seq), None)
 

@@ -32,6 +32,7 @@ from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
 from gpuwarden.checkpoints.pickles.symbolic import PYTHON_OPS
 from gpuwarden.core.evidence import Cause
 
+_META = Global("torch._utils", "_rebuild_meta_tensor_no_storage")
 _WITH_ATTRIBUTES = Global("torch._tensor", "_rebuild_from_type_v2")
 # Storages of which several elements share a byte.
 _PACKED = frozenset({"QUInt4x2Storage", "QUInt2x4Storage"})
@@ -86,6 +87,8 @@ def fill(
         if len(found.tensors) >= limits.tensors:
             raise Doubtful(f"lists more than {limits.tensors:,} tensors; the rest was not looked at", Cause.LIMIT)
         found.tensors.append(_place(where, ref, stored))
+    if _META in tree.named:  # as of a model whose layers were offloaded, or never loaded
+        found.doubt("has tensors of torch's meta device, whose numbers were not saved", Cause.UNREAD)
     found.content = tree.root
     found.proved.append(f"{len(found.tensors):,} tensors in {len(used):,} storages; read without running anything")
     unused = [k for k in stored if k not in used]

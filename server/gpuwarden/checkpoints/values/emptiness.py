@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from typing import Any
 
 from gpuwarden.checkpoints.file_model import DTYPES, PARAMETER, Tensor, role, some
 from gpuwarden.checkpoints.findings import Entry, Findings
@@ -12,6 +13,7 @@ from gpuwarden.core.evidence import Cause
 # DeepSpeed's own files have placeholders on purpose: the numbers are in its optimizer files. The shards of a
 # distributed checkpoint may be empty on some ranks, and an array of data may be empty.
 _MAY_BE_EMPTY = re.compile(r".*(?:_(?:model|optim)_states\.pt|\.distcp|\.npy|\.npz|\.h5|\.hdf5|\.onnx)")
+_MODEL = ("model", "state_dict", "model_state_dict", "module", "model_state")
 _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
 
 
@@ -25,6 +27,8 @@ def judge(found: Findings) -> None:
     for path, entry in found.entries.items():
         if entry.format == "safetensors" and entry.anatomy and not (entry.anatomy.tensors or entry.problems):
             entry.refute("has no tensor", Cause.CONTRADICTION)
+        if entry.format.startswith("torch") and not _MAY_BE_EMPTY.fullmatch(path):
+            _state(entry, entry.anatomy.content if entry.anatomy else None)
         if entry.anatomy and entry.anatomy.tensors and not _MAY_BE_EMPTY.fullmatch(path):
             folders[path.rpartition("/")[0]].append(entry)
     for entries in folders.values():
@@ -32,15 +36,24 @@ def judge(found: Findings) -> None:
             _judge(entries)
 
 
+def _state(entry: Entry, root: Any) -> None:
+    """Refute a state file whose model has nothing in it; a file with nothing at all is a doubt."""
+    if isinstance(root, dict) and any(isinstance(root.get(key), dict) and not root[key] for key in _MODEL):
+        entry.refute("its model has no tensor", Cause.CONTRADICTION)
+    elif isinstance(root, dict) and not root:
+        entry.doubt("has nothing in it", Cause.UNREAD)
+
+
 def _judge(entries: list[Entry]) -> None:
     filled = {role(t.name) for e in entries for t in _floating(e) if t.numel}
     for entry in entries:
         tensors = _floating(entry)
-        empty = [t.name for t in tensors if not t.numel and PARAMETER.fullmatch(t.name)]
-        certain = [n for n in empty if role(n) in filled or _partner(n) in filled or len(empty) == len(tensors)]
+        empty = [t.name for t in tensors if not t.numel]
+        named = [n for n in empty if PARAMETER.fullmatch(n)]
+        certain = [n for n in named if role(n) in filled or _partner(n) in filled or len(empty) == len(tensors)]
         if certain:
             entry.refute(f"{len(certain):,} tensors have no numbers: {some(certain)}", Cause.CONTRADICTION)
-        elif empty:
+        elif named or len(empty) == len(tensors) > 1:
             entry.doubt(f"{len(empty):,} tensors have no numbers: {some(empty)}", Cause.UNREAD)
 
 

@@ -364,8 +364,12 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
 
 
 def raise_overdue(ctx: Context) -> None:
-    """Raise that an ordered end is overdue, whoever looks: no watch may be there to do it."""
-    for job_id in () if ctx.ledger.readable_only else ctx.ledger.jobs_with_leases(*LIVE_LEASES):
+    """Raise that an ordered end is overdue, whoever looks: no watch may be there to do it.
+
+    While the policy can't be read, replies say that instead.
+    """
+    unable = ctx.ledger.readable_only or any(notice.kind == "broken" for notice in ctx.warnings)
+    for job_id in () if unable else ctx.ledger.jobs_with_leases(*LIVE_LEASES):
         if standing_order(ctx, job_id) is None or (job := read_job(ctx.ledger, job_id)).state is not Job.SUCCEEDED:
             continue
         for lease in (lease_now(ctx, name) for name in leases_of(ctx, job)):
