@@ -220,7 +220,7 @@ def test_members_that_torch_does_not_write(tmp_path: Path, kind: str) -> None:
 def good_zip() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for name, data in (("data.pkl", pickle.dumps({}, 2)), ("version", b"3\n")):
+        for name, data in (("data.pkl", pickle.dumps({"step": 1}, 2)), ("version", b"3\n")):
             archive.writestr(f"archive/{name}", data)
     return out.getvalue()
 

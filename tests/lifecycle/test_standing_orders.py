@@ -26,6 +26,7 @@ from gpuwarden.ledger.events import ApprovalGranted, EndingAnnounced, EndingOrde
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.leases.meter import lease_now
+from gpuwarden.lifecycle.leases.standing_orders import order_for
 from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.overview import glance
@@ -425,7 +426,7 @@ async def test_who_says_no_at_the_terminal_orders_nothing(
     checked = await submit(house.ctx, house.spec())
     with pytest.raises(Refused):
         await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=approval.Decided("terminate"))
-    assert orders.order_for(house.ctx, str(checked.receipt)) is None
+    assert order_for(house.ctx, str(checked.receipt)) is None
     view = await house.asks(await house.proven())
     with pytest.raises(BadRequest) as refused:
         await approval.ask(house.ctx, view.record.id, Typed("yes"), decided=approval.Decided("terminate"))
@@ -440,7 +441,7 @@ async def test_no_other_channel_brings_an_order(tmp_path: Path, processes: Proce
     assert issued is not None
     for channel in ("elicitation", "rehearsal", "standing_order", ""):
         grant_spending(house.ctx, issued, channel, "agent", "terminate")
-        assert orders.order_for(house.ctx, str(checked.receipt)) is None
+        assert order_for(house.ctx, str(checked.receipt)) is None
 
 
 @pytest.mark.attack("agent", "sets a standing order by a variable")
@@ -463,7 +464,7 @@ async def test_another_policy_or_ledger_than_the_recorded_one_orders_nothing(end
     notice = Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml")
     doubted = replace(ending_house.ctx.in_force, notices=(notice,))
     ending_house.ctx.source = lambda: doubted
-    assert orders.order_for(ending_house.ctx, "r1") is None
+    assert order_for(ending_house.ctx, "r1") is None
 
 
 @pytest.mark.attack("agent", "submits a job or calls a tool with an argument that orders the end")

@@ -95,7 +95,8 @@ def test_a_standing_order_ends_the_night_s_machine_and_its_twin_bills_until_nine
     assert 0.2 < ordered["idle_hours"] < 1 and "08:00" < ordered["gone_at"] < "08:30"
     assert asked["gone_at"] == "09:00" and asked["idle_hours"] > 8
     assert asked["cost_usd"] == pytest.approx(15 * 2.80, rel=0.02), "from 18:00 to 9:00, at the price of the quote"
-    assert ordered["cost_usd"] == pytest.approx(5.75 * 2.80, rel=0.03), "until it stopped itself, and its disk"
+    hours = 5.5 + ordered["idle_hours"]  # the job, and the wait until the machine stopped itself
+    assert ordered["cost_usd"] == pytest.approx(hours * 2.80, rel=0.03), "and its disk"
     assert told["saved_usd"] == pytest.approx(asked["cost_usd"] - ordered["cost_usd"], abs=1e-5)
     events = history(tmp_path / "kept")
     _proven_before_the_end(events)

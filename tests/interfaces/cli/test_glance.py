@@ -13,12 +13,16 @@ from typing import Any
 import anyio
 import pytest
 from bench.ledger import House, begins, ends
+from rich.console import Console
 
 from cli_kit import Cli, Life, ended, launched
 from doors import PLATFORM, at_terminal
+from gpuwarden.core.guidance import approval
 from gpuwarden.core.models import Observation
 from gpuwarden.core.states import Job
+from gpuwarden.interfaces.cli import console, screen
 from gpuwarden.interfaces.cli.drawing import BLOCKS, local, span, sparkline
+from gpuwarden.interfaces.results.overview import SpendingReply, StatusReply, WaitingReply
 from gpuwarden.ledger import events as ev
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -168,6 +172,22 @@ def test_a_newcomer_sees_a_pending_approval_after_any_command(life: Life, run: C
     assert f"gpuwarden approve {ticket}" in at_terminal(home, "check", "jnone", says={})[1], "after an error"
     assert ticket not in at_terminal(home, "rules", "--json", says={})[1], "one JSON object"
     assert ticket not in run.shown("jobs")[1], "not in a pipe"
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_narrow_terminal_shortens_names_and_never_the_command(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "out", Console(width=width, file=io.StringIO(), highlight=False))
+    ask = {"kind": "teardown", "text": "", "since": 0.0, "platform": "rehearsal/prime-intellect", "cost_usd": 1234.56}
+    tickets = [f"t{n:010x}" for n in range(3)]
+    waiting = [
+        WaitingReply(ticket=t, name="n" * 40, price_usd_per_hour=27.5, next=[approval(t)], **ask) for t in tickets
+    ]
+    money = {"today_usd": 0.0, "month_usd": 0.0, "usd_per_hour": 0.0, "per_day_cap_usd": 0.0}
+    reply = StatusReply(ok=True, code="ok", message="", at=0.0, spending=SpendingReply(**money), waiting=waiting)
+    console.out.print(screen.drawn(reply))
+    shown = console.out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = [line for line in shown if "gpuwarden approve" in line]
+    assert [line.split()[-1] for line in lines] == tickets and max(map(len, shown)) <= width
 
 
 def test_an_expired_used_or_answered_question_waits_no_more(house: House) -> None:

@@ -59,7 +59,7 @@ PARK_MINUTES: Final = 15
 STRIDE_S: Final = 240.0
 """The time between two rounds of the watch in the morning: after a longer one it takes it that nobody could object."""
 LOOK_AGAIN: Final = 200
-"""Looks after which the clock is set forward again while a machine is expected to stop itself."""
+"""Looks after which the clock is set forward again, if a machine began to count after it was set forward before."""
 MOST_LOOKS: Final = 3000
 """Looks before the demo gives up: minutes, for a machine that is busy with other work."""
 
@@ -103,12 +103,15 @@ class Night:
                 self.say(text)
 
     async def comes(self, true: Callable[[], bool], what: str, again_s: float = 0.0) -> None:
-        """Wait in real time until something is true of the machines; set the clock forward where that takes long."""
+        """Wait in real time until something is true of the machines; set the clock forward if that takes long.
+
+        Once for `again_s` at most, so that the hours and the bill do not depend on how busy this computer is.
+        """
         for look in range(1, MOST_LOOKS):
             if true():
                 return
             await self.clock.sleep(LOOK_S)
-            if look % LOOK_AGAIN == 0:
+            if look == LOOK_AGAIN:
                 self.clock.advance(again_s)
         raise WardenError(f"the demo's night has not ended ({what}): this machine is busy", "Run it once more.")
 
@@ -231,7 +234,7 @@ async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
     night.first("kept", f"ordered: uploaded {len(stored)} files, {size:,} bytes, their list the last")
     night.clock.advance(PARK_MINUTES * 60 + 1)
     off = InstanceState.STOPPED
-    await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", 60.0)
+    await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", PARK_MINUTES * 60.0)
     night.first("ordered off", f"ordered: its machine [green]stopped itself[/]: {PARK_MINUTES} minutes without a visit")
     night.say(f"asked: its machine bills on, {usd_per_hour(night.truth(twin).usd_per_hour)}, for nothing")
     night.until(MORNING)

@@ -97,19 +97,26 @@ def _questions(waiting: list[WaitingReply]) -> Table:
 
 
 def _waiting(waiting: list[WaitingReply]) -> Table:
-    """Return one line for each question: its job, what the machine costs, and the command that answers it."""
-    table = _plain_table()
-    for _ in range(4):
-        table.add_column(no_wrap=True, overflow="ellipsis")
+    """Return one line for each question: its job, what the machine costs, and the command that answers it.
+
+    On a narrow terminal names are shortened, never the command.
+    """
+    costs, answers = [], []
     for w in waiting:
         ends = f" at {local(w.expires_at)}" if w.kind == "ordered" and w.expires_at else ""
         rate = "" if w.price_usd_per_hour is None else f"[yellow]{usd_per_hour(w.price_usd_per_hour)}[/] "
-        table.add_row(
-            f"  {console.shown(w.name or w.job_id or w.ticket)}",
-            f"{console.shown(w.platform)}",
-            f"{rate}{usd(w.cost_usd, w.cost_estimated)} [dim]{KINDS[w.kind]}{ends}[/]",
-            " ".join(f"[bold]{console.shown(command(step))}[/]" for step in w.next),
-        )
+        costs.append(Text.from_markup(f"{rate}{usd(w.cost_usd, w.cost_estimated)} [dim]{KINDS[w.kind]}{ends}[/]"))
+        commands = " ".join(console.shown(command(step)) for step in w.next)
+        answers.append(Text.from_markup(f"[bold]{commands}[/]"))
+    taken = sum(max(text.cell_len for text in column) for column in (costs, answers))
+    table = _plain_table()
+    for _ in range(2):
+        most = (console.out.width - taken - 8) // 2  # without the gaps and the indent
+        table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(most, 6))
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(overflow="fold")
+    for w, cost, answer in zip(waiting, costs, answers, strict=True):
+        table.add_row(f"  {console.shown(w.name or w.job_id or w.ticket)}", console.shown(w.platform), cost, answer)
     return table
 
 
