@@ -124,7 +124,7 @@ TRICKS = {
     "build_on_global": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(N}" + text("__defaults__") + b"K\x01stb.",
     "call_of_call": b"\x80\x02cbuiltins\ngetattr\ncos\nsystem\n" + text("x") + b"\x86R" + text("touch x") + b"\x85R.",
     "second_stop": b"\x80\x02}." + b"cposix\nsystem\n" + text("touch x") + b"\x85R.",
-    "memo_bomb": b"\x80\x02}r\xff\xff\xff\x7f.",
+    "memo_bomb": b"\x80\x02}r\xff\xff\xff\x7fX\x01\x00\x00\x00sK\x01s.",
     "memo_unfilled": b"\x80\x02h\x07.",
     "length_bomb": b"\x80\x02X\xff\xff\xff\xff.",
     "length_bomb8": b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.",
