@@ -157,6 +157,8 @@ def test_a_state_file_whose_model_has_no_numbers_is_not_proven(tmp_path: Path) -
     states: dict[str, tuple[Any, Verdict]] = {
         "whole": ({"model": {"a.weight": weight}, "optimizer": optimizer}, Verdict.PROVEN),
         "no model": ({"model": {}, "optimizer": optimizer}, Verdict.REFUTED),
+        "a config of that name": ({"model": {}, "state_dict": {"a.weight": weight}}, Verdict.PROVEN),
+        "only settings": ({"params": {}, "epoch": 1}, Verdict.UNKNOWN),
         "offloaded": ({"a.weight": weight, "b.weight": torch.empty(2, 2, device="meta")}, Verdict.UNKNOWN),
         "class token": ({"cls_token": torch.empty(0), "a.weight": weight}, Verdict.UNKNOWN),
         "odd names": ({"x": torch.empty(0), "y": torch.empty(0)}, Verdict.UNKNOWN),

@@ -177,7 +177,9 @@ PARAMETER = re.compile(
     r"(?:.*[./])?(?:\w*weight|(?:\w+_)?bias|kernel|gamma|beta|exp_avg|exp_avg_sq|momentum_buffer|lora_\w+|pos_embed"
     r"|\w+_token|A_log)"
 )
-"""The names of what is trained, and of its optimizer's moments."""
+"""The names of trained parameters, and of their optimizer's moments."""
+MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "model_state")
+"""The names that people give the model in a file of a training's state."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Tuple  # noqa: UP035  (Python 3.8)
 
-from gpuwarden.checkpoints.file_model import Anatomy, some
+from gpuwarden.checkpoints.file_model import MODELS, Anatomy, some
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
 from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.values import optimizer
@@ -23,7 +23,6 @@ _SCHEDULER = (
     "scheduler", "lr_schedulers", "lr_scheduler", "scheduler_state_dict", "lr_scheduler_state_dict", "sched",
     "schedulers",
 )  # fmt: skip
-_MODEL = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "model_state")
 _State = Tuple[str, Any]  # noqa: UP006  # where it is in the file, and the optimizer's state dict
 
 
@@ -35,7 +34,7 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     root = entry.anatomy.content if entry.anatomy and entry.verdict == "proven" and not entry.temporary else None
     if not isinstance(root, dict):
         return None
-    models = [list(map(tensor, root[k].values())) for k in _MODEL if isinstance(root.get(k), dict)]
+    models = [list(map(tensor, root[k].values())) for k in MODELS if isinstance(root.get(k), dict)]
     shapes = next(filter(None, ([ref.shape for ref in refs if ref is not None] for refs in models)), None)
     states = list(_optimizers(root))
     name = entry.path.rsplit("/", 1)[-1]

@@ -23,12 +23,12 @@ class ScriptFlags:
     facts: ScriptFacts | None = None
 
     def declares(self, word: str) -> bool | None:
-        """Return whether the script declares the flag of a word; None where that is not known."""
+        """Return whether the script declares the flag of a word, in full; None where that is not known."""
         flag = word.partition("=")[0]
         name = flag.lstrip("-").replace("-", "_")
         if {flag, name} & self.literal:
             return True
-        if self.facts is None or any(known.startswith(flag) for known in self.literal):  # argparse takes a prefix
+        if self.facts is None:
             return None
         if self.facts.uses.typed is not None:
             return name in self.facts.uses.typed.declared

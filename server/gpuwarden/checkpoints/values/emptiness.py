@@ -6,14 +6,13 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from gpuwarden.checkpoints.file_model import DTYPES, PARAMETER, Tensor, role, some
+from gpuwarden.checkpoints.file_model import DTYPES, MODELS, PARAMETER, Tensor, role, some
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
 # DeepSpeed's own files have placeholders on purpose: the numbers are in its optimizer files. The shards of a
 # distributed checkpoint may be empty on some ranks, and an array of data may be empty.
 _MAY_BE_EMPTY = re.compile(r".*(?:_(?:model|optim)_states\.pt|\.distcp|\.npy|\.npz|\.h5|\.hdf5|\.onnx)")
-_MODEL = ("model", "state_dict", "model_state_dict", "module", "model_state")
 _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
 
 
@@ -37,11 +36,14 @@ def judge(found: Findings) -> None:
 
 
 def _state(entry: Entry, root: Any) -> None:
-    """Refute a state file whose model has nothing in it; a file with nothing at all is a doubt."""
-    if isinstance(root, dict) and any(isinstance(root.get(key), dict) and not root[key] for key in _MODEL):
+    """Refute a state file whose model is empty beside tensors; a file without any tensor may hold no model at all."""
+    if not isinstance(root, dict):
+        return
+    models = [root[key] for key in MODELS if isinstance(root.get(key), dict)]
+    if models and not any(models) and entry.anatomy and entry.anatomy.tensors:
         entry.refute("its model has no tensor", Cause.CONTRADICTION)
-    elif isinstance(root, dict) and not root:
-        entry.doubt("has nothing in it", Cause.UNREAD)
+    elif (models and not any(models)) or not root:
+        entry.doubt("has no tensor in its model", Cause.UNREAD)
 
 
 def _judge(entries: list[Entry]) -> None:
