@@ -232,5 +232,5 @@ def test_a_host_goes_when_its_cloud_is_deleted(tmp_path: Path) -> None:
 
 
 def test_a_host_without_a_cloud_ends(tmp_path: Path) -> None:
-    processes.wake_supervisor(tmp_path, "nothing")
+    processes.wake_supervisor(tmp_path)
     eventually(lambda: not hosts(tmp_path))

@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import islice, pairwise
 from typing import Literal
@@ -110,6 +110,11 @@ class Slot:
     ways: tuple[tuple[str, float], ...]
     rarity: float
 
+    @cached_property
+    def terms(self) -> frozenset[str]:
+        """Return the terms of all ways."""
+        return frozenset(term for term, _ in self.ways)
+
 
 class Index:
     """Term statistics over a catalogue."""
@@ -134,7 +139,13 @@ class Index:
                 aliases, symptom = fields["aliases"].split(" . "), re.split(r"[.;:] ", fields["symptom"])
                 passages = (fields["title"], *aliases, *symptom)
             self.documents.append(Document(hit, dict(total), passages))
-        self._units: dict[int, list[list[Slot]]] = {}
+        asked_for = frequencies()
+        reports = (asked_for.get(document.hit.id, 0.0) for document in self.documents)
+        self._often = [1 + COMMON * math.log1p(count / FEW_REPORTS) for count in reports]
+        self.hits = {document.hit.id: document.hit for document in self.documents}
+        self._units: dict[int, list[tuple[list[Slot], frozenset[str]]]] = {}
+        self._rarities: dict[str, float] = {}
+        self._weights: dict[str, dict[int, float]] = {}
         self.postings: dict[str, list[int]] = defaultdict(list)
         for number, document in enumerate(self.documents):
             for term in document.weights:
@@ -143,6 +154,11 @@ class Index:
 
     def rarity(self, term: str) -> float:
         """Return inverse document frequency; an unknown term gets the maximum."""
+        if term not in self._rarities:
+            self._rarities[term] = self._rarity(term)
+        return self._rarities[term]
+
+    def _rarity(self, term: str) -> float:
         most = MAX_RARITY  # everyday words and counts carry little information
         if term in everyday():
             most = EVERYDAY_RARITY
@@ -177,16 +193,22 @@ class Index:
             found.setdefault(pair, Slot(((pair, 0.6),), CHINESE_PAIR if pair in self.postings else 0.2))
         return list(found.values())
 
-    def _weight(self, term: str, number: int) -> float:
-        weight = self.documents[number].weights[term]
-        return self.rarity(term) * weight * (K1 + 1) / (weight + K1)
+    def _weighed(self, term: str) -> dict[int, float]:
+        """Return the weight of a term in each document that has it."""
+        if term not in self.postings:
+            return {}
+        if term not in self._weights:
+            weights = {number: self.documents[number].weights[term] for number in self.postings[term]}
+            rarity = self.rarity(term)
+            self._weights[term] = {n: rarity * weight * (K1 + 1) / (weight + K1) for n, weight in weights.items()}
+        return self._weights[term]
 
     def _gains(self, slot: Slot) -> dict[int, tuple[float, float]]:
         """Return the best (gain, weight) of a slot for each document that matches it."""
         best: dict[int, tuple[float, float]] = {}
         for term, weight in slot.ways:
-            for number in self.postings.get(term, ()):
-                gain = weight * self._weight(term, number)
+            for number, full in self._weighed(term).items():
+                gain = weight * full
                 if gain > best.get(number, (0.0, 0.0))[0]:
                     best[number] = (gain, weight)
         return best
@@ -209,8 +231,8 @@ class Index:
                 met[number] += slot.rarity * weight
         stems = [s for s in tokens(query) if "_" not in s]
         for pair in dict.fromkeys(f"{a} {b}" for a, b in pairwise(stems)):
-            for number in self.postings.get(pair, ()):
-                score[number] += PAIR * self._weight(pair, number)
+            for number, weight in self._weighed(pair).items():
+                score[number] += PAIR * weight
         rows = []
         asked: list[float] = []
         heads: list[int] = []
@@ -219,9 +241,7 @@ class Index:
             covered = min(met[number] / whole, 1.0)
             factor = (SECTION if document.hit.kind == "page" else 1.0) * (1 - COVERED + COVERED * covered)
             rows.append((value * factor, covered, document))
-            asked.append(
-                value * factor * (1 + COMMON * math.log1p(frequencies().get(document.hit.id, 0.0) / FEW_REPORTS))
-            )
+            asked.append(value * factor * self._often[number])
             heads.append(number)
         order = sorted(range(len(rows)), key=lambda n: (-asked[n], rows[n][2].hit.id))
         close = {n: asked[n] * self._closer(slots, heads[n]) for n in order[:CANDIDATES]}
@@ -231,14 +251,16 @@ class Index:
     def _closer(self, slots: list[Slot], number: int) -> float:
         """Return a factor above 1 for a document with one title, alias or sentence that says what the query says."""
         if number not in self._units:
-            self._units[number] = [self.slots(text) for text in self.documents[number].passages]
-        asked, likeness = {term for slot in slots for term, _ in slot.ways}, 0.0
-        for passage in self._units[number]:
+            units = [self.slots(text) for text in self.documents[number].passages]
+            self._units[number] = [(unit, frozenset[str]().union(*(slot.terms for slot in unit))) for unit in units]
+        asked, likeness = frozenset[str]().union(*(slot.terms for slot in slots)), 0.0
+        most = min(sum(slot.rarity for slot in slots), ENOUGH_OF_A_PASSAGE)
+        for passage, terms_of in self._units[number]:
             # From 0 to 1: the share that query and passage have in common, rare words weighing more.
-            both = asked & {term for slot in passage for term, _ in slot.ways}
-            shared = sum(slot.rarity for slot in (*slots, *passage) if any(term in both for term, _ in slot.ways))
-            total = min(sum(slot.rarity for slot in slots), ENOUGH_OF_A_PASSAGE) + sum(slot.rarity for slot in passage)
-            likeness = max(likeness, min(shared / total, 1.0) if total else 0.0)
+            if both := asked & terms_of:
+                shared = sum(slot.rarity for slot in (*slots, *passage) if not both.isdisjoint(slot.terms))
+                total = most + sum(slot.rarity for slot in passage)
+                likeness = max(likeness, min(shared / total, 1.0))
         return 1 + CLOSENESS * likeness
 
 
@@ -266,7 +288,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     """
     query = both_ends(query)
     reading = Reading(query)
-    by_id = {document.hit.id: document.hit for document in index_of(catalogue).documents}
+    by_id = index_of(catalogue).hits
     named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
     causes: list[Hit] = []
     follow_ups: list[Hit] = []

@@ -3,7 +3,7 @@ real.
 
 The cloud follows one profile's front matter: its verbs, what survives them, when the meter stops, how an interruption
 comes. Time advances on access: every call first applies the transitions that are due (`tick`), and a supervisor process
-per instance (`supervisor.py`) polls, so that they happen without other callers.
+(`supervisor.py`) polls, so that they happen without other callers.
 
 A change is committed by one rename together with its side effects, which are then carried out; the next caller
 completes what a crash left open.
@@ -14,6 +14,7 @@ absolute path of this machine, or reads one, really does. Rehearse only what you
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class Session:
 class Cloud:
     """One simulated account on one platform. Calls block for milliseconds; use them from a thread in async code.
 
-    `settings` and `faults` replace those in the folder; None keeps them. With `supervise` every instance that can
+    `settings` and `faults` replace those in the folder; None keeps them. With `supervise` a cloud that can
     change by itself has a supervisor process. Without `make` a folder that is not there raises Unreachable.
     """
 
@@ -235,12 +236,15 @@ class Cloud:
 
     # ------------------------------------------------------------------------------------------- for tests and demos
 
-    def tick(self, only: str | None = None) -> bool:
-        """Advance time. Return whether anything (or `only` that instance) can still change by itself."""
+    def tick(self) -> float | None:
+        """Advance time. Return the seconds until the next change that is due; None if nothing can change by itself.
+
+        A running job's files can change it at any time too. It is `inf` if nothing else can.
+        """
         with self._session(counts=False) as s:
-            self._tick(s, only)
-            looked = [r for r in s.state.records.values() if only in {None, r.id}]
-            return any(self._restless(r) for r in looked)
+            self._tick(s)
+            restless = [r for r in s.state.records.values() if self._restless(r)]
+            return min((self._due(r) - s.now for r in restless), default=None)
 
     def truth(self, id: str) -> Truth:  # noqa: A002
         """Return an instance's true state, whatever the provider answers. Advances time first. Raises NotFound."""
@@ -326,10 +330,8 @@ class Cloud:
             return Unknown(f"{silence.message}. {manual_text(silence.next_steps)}".strip())
         except OSError as trouble:
             return Unknown(f"the rehearsal cloud in {self.root} can't be used: {trouble}")
-        if self.supervise:
-            for id, record in self.store.state().records.items():  # noqa: A001
-                if self._restless(record):
-                    processes.wake_supervisor(self.root, id)
+        if self.supervise and any(self._restless(record) for record in self.store.state().records.values()):
+            processes.wake_supervisor(self.root)
         if "lost_reply" in kinds:
             return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
         if "bad_reply" in kinds:
@@ -377,11 +379,9 @@ class Cloud:
         if sum(r.state != _S.GONE for r in s.state.records.values()) >= s.config.settings.capacity:
             raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
 
-    def _tick(self, s: Session, only: str | None = None, *, hold: bool = True) -> None:
+    def _tick(self, s: Session, *, hold: bool = True) -> None:
         """Complete open effects, apply due transitions, carry out their effects. Order: commit, then act."""
-        for id in [only] if only in s.state.records else list(s.state.records):  # noqa: A001
-            assert id is not None
-            before = s.state.records[id]
+        for id, before in list(s.state.records.items()):  # noqa: A001
             record = self._carry_out(before)
             record = s.engine.advance(record, s.now)
             record = self._observe(s, record)
@@ -394,7 +394,7 @@ class Cloud:
                 self.store.save(s.state)
         if hold:
             # Kill what was started while the machine went down: a machine that is off runs nothing.
-            off = {r.id for r in s.state.records.values() if r.state in _OFF and only in {None, r.id}}
+            off = {r.id for r in s.state.records.values() if r.state in _OFF}
             for id in processes.held(off):  # noqa: A001
                 processes.kill(id)
         disk.sweep(self.root)
@@ -449,6 +449,13 @@ class Cloud:
     @staticmethod
     def _restless(record: Record) -> bool:
         return record.due is not None or bool(record.pending) or record.state == _S.RUNNING
+
+    @staticmethod
+    def _due(record: Record) -> float:
+        """Return the time of the next change of an instance, as far as it is known; 0 if it waits for a step."""
+        if record.pending or any(fault.step is not None for fault in record.faults):
+            return 0.0
+        return math.inf if record.due is None else record.due
 
     def _disk(self, record: Record) -> Disk:
         return Disk(self.root, self.profile, record.id, self._tiers(record))

@@ -114,21 +114,17 @@ def _proven(pid: int, ticks: str, boot: str) -> bool:
     return stat.rpartition(")")[2].split()[19] == ticks and boot in {"", here}
 
 
-def wake_supervisor(root: Path, id: str) -> None:  # noqa: A002
-    """Start the supervisor of an instance unless one runs. Returns once the supervisor has detached itself."""
+def wake_supervisor(root: Path) -> None:
+    """Start the supervisor of a cloud unless one runs. Returns once the supervisor has detached itself."""
     from filelock import FileLock, Timeout
 
-    from gpuwarden.private import private_folder
-
-    lock = root / "hosts" / f"{id}.lock"
-    private_folder(lock.parent)
     try:
-        with FileLock(lock, timeout=0):
+        with FileLock(root / "supervisor.lock", timeout=0, mode=0o600):
             pass
     except Timeout:
         return
     host = subprocess.Popen(
-        [sys.executable, "-m", "gpuwarden.rehearsal.supervisor", str(root / "instances" / id)],
+        [sys.executable, "-m", "gpuwarden.rehearsal.supervisor", str(root)],
         env={k: os.environ[k] for k in SUPERVISOR_ENV if k in os.environ},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
-"""The supervisor of one rehearsal instance: it polls every 50 ms, so that due changes happen without other callers.
+"""The supervisor of a rehearsal cloud: it polls, so that due changes happen without other callers.
 
-`python -m gpuwarden.rehearsal.supervisor ROOT/instances/ID` detaches itself, locks `ROOT/hosts/ID.lock` and ends when
-the instance can't change by itself any more, when the cloud's folder is gone, or after a bounded life. The next call to
-the cloud starts a new one. It is not needed for correctness: any caller applies the same transitions.
+`python -m gpuwarden.rehearsal.supervisor ROOT` detaches itself, locks `ROOT/supervisor.lock` and ends when no instance
+can change by itself any more, when the cloud's folder is gone, or after a bounded life. The next call to the cloud
+starts a new one. It is not needed for correctness: any caller applies the same transitions.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 LOOK_S = 0.05
+IDLE_S = 1.0
+"""The longest wait between two looks. Every wait is longer than the one before until something changes."""
 
 
-def main(folder: Path) -> None:
+def main(root: Path) -> None:
     """Detach, then poll until nothing can change any more."""
     if hasattr(os, "fork") and os.fork():
         return  # the launcher is awaited; the supervisor itself is orphaned
@@ -23,11 +25,10 @@ def main(folder: Path) -> None:
 
     from gpuwarden.core.errors import WardenError
 
-    root = folder.parent.parent
-    if not (root / "hosts").is_dir():
+    if not (root / "state.json").exists():
         return
     try:
-        with FileLock(root / "hosts" / f"{folder.name}.lock", timeout=0):
+        with FileLock(root / "supervisor.lock", timeout=0):
             from gpuwarden.core.clock import SystemClock
             from gpuwarden.rehearsal.cloud import Cloud
             from gpuwarden.rehearsal.store import Store
@@ -37,8 +38,11 @@ def main(folder: Path) -> None:
                 return
             cloud = Cloud(root, config.profile, SystemClock(), supervise=False, make=False)
             end = time.monotonic() + config.settings.host_life_s
-            while time.monotonic() < end and (root / "state.json").exists() and cloud.tick(folder.name):
-                time.sleep(LOOK_S)
+            wait, seen = LOOK_S, 0
+            while time.monotonic() < end and (due := cloud.tick()) is not None:
+                saved = (root / "state.json").stat().st_mtime_ns
+                wait, seen = (min(1.5 * wait, IDLE_S) if saved == seen else LOOK_S), saved
+                time.sleep(min(wait, max(due, LOOK_S)))
     except (Timeout, FileNotFoundError, WardenError):
         return  # another supervisor runs, or the cloud is gone or unreadable; the next caller gets the error
 
