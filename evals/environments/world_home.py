@@ -38,8 +38,8 @@ _POLICY: Final = """[caps]
 per_job_usd = {job}
 per_day_usd = {day}
 per_instance_usd = 20
-[ending]
-when_proven = "{ending}"
+[teardown]
+automatic = "{ending}"
 [approval]
 pin_hash = "{pin}"
 [local]

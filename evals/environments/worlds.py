@@ -28,7 +28,7 @@ _KNOBS: Final = frozenset(
 )
 PEOPLE: Final = {
     "absent": "absent",
-    "ordered": "absent, with a standing order",
+    "ordered": "absent, with automatic teardown",
     "answers": "answers after 20 minutes",
     "asleep": "asleep until morning",
     "approves": "approved what has ended",

@@ -74,7 +74,7 @@ class Shelf:
 class Kit(Parked):
     """A house whose jobs have a kept store in the hand."""
 
-    def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str = "ask") -> None:
+    def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str = "off") -> None:
         super().__init__(home, processes, order)
         self.equip(monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Machines that end by a standing order."""
+"""Machines that end by automatic teardown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from gpuwarden.core.policy import Ending, Watch
+from gpuwarden.core.policy import TeardownPolicy, Watch
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.notify import ENDING_SOON, Alert
@@ -44,12 +44,12 @@ CALLED: Final = Watch(desktop=("call",))
 
 
 class Ordered(House):
-    """A house under a policy with a standing order, watched by one watch."""
+    """A house under a policy with automatic teardown, watched by one watch."""
 
     def __init__(self, home: Path, processes: Processes, order: str = "terminate", **ending: object) -> None:
         super().__init__(home, processes)
         self.ctx.policy = self.ctx.policy.model_copy(
-            update={"ending": Ending.model_validate({"when_proven": order, **ending})}
+            update={"teardown": TeardownPolicy.model_validate({"automatic": order, **ending})}
         )
         self.watcher = Watcher(self.ctx)
 

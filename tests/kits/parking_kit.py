@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuwarden.core.policy import Ending
+from gpuwarden.core.policy import TeardownPolicy
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from lifecycle_kit import records
 from pretend_machines import Processes
@@ -16,10 +16,10 @@ HOUR = 3600.0
 class Parked(House):
     """A house whose policy lets machines park themselves after half an hour."""
 
-    def __init__(self, home: Path, processes: Processes, order: str = "ask", minutes: float = 30) -> None:
+    def __init__(self, home: Path, processes: Processes, order: str = "off", minutes: float = 30) -> None:
         super().__init__(home, processes)
         self.ctx.policy = self.ctx.policy.model_copy(
-            update={"ending": Ending.model_validate({"when_proven": order, "self_park_minutes": minutes})}
+            update={"teardown": TeardownPolicy.model_validate({"automatic": order, "self_stop_minutes": minutes})}
         )
         self.watcher = Watcher(self.ctx)
 

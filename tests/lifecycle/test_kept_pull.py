@@ -19,7 +19,7 @@ from gpuwarden.core.errors import Conflict, NotFound, Unreachable, WardenError
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import Handle, InstanceState, Level, Observation
 from gpuwarden.core.next_step import Copy
-from gpuwarden.core.policy import Ending
+from gpuwarden.core.policy import TeardownPolicy
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Teardown
 from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
@@ -439,8 +439,8 @@ def run_dir(ctx: Context, job: str) -> Path:
 async def parked_for_real(tmp_path: Path, env: dict[str, str], late: bool = False) -> tuple[Context, Cloud, str]:
     """A real runner, real processes, a real store: a job that ended, and a machine that stopped itself."""
     clock = SystemClock()
-    ending = Ending(self_park_minutes=0.15)
-    ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"ending": ending}))
+    ending = TeardownPolicy(self_stop_minutes=0.15)
+    ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"teardown": ending}))
     ctx = replace(ctx, env=env)
     cloud = rent_cloud(ctx)
     spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB), keep=KEEP)

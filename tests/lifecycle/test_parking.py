@@ -15,7 +15,7 @@ from gpuwarden.config import load_config
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Conflict, NotSupported, Refused, Unreachable, WardenError
 from gpuwarden.core.models import InstanceState
-from gpuwarden.core.policy import Caps, Ending, policy_fields
+from gpuwarden.core.policy import Caps, TeardownPolicy, policy_fields
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces import results
@@ -60,10 +60,10 @@ def ordered(tmp_path: Path, processes: Processes) -> Parked:
 
 
 def test_only_the_policy_file_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    field = next(f for f in policy_fields() if f.path == "ending.self_park_minutes")
-    assert field.by_variable is None and Ending().self_park_minutes == 0
+    field = next(f for f in policy_fields() if f.path == "teardown.self_stop_minutes")
+    assert field.by_variable is None and TeardownPolicy().self_stop_minutes == 0
     monkeypatch.setenv("GPUWARDEN_ENDING_SELF_PARK_MINUTES", "5")
-    assert load_config().policy.ending.self_park_minutes == 0
+    assert load_config().policy.teardown.self_stop_minutes == 0
 
 
 async def test_it_is_off_by_default(house: Parked) -> None:
@@ -211,7 +211,10 @@ async def test_a_standing_order_is_carried_out_in_the_morning(ordered: Parked) -
 @pytest.mark.slow
 async def test_an_order_that_the_policy_takes_back_starts_and_ends_nothing(ordered: Parked) -> None:
     job = await ordered.asleep()
-    before, ordered.ctx.policy = ordered.ctx.policy, ordered.ctx.policy.model_copy(update={"ending": Ending()})
+    before, ordered.ctx.policy = (
+        ordered.ctx.policy,
+        ordered.ctx.policy.model_copy(update={"teardown": TeardownPolicy()}),
+    )
     for policy, state in ((ordered.ctx.policy, "stopped"), (before, "gone")):
         ordered.ctx.policy = policy
         for _ in range(24):
@@ -229,7 +232,7 @@ async def test_a_machine_is_not_told_to_park_once_the_policy_lets_none(house: Pa
         await submit(house.ctx, house.spec(), receipt=checked.receipt)
     (accepted,) = house.ctx.ledger.events(kind=ParkingOrdered)
     job = accepted.subject.removeprefix("job/")
-    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": Ending()})
+    house.ctx.policy = house.ctx.policy.model_copy(update={"teardown": TeardownPolicy()})
     await house.after(1, job)
     assert (await house.after(11, job)).job.state is Job.RUNNING and house.handle(job).place.park is None
 
@@ -259,8 +262,8 @@ async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Park
 
 @pytest.mark.slow
 async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordered: Parked) -> None:
-    ending = ordered.ctx.policy.ending.model_copy(update={"background_gb": 1e-9})
-    ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"ending": ending})
+    ending = ordered.ctx.policy.teardown.model_copy(update={"background_gb": 1e-9})
+    ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"teardown": ending})
     await ordered.asleep()
     for _ in range(24):
         await ordered.round(1800)
@@ -395,7 +398,7 @@ async def test_the_platforms_end_date_is_later_than_every_grace_and_nothing_rest
 ) -> None:
     house = Parked(tmp_path / "home", processes, "terminate", minutes=600)
     house.ctx.policy = house.ctx.policy.model_copy(
-        update={"ending": house.ctx.policy.ending.model_copy(update={"grace_minutes": 1440})}
+        update={"teardown": house.ctx.policy.teardown.model_copy(update={"grace_minutes": 1440})}
     )
     house.opens(platform="rehearsal/paperspace")
     house.cloud.configure(house.cloud.settings.model_copy(update={"keeps_end_dates": keeps}))
@@ -434,8 +437,8 @@ async def test_came_back_is_still_an_alert_when_nobody_started_it(house: Parked)
 async def test_a_real_machine_parks_itself_and_a_pull_starts_it(tmp_path: Path) -> None:
     """The shipped runner, its own process, the rehearsal's real processes: no part of it is pretended."""
     clock = SystemClock()
-    ending = Ending(self_park_minutes=0.8 / 60)
-    ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"ending": ending}))
+    ending = TeardownPolicy(self_stop_minutes=0.8 / 60)
+    ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"teardown": ending}))
     cloud = rent_cloud(ctx, Fault(kind="false_refusal", call="self_stop", at=1))
     said, go = tmp_path / "said", tmp_path / "go"
     waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"

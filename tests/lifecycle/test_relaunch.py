@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.core.errors import BadRequest, Conflict, Refused
-from gpuwarden.core.policy import Caps, Ending, policy_fields
+from gpuwarden.core.policy import Caps, TeardownPolicy, policy_fields
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import approval
@@ -66,7 +66,7 @@ async def test_a_no_and_a_budget_that_pays_for_nothing_allow_nothing(house: Allo
     wording(refused)
 
 
-@pytest.mark.parametrize("channel", ["elicitation", "rehearsal", "standing_order"])
+@pytest.mark.parametrize("channel", ["elicitation", "rehearsal", "automatic"])
 async def test_no_other_channel_carries_a_budget(house: Allowed, channel: str) -> None:
     spec = house.spec()
     receipt = str((await submit(house.ctx, spec)).receipt)
@@ -314,8 +314,8 @@ def test_whatever_happens_the_budget_and_the_promises_hold(
 
 async def _story(home: Path, processes: Processes, acts: list[str], interruptible: bool) -> None:
     house = Allowed(home, processes)
-    ending = Ending(self_park_minutes=30)
-    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": ending})
+    ending = TeardownPolicy(self_stop_minutes=30)
+    house.ctx.policy = house.ctx.policy.model_copy(update={"teardown": ending})
     job = await house.running(max_restarts=20, interruptible=interruptible)
     for act in acts:
         with _quietly():

@@ -24,7 +24,7 @@ from gpuwarden.interfaces.cli.approval import grant_spending, open_spending
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.standing_orders import rounds
+from gpuwarden.lifecycle.leases.auto_teardown import rounds
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.policy_record import RECORD, Record, write_record
@@ -211,7 +211,7 @@ async def test_an_approval_counts_for_the_policy_that_it_was_given_under(home: P
 @pytest.mark.prove
 async def test_a_running_watch_obeys_an_order_that_is_taken_back(home: Path) -> None:
     clock, file = home.parent / "clock", policy_file(home)
-    ordering = POLICY + '[ending]\nwhen_proven = "terminate"\ngrace_minutes = 1\n'
+    ordering = POLICY + '[teardown]\nautomatic = "terminate"\ngrace_minutes = 1\n'
     file.write_text(ordering)
     ctx = quick_warden(home, GPUWARDEN_REHEARSAL_CLOCK=str(clock))
     first = await submit(ctx, SPEC)
@@ -239,4 +239,4 @@ async def test_a_running_watch_obeys_an_order_that_is_taken_back(home: Path) -> 
         finally:
             watch.kill()
     used = [e.body["channel"] for e in ctx.ledger.events(kind="approval.used")]
-    assert used == ["standing_order"]
+    assert used == ["automatic"]

@@ -27,7 +27,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "verify": ("verify", "nothing-here"),
     "teardown": ("teardown", "j0"),
     "approve": ("approve", "t0"),
-    "keep": ("keep", "j0"),
+    "hold": ("hold", "j0"),
     "status": ("status",),
     "jobs": ("jobs",),
     "costs": ("costs",),

@@ -28,7 +28,7 @@ class Action(str, Enum):  # noqa: UP042
     VERIFY = "verify"
     TEARDOWN = "teardown"
     APPROVE = "approve"
-    KEEP = "keep"
+    HOLD = "hold"
     LIST_INSTANCES = "list_instances"
     SEARCH_REFERENCES = "search_references"
     LOOK_AT_REPO = "look_at_repo"

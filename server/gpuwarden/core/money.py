@@ -30,9 +30,9 @@ def usd_per_hour(price: float | None) -> str:
 def at_most(worst: float | None, ordered: str | None = None) -> str:
     """Format a job's worst-case cost with what it covers: a timeout bounds the job, only its end bounds the machine.
 
-    `ordered` is the verb of a standing order, under which no approval is waited for once everything is proven.
+    `ordered` is the verb of automatic teardown, under which no approval is waited for once everything is proven.
     """
-    end = f"everything is proven and your standing order {ordered}s it" if ordered else "you approve its end"
+    end = f"everything is proven and automatic teardown {ordered}s it" if ordered else "you approve its end"
     return f"at most {usd(worst)} for the job; the machine bills until {end}"
 
 

@@ -51,13 +51,13 @@ class Situation:
     """Everything that a job's next step depends on.
 
     `launched`: something was started on the machine and its files can be asked for. `given_back`: gpuwarden itself ends
-    a machine that never ran anything. `announced`: a standing order ends the machine a grace after its notice is
+    a machine that never ran anything. `announced`: automatic teardown ends the machine a grace after its notice is
     delivered, at `ends_at`, in seconds since the epoch; None before the delivery. `settles_at` is when a second look
     settles whether a refused request rented a machine; None where that is not open. `parked`: the machine that is off
     stopped itself, and a pull starts it. `kept` is the address of the kept store, empty without one. `watched`: a
-    watch, which alone carries out a standing order, went round lately. `resuming`: a resume was asked for. `stoppable`:
-    a stop ends the meter of a paused job's machine and keeps what the job resumes from. `storage` names what bills on
-    although the machine is gone.
+    watch, which alone carries out automatic teardown, went round lately. `resuming`: a resume was asked for.
+    `stoppable`: a stop ends the meter of a paused job's machine and keeps what the job resumes from. `storage` names
+    what bills on although the machine is gone.
     """
 
     job_id: str
@@ -96,9 +96,9 @@ PARKED_KEPT: Final = (
     "The machine stopped itself; its disk may bill. A copy comes from its kept store, {kept}, and starts the machine "
     "only where that store is not shown to have everything."
 )
-UNWATCHED: Final = "A standing order ends the machine after a notice, but no watch runs that would carry it out."
+UNWATCHED: Final = "Automatic teardown ends the machine after a notice, but no watch runs that would carry it out."
 UNDELIVERED: Final = (
-    "A standing order ends the machine a grace after its notice is delivered. No channel took the notice so far; the "
+    "Automatic teardown ends the machine a grace after its notice is delivered. No channel took the notice so far; the "
     "watch sends it again."
 )
 REFUSED: Final = (
@@ -243,8 +243,8 @@ def _ticket(now: Situation) -> Hint:
             ending = UNDELIVERED
             if now.ends_at is not None:
                 left = counted(max(1, math.ceil((now.ends_at - now.now) / 60)), "minute")
-                ending = f"A standing order ends the machine in {left} ({now.ordered}), everything being proven."
-            objection = do(Action.KEEP, "to object", alternative=True, job_id=now.job_id)
+                ending = f"Automatic teardown ends the machine in {left} ({now.ordered}), everything being proven."
+            objection = do(Action.HOLD, "to object", alternative=True, job_id=now.job_id)
             return ending, do(Action.CHECK, "after that", job_id=now.job_id), objection
         return approval(now.ticket), _end(now, "after that")
     follow = _end(now, "again, to follow it until the meter is seen to have stopped")
@@ -254,7 +254,7 @@ def _ticket(now: Situation) -> Hint:
 
 
 def _unwatched(now: Situation) -> Hint:
-    """Return the steps where a standing order waits for a watch while the meter runs."""
+    """Return the steps where automatic teardown waits for a watch while the meter runs."""
     return (
         UNWATCHED,
         do(Action.WATCH, "to have it carried out", install=True),
@@ -273,7 +273,7 @@ def _billing(now: Situation) -> Hint:
     if now.ordered is not None and now.copy is Copy.PROVEN and now.ticket_state is not Teardown.BLOCKED:
         if not now.watched:
             return _unwatched(now)
-        watched = "A standing order ends the machine after a notice, while a watch runs."
+        watched = "Automatic teardown ends the machine after a notice, while a watch runs."
         return (
             watched,
             do(Action.CHECK, "later", job_id=now.job_id),

@@ -123,21 +123,21 @@ class Watch(Frozen):
     slack_url: Address = None
 
 
-class Ending(Frozen):
-    """End of machines while nobody looks. Only the policy file sets it, never a variable.
+class TeardownPolicy(Frozen):
+    """Teardown while the user is away. Only the policy file sets it, never a variable.
 
-    `when_proven` is a standing order for every job that is accepted under it: once a job has succeeded, everything that
-    it declared is proven, and nothing else is on its machine, the watch stops or terminates that machine without a
-    further question, `grace_minutes` after an alert. `ask` orders nothing. `background_gb` is how much the watch may
-    copy to this disk before anybody asks, all jobs together; 0 copies nothing. `self_park_minutes` lets a rented
-    machine stop itself when its job has ended and nobody came for its outputs for so long, where the platform keeps
-    them through a stop and gives the machine a key for that; 0 never.
+    `automatic` turns on automatic teardown for every job that is accepted under it: once a job has succeeded, all its
+    outputs are proven and nothing else is on its machine, the watch stops or terminates the machine without a further
+    question, `grace_minutes` after an alert. `background_gb` is how much the watch may copy to this disk unasked, all
+    jobs together; 0 copies nothing. `self_stop_minutes` lets a rented machine stop itself that long after its job has
+    ended if its outputs were not pulled, where the platform keeps them through a stop and gives the machine a key for
+    that; 0 never.
     """
 
-    when_proven: Literal["ask", "stop", "terminate"] = "ask"
+    automatic: Literal["off", "stop", "terminate"] = "off"
     grace_minutes: int = Field(default=10, ge=1, le=1440)
     background_gb: float = Field(default=50.0, ge=0, le=1_000_000)
-    self_park_minutes: float = Field(default=0.0, ge=0, le=10_080)
+    self_stop_minutes: float = Field(default=0.0, ge=0, le=10_080)
 
 
 class Secrets(Frozen):
@@ -260,7 +260,7 @@ class Policy(Frozen):
     receipt_ttl_s: Annotated[int, LOWER] = Field(default=1800, ge=30, le=86_400)
     local: Local = Local()
     hosts: Annotated[Hosts, FILE_ONLY] = Hosts()
-    ending: Annotated[Ending, FILE_ONLY] = Ending()
+    teardown: Annotated[TeardownPolicy, FILE_ONLY] = TeardownPolicy()
     team: Annotated[Team, FILE_ONLY] = Team()
 
     def allows(self, platform: str) -> bool:

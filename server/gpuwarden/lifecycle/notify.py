@@ -26,7 +26,7 @@ from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised, AlertSent, AlertUnsent, EndingAnnounced
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 
 SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3
@@ -122,7 +122,7 @@ def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
     """
     raised, order = (
         ctx.ledger.alert(said.subject, ENDING_SOON, str(said.seq)),
-        standing_order(ctx, said.subject.removeprefix("job/")),
+        automatic_teardown(ctx, said.subject.removeprefix("job/")),
     )
     told = delivered_at(ctx, raised) if raised is not None else None
     grace_s = max(said.data.ends_at - said.at, order.grace_s if order else 0.0)

@@ -86,7 +86,7 @@ def test_a_standing_order_ends_the_night_s_machine_and_its_twin_bills_until_nine
     done = demo(tmp_path, "--overnight", "--json", "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["ok"] is True and told["approvals"] == ["standing_order", "rehearsal"]
+    assert told["ok"] is True and told["approvals"] == ["automatic", "rehearsal"]
     ordered, asked = told["ordered"], told["asked"]
     for bill in (ordered, asked):
         assert (bill["job"], bill["proven"], bill["lease"]) == ("succeeded", True, "stopped")
@@ -125,6 +125,6 @@ def _proven_before_the_end(events: list[dict[str, Any]]) -> None:
     mine = [e for e in events if e["subject"] == ordered["subject"]]
     (said,) = [e for e in mine if e["kind"] == "ending.announced"]
     proven = [e for e in mine if e["kind"] == "artifacts.verified" and e["body"]["verdict"] == "proven"]
-    (granted,) = [e for e in events if e["kind"] == "approval.granted" and e["body"]["channel"] == "standing_order"]
+    (granted,) = [e for e in events if e["kind"] == "approval.granted" and e["body"]["channel"] == "automatic"]
     assert ordered["seq"] < proven[0]["seq"] < said["seq"] < granted["seq"]
     assert granted["at"] >= said["at"] + ordered["body"]["grace_s"]

@@ -105,13 +105,13 @@ def test_it_is_installed_and_removed(home: Path, monkeypatch: pytest.MonkeyPatch
     assert all(argv[:2] == ("systemctl", "--user") for argv in asked)
 
 
-@pytest.mark.parametrize("order", ["ask", "terminate"])
+@pytest.mark.parametrize("order", ["off", "terminate"])
 def test_the_doctor_misses_a_watch_where_an_order_waits_for_one(home: Path, order: str, wording: Wording) -> None:
     policy = home / "me" / "config" / "gpuwarden" / "policy.toml"
     policy.parent.mkdir(parents=True)
-    policy.write_text(f'[ending]\nwhen_proven = "{order}"\n', "utf-8")
+    policy.write_text(f'[teardown]\nautomatic = "{order}"\n', "utf-8")
     check = next(c for c in anyio.run(doctor.examine).checks if c.what == "watch")
-    assert check.ok is (order == "ask") and not watch_service.runs(home / "ledger of mine").leads
+    assert check.ok is (order == "off") and not watch_service.runs(home / "ledger of mine").leads
     wording(check.found)
     with FileLock(private_folder(home / "ledger of mine" / "locks") / "watch.lock"):
         assert next(c for c in anyio.run(doctor.examine).checks if c.what == "watch").ok

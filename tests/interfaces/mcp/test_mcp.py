@@ -23,7 +23,7 @@ from gpuwarden.core.models import JobSpec
 from gpuwarden.core.sanitize import HIDDEN
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
 from gpuwarden.lifecycle.teardown.gate import withdraw
 from talk_kit import ERAS, TOOLS, Person, Talk, metering, says, talking, truth
@@ -328,14 +328,14 @@ async def test_nothing_but_a_clear_yes_destroys_anything(ctx: Context, mode: str
 async def test_only_a_no_in_the_form_objects_to_an_automatic_end(ctx: Context, mode: str, name: str) -> None:
     """A client may decline every form unseen, and the machine would bill on."""
     file = policy_file(ctx.home)
-    file.write_text(file.read_text() + '[ending]\nwhen_proven = "terminate"\n')
+    file.write_text(file.read_text() + '[teardown]\nautomatic = "terminate"\n')
     person = NO[name]()
     async with talking(ctx, person, mode) as talk:
         job_id = await talk.proven()
         for _ in range(2):
             await talk.call("teardown_request", job_id=job_id, verb="terminate")
     objected = ctx.ledger.events(f"job/{job_id}", kind="ending.objected")
-    assert bool(objected) is (standing_order(ctx, job_id) is None) is (name == "accept with no")
+    assert bool(objected) is (automatic_teardown(ctx, job_id) is None) is (name == "accept with no")
     noted = [event.body["how"] for event in ctx.ledger.events(kind="approval.unanswered")]
     assert noted == ([UNANSWERED[name]] if name in UNANSWERED else []), "once for the same facts"
     assert person is None or len(person.asked) == 1

@@ -13,7 +13,7 @@ from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.core.fan_out import Roster, cells_of, grid
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import JobSpec
-from gpuwarden.core.policy import Caps, Ending, Policy
+from gpuwarden.core.policy import Caps, Policy, TeardownPolicy
 from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.events import CellProven
 from gpuwarden.lifecycle.context import Context
@@ -21,7 +21,7 @@ from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.deciding import end_fan_out, resume_fan_out
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, Hold, advance_fan_out
 from gpuwarden.lifecycle.fan_out.records import read_fan_out, standing
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import NeedsApproval
@@ -132,7 +132,7 @@ async def _strike(ctx: Context, fan_id: str, cloud: Cloud, said: Path, cell: int
 async def _end_idle(ctx: Context, fan_id: str) -> None:
     """Answer as a person does who is asked about the machines of ended queues."""
     for job in standing(ctx, read_fan_out(ctx.ledger, fan_id)).idle:
-        asked = standing_order(ctx, job) is None or read_job(ctx.ledger, job).state == "failed"
+        asked = automatic_teardown(ctx, job) is None or read_job(ctx.ledger, job).state == "failed"
         if asked and job in read_fan_out(ctx.ledger, fan_id).collected:
             view = await request(ctx, job, "terminate")
             if view.record.state in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
@@ -171,9 +171,9 @@ async def test_forty_cells_on_four_machines_with_three_kills_and_two_preemptions
 
 @pytest.mark.prove
 async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -> None:
-    """A standing order ends what is proven; a person is asked about the machine where everything was killed."""
-    orders = Ending(when_proven="terminate", grace_minutes=1)
-    policy = WEALTHY.model_copy(update={"ending": orders})
+    """Automatic teardown ends what is proven; a person is asked about the machine where everything was killed."""
+    orders = TeardownPolicy(automatic="terminate", grace_minutes=1)
+    policy = WEALTHY.model_copy(update={"teardown": orders})
     home, said = tmp_path / "home", tmp_path / "said"
     ctx = open_house(home, clock_of_today(), policy=policy)
     cloud = rent_cloud(ctx)
@@ -193,7 +193,7 @@ async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -
     now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
     assert now.over and now.cells.count(CellState.VERIFIED) == 6 and now.cost <= 3.0 and len(now.fan.queues) == 3
     granted = ctx.ledger.events(kind="approval.granted")
-    assert sorted(e.body["channel"] for e in granted) == ["standing_order", "standing_order", "terminal"]
+    assert sorted(e.body["channel"] for e in granted) == ["automatic_teardown", "automatic_teardown", "terminal"]
     assert promises(ctx.ledger, cloud) == []
     await watcher.once()
     assert len(records(cloud)) == 3  # what is over stays over

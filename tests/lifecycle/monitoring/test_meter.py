@@ -87,7 +87,7 @@ FAULTS = [*LOST, Fault(kind="stale", call="get", seconds=600), *STRUCK, Fault(ki
 async def test_under_every_fault_the_cost_runs_on_and_is_never_below_the_books(
     tmp_path: Path, processes: Processes, fault: Fault
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     house.opens(fault)
     job = await launch(house.ctx, house.spec())
     shown = billed = 0.0
@@ -106,7 +106,7 @@ async def test_under_every_fault_the_cost_runs_on_and_is_never_below_the_books(
 
 @pytest.mark.anyio
 async def test_a_silent_platform_stops_no_meter_no_cap_and_no_alert(tmp_path: Path, processes: Processes) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     house.opens(*(Fault(kind="lost_request", call=call, at=12, count=50_000) for call in ("get", "list", "find")))
     job = await house.started(max_cost_usd=1.0, timeout_s=20 * 3600)  # at $3.60 an hour
     raised = await house.watched(25)
@@ -122,7 +122,7 @@ async def test_a_silent_platform_stops_no_meter_no_cap_and_no_alert(tmp_path: Pa
 @pytest.mark.anyio
 async def test_a_new_price_is_in_the_ledger(tmp_path: Path, processes: Processes) -> None:
     """A list that asks nobody has the price that the watch saw."""
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     job = await house.started()
     lease_id = str(read_job(house.ctx.ledger, job).lease)
     [record] = house.cloud.store.state().records.values()
@@ -142,7 +142,7 @@ async def test_a_machine_that_is_stopped_before_its_job_is_launched_is_given_bac
     tmp_path: Path, processes: Processes
 ) -> None:
     """A platform stops what an empty account rented, and the disk bills on."""
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     job = await launch(house.ctx, house.spec())
     [machine] = house.cloud.truths()
     house.cloud.stop(machine)
@@ -155,7 +155,7 @@ async def test_a_machine_that_is_stopped_before_its_job_is_launched_is_given_bac
 async def test_a_machine_that_is_removed_while_it_boots_ends_its_cost_and_the_next_step_is_to_submit(
     tmp_path: Path, processes: Processes
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     job = await launch(house.ctx, house.spec())
     [machine] = house.cloud.truths()
     house.cloud.terminate(machine)

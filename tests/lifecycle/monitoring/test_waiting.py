@@ -28,7 +28,7 @@ MACHINES = 15
 
 @pytest.fixture
 def asking(tmp_path: Path, processes: Processes) -> Ordered:
-    return Ordered(tmp_path / "home", processes, "ask")
+    return Ordered(tmp_path / "home", processes, "off")
 
 
 async def test_every_kind_of_question_has_its_words() -> None:

@@ -130,7 +130,7 @@ def _opened(client: str, listed: contextlib.ExitStack) -> Context:
 @click.option(
     "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep everything in this folder."
 )
-@click.option("--overnight", is_flag=True, help="A night in pretend hours instead: a standing order ends the machine.")
+@click.option("--overnight", is_flag=True, help="Show a night in simulated hours: automatic teardown ends the machine.")
 @JSON
 @runs_async
 async def demo(yes: bool, keep: Path | None, overnight: bool, as_json: bool) -> int:

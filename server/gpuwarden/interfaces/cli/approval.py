@@ -32,8 +32,8 @@ from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.limits import Rise
+from gpuwarden.lifecycle.leases.auto_teardown import order_for
 from gpuwarden.lifecycle.leases.budgets import spending_approved
-from gpuwarden.lifecycle.leases.standing_orders import order_for
 from gpuwarden.lifecycle.records import receipt_used
 from gpuwarden.lifecycle.submission.rehearsing import (
     NeedsConsent,
@@ -146,7 +146,7 @@ async def ask(
     if ticket.startswith("r"):
         return await ask_spending(ctx, ticket, terminal, decided)
     if decided != NOTHING:
-        given = "--end-when-proven" if decided.order else "--relaunch-budget"
+        given = "--auto-teardown" if decided.order else "--relaunch-budget"
         raise BadRequest("a decision about a job's end or relaunch belongs to a spending (r...)", f"Leave {given} out.")
     view = await proceed(ctx, ticket)
     if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
@@ -218,7 +218,7 @@ def open_spending(ctx: Context, receipt: str) -> Event[ReceiptIssued]:
 
 
 def ordered_by(ctx: Context, receipt: str) -> Verb | None:
-    """Return the verb of the standing order that a job gets with its acceptance, if any."""
+    """Return the verb of automatic teardown that a job gets with its acceptance, if any."""
     present = order_for(ctx, receipt)
     return present.verb if present else None
 
@@ -255,13 +255,13 @@ def is_asked(ctx: Context, issued: Event[ReceiptIssued]) -> bool:
 def spending_digest(issued: Event[ReceiptIssued], facts: Sequence[str]) -> str:
     """Return the digest of a spending and its shown facts.
 
-    The receipt's own digest leaves out a standing order, and a price that rose since.
+    The receipt's own digest leaves out automatic teardown, and a price that rose since.
     """
     return digest([issued.subject.removeprefix("receipt/"), issued.data.facts_digest, *facts])
 
 
 async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: Decided = NOTHING) -> Result:
-    """Ask about the price of a job that is not launched yet, about a standing order for it, and a relaunch budget.
+    """Ask about the price of a job that is not launched yet, about automatic teardown for it, and a relaunch budget.
 
     Raises NotFound, Conflict or Refused.
     """
@@ -275,7 +275,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
     if budget is not None and issued.cells:
         raise BadRequest("a fan-out rents further machines inside its own budget", "Leave --relaunch-budget out.")
     if decided != NOTHING and (issued.job is not None or receipt_used(ctx.ledger, receipt)):
-        given = "--end-when-proven" if order else "--relaunch-budget"
+        given = "--auto-teardown" if order else "--relaunch-budget"
         raise Conflict("the job is under way, and what becomes of it was decided before", f"Leave {given} out.")
     if budget is not None and (issued.worst_cost is None or budget < issued.worst_cost):
         worst = usd(issued.worst_cost)
@@ -286,9 +286,9 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
     for text in spending_facts(issued, order or ordered_by(ctx, receipt)):
         terminal.say(text)
     if order is not None:
-        minutes = ctx.policy.ending.grace_minutes
+        minutes = ctx.policy.teardown.grace_minutes
         terminal.say(f"  Once it has succeeded and all that it saved is proven here, {order} its machine without a")
-        terminal.say(f"  further question, {minutes} minutes after an alert. gpuwarden keep JOB takes that back.")
+        terminal.say(f"  further question, {minutes} minutes after an alert. gpuwarden hold JOB takes that back.")
     if budget is not None:
         terminal.say("  If its machine is taken for good, rent another one at this price or below, without a further")
         terminal.say(f"  question, and resume from the proven copy: {usd(budget)} in all, besides the cost above.")
@@ -315,7 +315,7 @@ def grant_spending(
     order: Verb | None = None,
     relaunch_usd: float | None = None,
 ) -> None:
-    """Record a person's yes to one receipt's spending, with the standing order and the budget that came with it."""
+    """Record a person's yes to one receipt's spending, with automatic teardown and the budget that came with it."""
     check_approver(ctx)
     granted = ApprovalGranted(
         digest=issued.data.facts_digest,
@@ -325,7 +325,7 @@ def grant_spending(
         expires_at=issued.data.expires_at,
     )
     if order is not None:
-        granted = granted.model_copy(update={"end_when_proven": order})
+        granted = granted.model_copy(update={"auto_teardown": order})
     if relaunch_usd is not None:
         granted = granted.model_copy(update={"relaunch_budget_usd": relaunch_usd})
     ctx.ledger.add(issued.subject, granted)
@@ -373,10 +373,10 @@ async def ask_consent(ctx: Context, spec: JobSpec) -> None:
             await ask_script(ctx, asked.ticket, terminal)
 
 
-def kept(job_id: str, effect: Objection) -> Result:
+def held(job_id: str, effect: Objection) -> Result:
     """Return the reply to an objection."""
     if effect is Objection.NOT_ORDERED:
-        message = f"No standing order would end the machine of {job_id}; it ends when a person approves."
+        message = f"Automatic teardown would not end the machine of {job_id}; it ends when a person approves."
         return Result(code=effect, message=message)
     if effect is Objection.TOO_LATE:
         message = f"Too late: the call that ends the machine of {job_id} was approved or sent before. "

@@ -168,7 +168,7 @@ def warned(reply: R, ctx: Context) -> R:
     """Add to a reply what is wrong with the policy, and that no watch runs where one is needed."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.wording import in_commands
-    from gpuwarden.lifecycle.leases.standing_orders import notices
+    from gpuwarden.lifecycle.leases.auto_teardown import notices
 
     return results.warned(reply, notices(ctx), in_commands)
 

@@ -1,4 +1,4 @@
-"""Commands on what costs: teardown, approve, keep, instances, offers, watch."""
+"""Commands on what costs: teardown, approve, hold, instances, offers, watch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
 @click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval on a terminal asks for.")
 @click.option("--without-proof", is_flag=True, help="Give up what is not proven. You will have to type the job's name.")
 @click.option(
-    "--end-when-proven",
+    "--auto-teardown",
     type=VERBS,
     default=None,
     help="With a spending: end this job's machine without asking again, once all is proven.",
@@ -72,7 +72,7 @@ async def approve(
     code: str | None,
     set_pin: bool,
     without_proof: bool,
-    end_when_proven: Any,
+    auto_teardown: Any,
     relaunch_budget: float | None,
     as_json: bool,
 ) -> int:
@@ -95,7 +95,7 @@ async def approve(
         elsewhere = " ".join([reply.message, *other_servers(load_config())])
         return answer(reply.model_copy(update={"message": elsewhere}), as_json, "waits")
     ctx = open_context()
-    decided = approval.Decided(end_when_proven, relaunch_budget)
+    decided = approval.Decided(auto_teardown, relaunch_budget)
     try:
         if code is not None:
             if without_proof or decided != approval.NOTHING:
@@ -111,16 +111,16 @@ async def approve(
 @click.argument("job_id")
 @JSON
 @runs_async
-async def keep(job_id: str, as_json: bool) -> int:
-    """Object to a standing order, or to a park. The answer says whether the machine stays, or a call was sent."""
+async def hold(job_id: str, as_json: bool) -> int:
+    """Cancel automatic teardown and self-stop. The answer says whether the machine stays, or it is too late."""
     from gpuwarden.interfaces.cli import approval
-    from gpuwarden.lifecycle.leases.parking import hold
+    from gpuwarden.lifecycle.leases.parking import hold as cancel_self_stop
     from gpuwarden.lifecycle.teardown.orders import object_to
 
     ctx = open_context()
     effect = object_to(ctx, job_id, "command line", approval.user())
-    await hold(ctx, job_id)  # the objection stands; where the machine does not answer, the error says so
-    return answer(approval.kept(job_id, effect), as_json, "message")
+    await cancel_self_stop(ctx, job_id)  # the objection stands; where the machine does not answer, the error says so
+    return answer(approval.held(job_id, effect), as_json, "message")
 
 
 @cli.command()
@@ -182,7 +182,7 @@ async def watch(
     """Move every job on, and say what needs a person.
 
     An idle GPU, a stall, a failure, a finished job that bills, a cap that is met. It copies and proves what jobs saved.
-    It ends a machine only by your standing order. Alerts go to the ledger and where the policy's [watch] says.
+    It ends a machine only by automatic teardown. Alerts go to the ledger and where the policy's [watch] says.
     """
     import anyio
 

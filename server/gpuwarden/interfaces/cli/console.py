@@ -136,11 +136,11 @@ def submitted(reply: SubmitReply) -> None:
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
         source = shown(reply.price_source or "")
-        bound = at_most(reply.worst_cost_usd, reply.standing_order)
+        bound = at_most(reply.worst_cost_usd, reply.automatic_teardown)
         out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), {bound}")
     for choice in reply.choices:
         where = f"{choice.platform} {choice.gpu or ''}".strip()
-        worst = at_most(choice.worst_cost_usd, reply.standing_order)
+        worst = at_most(choice.worst_cost_usd, reply.automatic_teardown)
         out.print(f"  on {shown(where)}: {usd_per_hour(choice.price_usd_per_hour)}, {worst}")
     if reply.receipt:
         out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} {zone()}")

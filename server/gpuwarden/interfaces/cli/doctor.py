@@ -25,7 +25,7 @@ from gpuwarden.interfaces.http.tokens import TokenStore
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.audit import audit
 from gpuwarden.ledger.chain import BreakCode
-from gpuwarden.lifecycle.leases.standing_orders import notices
+from gpuwarden.lifecycle.leases.auto_teardown import notices
 from gpuwarden.policy_record import Notice, absolute, usual_homes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
@@ -95,10 +95,10 @@ _RESTORE: Final = (
 
 
 def _watch(config: Config) -> CheckedReply:
-    """Check for a watch: without one nobody carries out a standing order, and no alert is sent."""
-    found, needed = watch_service.runs(config.home), config.policy.ending.when_proven != "ask"
+    """Check for a watch: without one nobody carries out automatic teardown, and no alert is sent."""
+    found, needed = watch_service.runs(config.home), config.policy.teardown.automatic != "off"
     ok = found.leads or found.installed or not needed
-    return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; a standing order waits for one"))
+    return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; automatic teardown waits for one"))
 
 
 async def examine() -> DoctorReply:

@@ -56,16 +56,16 @@ def sparkline(values: list[float], width: int = CURVE) -> str:
 def ending_of(found: EndingReply) -> list[str]:
     """Return the lines on what a person decided in advance about a machine's end."""
     lines = []
-    if found.standing_order:
+    if found.automatic_teardown:
         origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} in the policy"
         if found.through == "approval":
             origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} with its approval, by {found.by}"
         after = f"once everything is proven, {span((found.grace_minutes or 0) * 60)} after an alert"
         if found.ends_at is not None:
             after = f"at {local(found.ends_at)} {zone()}"
-        text = f"standing order: {found.standing_order} the machine {after} ({origin})"
+        text = f"automatic teardown: {found.automatic_teardown} the machine {after} ({origin})"
         if found.objected_at is not None:
-            text = f"standing order to {found.standing_order} is void since {local(found.objected_at)} {zone()}"
+            text = f"automatic teardown to {found.automatic_teardown} is void since {local(found.objected_at)} {zone()}"
         lines.append(text)
     if found.parks_after_minutes is not None:
         lines.append(f"the machine stops itself {span(found.parks_after_minutes * 60)} after the job, if nobody comes")

@@ -1,7 +1,7 @@
 """The demo of a night: a laptop is shut at 18:00, and at 8:00 a job's files are proven here and its machine is ended.
 
-The job has a standing order, a kept store and leave to park its machine. Its twin has none of them: its person is asked
-at 9:00, and both bills are measured. The hours are set forward in a file. The processes, uploads, files, proofs,
+The job has automatic teardown, a kept store and leave to park its machine. Its twin has none of them: its person is
+asked at 9:00, and both bills are measured. The hours are set forward in a file. The processes, uploads, files, proofs,
 notices and bills are real, through the use cases that the tools and the watch call. While the laptop is shut, none of
 these is called: the demo looks at the machines from outside, as nobody can who rents one.
 """
@@ -25,7 +25,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
-from gpuwarden.core.policy import Approval, Caps, Ending, Keep, Local, Policy
+from gpuwarden.core.policy import Approval, Caps, Keep, Local, Policy, TeardownPolicy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.interfaces.cli.demo import LOOK_S, PLATFORM, Stage, demo_spec, say_sandbox
 from gpuwarden.interfaces.cli.drawing import ending_of, local, span
@@ -137,7 +137,7 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
         approval=Approval(channels=("terminal", "rehearsal")),
         local=Local(unsandboxed=True),  # the script is part of gpuwarden
         rehearsal_caps=caps,
-        ending=Ending(when_proven="terminate", self_park_minutes=PARK_MINUTES),
+        teardown=TeardownPolicy(automatic="terminate", self_stop_minutes=PARK_MINUTES),
         keep=Keep(stores=(f"hf://{REPO}",)),
     )
     reads, writes = (f"hf_{secrets.token_hex(17)}" for _ in range(2))
@@ -166,14 +166,14 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
 async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
     """Submit a job under the policy's order, and its twin under a policy that asks. Return both, running."""
     ctx, stage = night.ctx, night.stage
-    stage.act(f"{EVENING}:00 An agent submits a job, under a standing order")
+    stage.act(f"{EVENING}:00 An agent submits a job, under automatic teardown")
     ordered = await _launched(night, "ordered", keep=f"hf://{REPO}")
     decided = base.ending_of(arranged(ctx, ordered))
     assert decided is not None
     for text in ending_of(decided):
         stage.say(escape(text))
     stage.say(f"kept store: the machine uploads what the job saves to hf://{REPO}")
-    ordering, ctx.policy = ctx.policy, ctx.policy.model_copy(update={"ending": Ending()})
+    ordering, ctx.policy = ctx.policy, ctx.policy.model_copy(update={"teardown": TeardownPolicy()})
     twin = await _launched(night, "asked")
     ctx.policy = ordering
     stage.say("the same job without any of that: its person will be asked")
@@ -333,7 +333,7 @@ def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in ("", "cost", "job ended", "GPU off", "gone", "GPU for nothing"):
         table.add_column(head, no_wrap=True, justify="right" if head else "left")
-    for name, label in (("ordered", "standing order"), ("asked", f"asked at {ASKED}:00")):
+    for name, label in (("ordered", "automatic teardown"), ("asked", f"asked at {ASKED}:00")):
         row = bills[name]
         idle = span(row["idle_hours"] * 3600)
         table.add_row(label, usd(row["cost_usd"]), row["ended_at"], row["off_at"], row["gone_at"], idle)
@@ -348,7 +348,7 @@ def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
     whole = all(b["proven"] and b["lease"] == Lease.STOPPED and b["job"] == Job.SUCCEEDED for b in bills.values())
     announced = ctx.ledger.last(ordered.subject, EndingAnnounced) is not None
     starts = night.cloud.store.state().calls.get("start", 0)
-    ok = whole and announced and saved > 0 and granted == ["standing_order", "rehearsal"]
+    ok = whole and announced and saved > 0 and granted == ["automatic_teardown", "rehearsal"]
     return {"ok": ok, **bills, "approvals": granted, "starts": starts, "saved_usd": round(saved, 6)}
 
 

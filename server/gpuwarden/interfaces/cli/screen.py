@@ -142,11 +142,11 @@ def _jobs(lines: list[JobLineReply]) -> Table:
 
 
 def _ending(found: EndingReply | None) -> str:
-    """Return a standing order in a few words."""
-    if found is None or found.standing_order is None or found.objected_at is not None:
+    """Return automatic teardown in a few words."""
+    if found is None or found.automatic_teardown is None or found.objected_at is not None:
         return ""
     at = f" at {local(found.ends_at)}" if found.ends_at is not None else " once proven"
-    return f" [cyan]{found.standing_order}s{at} by your order[/]"
+    return f" [cyan]{found.automatic_teardown}s{at} automatically[/]"
 
 
 def _money(reply: StatusReply) -> list[str]:
@@ -240,7 +240,7 @@ def pending(waiting: Sequence[Waiting]) -> list[str]:
     ordered, asked = ([w for w in waiting if (w.kind == "ordered") is wanted] for wanted in (True, False))
     for found, text in (
         (asked, f"{counted(len(asked), 'approval')} {'waits' if len(asked) == 1 else 'wait'} for you:"),
-        (ordered, f"{counted(len(ordered), 'machine')} will end by your standing order; to object:"),
+        (ordered, f"{counted(len(ordered), 'machine')} will end by automatic teardown; to object:"),
     ):
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

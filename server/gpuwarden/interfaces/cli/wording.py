@@ -19,7 +19,7 @@ COMMANDS: Final = {
     Action.VERIFY: "verify",
     Action.TEARDOWN: "teardown",
     Action.APPROVE: "approve",
-    Action.KEEP: "keep",
+    Action.HOLD: "hold",
     Action.LIST_INSTANCES: "instances",
     Action.SEARCH_REFERENCES: "search",
     Action.SHOW_PROFILE: "profiles",

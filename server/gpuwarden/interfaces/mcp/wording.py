@@ -55,7 +55,7 @@ def in_call(step: NextStep) -> str:
             return sentence(
                 f"ask the user to run gpuwarden approve {proof}{_value(given['ticket'])} in a terminal", step
             )
-        case Action.KEEP | Action.RESUME if step.action is Action.KEEP or "max_cost_usd" in given:
+        case Action.HOLD | Action.RESUME if step.action is Action.HOLD or "max_cost_usd" in given:
             return sentence(f"ask the user to run gpuwarden {_decision(step)} in a terminal", step)
         case Action.SHOW_PROFILE:
             return sentence(f"read {PROFILE_URI.format(name=plain(str(given['name'])))}", step)
@@ -104,10 +104,10 @@ def _argument(step: NextStep) -> str:
 
 
 def _decision(step: NextStep) -> str:
-    """Return the command of what a person decides at a terminal: to keep a machine, or higher limits of a fan-out."""
+    """Return the command of what a person decides at a terminal: to hold a machine, or higher limits of a fan-out."""
     given, job = step.parameters, _value(step.parameters.get("job_id", "JOB"))
-    if step.action is Action.KEEP:
-        return f"keep {job}"
+    if step.action is Action.HOLD:
+        return f"hold {job}"
     options = {"max_cost_usd": "--max-cost", "max_machines": "--max-machines", "receipt": "--receipt"}
     limits = [f"{option} {_value(given[name])}" for name, option in options.items() if name in given]
     return " ".join(["fan-out --resume", *limits, job])

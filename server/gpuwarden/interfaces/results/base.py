@@ -144,7 +144,7 @@ class MeterReply(BaseModel):
 class EndingReply(BaseModel):
     """A person's decision in advance about the end of a job's machine. `ends_at` is known after a notice."""
 
-    standing_order: Verb | None = None
+    automatic_teardown: Verb | None = None
     grace_minutes: float | None = None
     through: str = ""
     by: str = ""
@@ -164,7 +164,7 @@ def ending_of(found: Arranged | None) -> EndingReply | None:
     if found is None:
         return None
     return EndingReply(
-        standing_order=found.verb,
+        automatic_teardown=found.verb,
         grace_minutes=round(found.grace_s / 60, 1) if found.verb else None,
         through=found.through,
         by=named(found.by, 80) if found.by else "",

@@ -211,7 +211,7 @@ def waits(found: Sequence[Waiting]) -> WaitsReply:
     """Return the reply to `approve` without a ticket."""
     ordered = sum(w.kind == "ordered" for w in found)
     asked = len(found) - ordered
-    ends = f" {counted(ordered, 'machine').capitalize()} will end by your standing order." if ordered else ""
+    ends = f" {counted(ordered, 'machine').capitalize()} will end by automatic teardown." if ordered else ""
     return WaitsReply(
         message=f"{counted(asked, 'approval').capitalize()} {'waits' if asked < 2 else 'wait'} for you.{ends}",
         waiting=[waiting_reply(w) for w in found],

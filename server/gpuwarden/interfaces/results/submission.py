@@ -38,7 +38,7 @@ class SubmitReply(WarnedReply):
     worst_cost_usd: float | None = Field(
         default=None, description="The job, at most; its machine bills on until its end is approved or was ordered"
     )
-    standing_order: Verb | None = Field(default=None, description="How a person's order ends the machine once proven")
+    automatic_teardown: Verb | None = Field(default=None, description="How automatic teardown ends the machine")
     storage: list[str] = Field(default_factory=list)
     """What bills on after the machine's end, by name."""
     storage_usd_per_hour: float | None = None
@@ -58,7 +58,7 @@ def submitted(result: Submission) -> SubmitReply:
         price_usd_per_hour=result.price,
         price_source=quoted(result.quote.source) if result.quote else None,
         worst_cost_usd=result.worst_cost_usd,
-        standing_order=result.ordered,
+        automatic_teardown=result.ordered,
         storage=list(result.storage),
         storage_usd_per_hour=result.quote.storage_usd_per_hour if result.quote else None,
         adopted=result.adopted,
@@ -84,7 +84,7 @@ def submitted(result: Submission) -> SubmitReply:
         reply.code = "adopted" if result.adopted else "accepted"
         same = "The same job was submitted before and is this one. " if result.adopted else ""
         reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
-        reply.message += f" Once everything is proven, your standing order {result.ordered}s its machine." * bool(
+        reply.message += f" Once everything is proven, automatic teardown {result.ordered}s its machine." * bool(
             result.ordered
         )
         reply.message += stays

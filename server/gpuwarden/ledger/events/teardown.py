@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from gpuwarden.core.models import Verb
 from gpuwarden.core.rules import Finding
@@ -49,15 +49,23 @@ class ApprovalGranted(Judged):
     """A person approved a teardown, or a receipt's spending."""
 
     event: Literal["approval.granted"] = "approval.granted"
+    VERSION: ClassVar = 2
     MOVES_TO: ClassVar = Teardown.APPROVED
     channel: str = ""
     by: str = ""
     policy: str = ""
     """The digest of the policy file that was in force."""
-    end_when_proven: Verb | None = None
-    """The standing order that the person gave with a spending approval, for this one job."""
+    auto_teardown: Verb | None = None
+    """Automatic teardown that the person gave with a spending approval, for this one job."""
     relaunch_budget_usd: float | None = None
     """What the person allowed to spend on further machines after interruptions of this one job."""
+
+    @classmethod
+    def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        """Rename what version 1 called a standing order."""
+        named = {**body, "auto_teardown": body.get("end_when_proven")}
+        named.pop("end_when_proven", None)
+        return {**named, "channel": "automatic_teardown"} if body.get("channel") == "standing_order" else named
 
     def holds_at(self, now: float) -> bool:
         """Return whether the approval has not expired at a time, in seconds since the epoch."""
@@ -145,7 +153,7 @@ class ParkingOrdered(Body):
 
 
 class EndingAnnounced(Body):
-    """A standing order will be carried out at `ends_at` on the facts of `digest`, unless somebody objects."""
+    """Automatic teardown will be carried out at `ends_at` on the facts of `digest`, unless somebody objects."""
 
     event: Literal["ending.announced"] = "ending.announced"
     ticket: str
@@ -155,7 +163,7 @@ class EndingAnnounced(Body):
 
 
 class EndingObjected(Body):
-    """Somebody wants the machine kept: the standing order of this job is void, and a person is asked as usual."""
+    """Somebody wants the machine kept: automatic teardown of this job is void, and a person is asked as usual."""
 
     event: Literal["ending.objected"] = "ending.objected"
     channel: str = ""

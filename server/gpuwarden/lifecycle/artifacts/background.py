@@ -23,10 +23,10 @@ from gpuwarden.lifecycle.artifacts.kept_pull import kept_copy
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.relaunch import awaits_kept, may_relaunch
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.leases.parked import parked
 from gpuwarden.lifecycle.leases.parking import wake
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 FIRST_RETRY_S: Final = 60.0
@@ -56,7 +56,7 @@ class Keeper:
     async def round(self) -> None:
         """Copy and verify what lacks it. Failures are reported in `trouble`, not raised."""
         jobs: Iterable[JobRecord] = ()
-        if self.ctx.policy.ending.background_gb > 0:
+        if self.ctx.policy.teardown.background_gb > 0:
             await self._wake()
             jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
         # Those that succeeded or are paused, whose machines may bill, and whose copy can still become a proven one.
@@ -91,7 +91,7 @@ class Keeper:
 
     def _lost(self) -> list[JobRecord]:
         """Return the jobs whose relaunch waits for what their kept store has."""
-        if self.ctx.policy.ending.background_gb <= 0:
+        if self.ctx.policy.teardown.background_gb <= 0:
             return []
         names = self.ctx.ledger.subjects("job", Job.PREEMPTED)
         jobs = (read_job(self.ctx.ledger, name.removeprefix("job/")) for name in names)
@@ -99,13 +99,13 @@ class Keeper:
                 and awaits_kept(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
 
     def _parked(self) -> list[JobRecord]:
-        """Return the jobs with a standing order whose machines parked themselves before everything was proven."""
+        """Return the jobs with automatic teardown whose machines parked themselves before everything was proven."""
         leases = (read_lease(self.ctx.ledger, name.removeprefix("lease/")) for name in self.ctx.ledger.resting())
         jobs = (read_job(self.ctx.ledger, lease.job_id) for lease in leases)
         return [
             job
             for job in jobs
-            if standing_order(self.ctx, job.id) is not None
+            if automatic_teardown(self.ctx, job.id) is not None
             and job.state in {Job.SUCCEEDED, Job.UNKNOWN}
             and parked(self.ctx, job)
             and copy_state(self.ctx, job.id) is not Copy.PROVEN
@@ -161,7 +161,7 @@ class Keeper:
     async def _check_room(self, job_id: str, size: int) -> None:
         """Raise NotSupported where a copy does not fit into what the policy allows."""
         here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job_id)
-        limit = self.ctx.policy.ending.background_gb * 1e9
+        limit = self.ctx.policy.teardown.background_gb * 1e9
         if here + size > limit:
             sizes = f"{size / 1e9:.1f} GB do not fit into the {limit / 1e9:g} GB"
             raise NotSupported(f"{sizes} that background_gb allows")

@@ -71,7 +71,7 @@ def taken(ctx: Context, job: JobRecord) -> bool:
 def awaits_kept(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job that lost its machine waits for a proven copy of what its kept store has."""
     lost, pulled = ctx.ledger.last(job.subject, JobPreempted), ctx.ledger.last(job.subject, ArtifactsPulled)
-    if not job.spec.keep or ctx.policy.ending.background_gb <= 0 or lost is None or not may_relaunch(ctx, job.id):
+    if not job.spec.keep or ctx.policy.teardown.background_gb <= 0 or lost is None or not may_relaunch(ctx, job.id):
         return False
     if ctx.clock.now() - lost.at > KEPT_PATIENCE_S:
         return False

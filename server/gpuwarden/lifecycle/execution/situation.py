@@ -17,9 +17,9 @@ from gpuwarden.lifecycle.execution.pausing import stop_keeps
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.relaunch import awaits_kept
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, in_force, watched
 from gpuwarden.lifecycle.leases.meter import believed, given_back, lease_now
 from gpuwarden.lifecycle.leases.parked import parked
-from gpuwarden.lifecycle.leases.standing_orders import in_force, standing_order, watched
 from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -73,7 +73,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         return now if job.state not in TERMINAL_JOBS else replace(now, copy=copy_state(ctx, job.id))
     ticket = open_ticket(ctx, lease)
     stoppable = job.state is Job.PAUSED and stop_keeps(ctx, job)
-    ordered = standing_order(ctx, job.id)
+    ordered = automatic_teardown(ctx, job.id)
     announced = ctx.ledger.last(job.subject, EndingAnnounced) if ordered else None
     due = announced is not None and ticket is not None and announced.data.ticket == ticket.id
     return replace(
@@ -137,7 +137,7 @@ def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
 class Arranged:
     """A person's decision in advance about the end of a job's machine. Times are in seconds since the epoch.
 
-    `verb` is that of a standing order, None without one; `through` and `by` say where the order was set, and who did.
+    `verb` is that of automatic teardown, None without one; `through` and `by` say where the order was set, and who did.
     `ends_at` is known once its notice was delivered. `objected_at`: the order holds no more. `parks_after_s` is how
     long after the job's end the machine stops itself, where nobody comes; None where it may not.
     """

@@ -32,7 +32,7 @@ from gpuwarden.lifecycle.leases.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
 MARGIN_S: Final = 300.0
-"""Seconds after the grace of a standing order in which the watch may end the machine itself."""
+"""Seconds after the grace of automatic teardown in which the watch may end the machine itself."""
 OVERRUN_S: Final = 600.0
 """Seconds after its timeout in which a job's supervisor ends it, before the machine counts as left alone."""
 STATUS: Final = "status.json"
@@ -46,10 +46,10 @@ FETCH_H: Final = 1.0
 def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | None:
     """Return what a job gets with its acceptance; None where no machine may park itself.
 
-    A standing order comes first: its grace passes before any machine parks.
+    Automatic teardown comes first: its grace passes before any machine parks.
     """
     in_force = ctx.in_force
-    after_s = in_force.policy.ending.self_park_minutes * 60.0
+    after_s = in_force.policy.teardown.self_stop_minutes * 60.0
     if after_s <= 0 or any(notice.question for notice in in_force.notices):
         return None
     return ParkingOrdered(after_s=max(after_s, order.grace_s + MARGIN_S if order else 0.0), policy=in_force.digest)
@@ -63,7 +63,7 @@ def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
     ordered = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
     with contextlib.suppress(WardenError):
-        if ordered is not None and objected is None and ctx.policy.ending.self_park_minutes > 0:
+        if ordered is not None and objected is None and ctx.policy.teardown.self_stop_minutes > 0:
             return ordered.data
     return None
 

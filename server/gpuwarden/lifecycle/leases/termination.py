@@ -12,8 +12,8 @@ from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.events import ApprovalGranted, LeaseLook, VerbIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import lease_now
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.records import TeardownRecord
 
 ASK_AGAIN_S: Final = 30.0
@@ -35,9 +35,9 @@ def voided(ctx: Context, record: TeardownRecord) -> bool:
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     if granted is None:
         return False
-    automatic = granted.data.channel == "standing_order"
+    automatic = granted.data.channel == "automatic_teardown"
     expired = record.state is Teardown.EXECUTING and not granted.data.holds_at(ctx.clock.now())
-    return (automatic and standing_order(ctx, record.job_id) is None) or (expired and not call_sent(ctx, record))
+    return (automatic and automatic_teardown(ctx, record.job_id) is None) or (expired and not call_sent(ctx, record))
 
 
 def call_sent(ctx: Context, record: TeardownRecord) -> bool:

@@ -31,10 +31,10 @@ from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.expirations import clocks_of
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.leases.parked import parked
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.runner_alerts import divergence_of, stall_of
@@ -50,7 +50,7 @@ IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
 """Seconds that something waits for a person before its alert is repeated."""
 ORDER_LATE_S: Final = 120.0
-"""Seconds that a standing order may be late before its machine counts as billing for nothing."""
+"""Seconds that automatic teardown may be late before its machine counts as billing for nothing."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
@@ -236,16 +236,16 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
 
 
 def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
-    """Yield that a standing order ends a job's machine after a grace."""
+    """Yield that automatic teardown ends a job's machine after a grace."""
     said = ctx.ledger.last(job.subject, EndingAnnounced)
-    if said is not None and job.state is Job.SUCCEEDED and (order := standing_order(ctx, job.id)):
+    if said is not None and job.state is Job.SUCCEEDED and (order := automatic_teardown(ctx, job.id)):
         origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
         text = (
-            f"{job.id} succeeded and everything that it saved is proven here. A standing order of {origin} will "
-            f"{order.verb} its machine in {counted(round(order.grace_s / 60), 'minute')}."
+            f"{job.id} succeeded and everything that it saved is proven here. Automatic teardown, set by {origin}, "
+            f"will {order.verb} its machine in {counted(round(order.grace_s / 60), 'minute')}."
         )
         text += f" {' and '.join(order.storage)} bills on after that." if order.storage else ""
-        objection = (do(Action.KEEP, "to object", job_id=job.id),)
+        objection = (do(Action.HOLD, "to object", job_id=job.id),)
         yield Condition(job.subject, "ending_soon", text, mark=str(said.seq), next_steps=objection)
 
 
@@ -347,12 +347,12 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
 
     The first announcement counts: one that is given again and again would be overdue never.
     """
-    ordered = standing_order(ctx, job.id) is not None
+    ordered = automatic_teardown(ctx, job.id) is not None
     said = next(iter(ctx.ledger.events(job.subject, kind=EndingAnnounced, limit=1)), None) if ordered else None
     due = None if said is None else said.data.ends_at
     price = lease.instance.price_usd_per_hour if lease.instance else None
     rate = "" if price is None else f", {usd_per_hour(price)}"
-    overdue = "" if due is None else " Its end by a standing order is overdue."
+    overdue = "" if due is None else " Its end by automatic teardown is overdue."
     return Condition(
         lease.subject,
         "finished_billing",
@@ -370,7 +370,7 @@ def raise_overdue(ctx: Context) -> None:
     """
     unable = ctx.ledger.readable_only or any(notice.kind == "broken" for notice in ctx.warnings)
     for job_id in () if unable else ctx.ledger.jobs_with_leases(*LIVE_LEASES):
-        if standing_order(ctx, job_id) is None or (job := read_job(ctx.ledger, job_id)).state is not Job.SUCCEEDED:
+        if automatic_teardown(ctx, job_id) is None or (job := read_job(ctx.ledger, job_id)).state is not Job.SUCCEEDED:
             continue
         for lease in (lease_now(ctx, name) for name in leases_of(ctx, job)):
             found = finished_billing(ctx, job, lease)

@@ -18,8 +18,8 @@ from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Teardown
 from gpuwarden.ledger.events import EndingAnnounced, ReceiptIssued, TeardownAwaitingHuman
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import following, machine_of, situation
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, order_for
 from gpuwarden.lifecycle.leases.meter import believed, lease_now
-from gpuwarden.lifecycle.leases.standing_orders import order_for, standing_order
 from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_receipt, read_teardown, receipt_used
 
@@ -34,7 +34,7 @@ Kind = Literal["teardown", "ordered", "unseen_end", "blocked", "unasked", "spend
 class Waiting:
     """One question to a person. `cost_usd` is what its machine has cost, or what the job may cost; None: unknown.
 
-    `kind` is teardown, ordered (a standing order ends the machine unless somebody objects), unseen_end, blocked (only
+    `kind` is teardown, ordered (automatic teardown ends the machine unless somebody objects), unseen_end, blocked (only
     the user can give up what is not proven), unasked (nothing keeps the machine, and its end was not requested),
     spending or price. `since` is when it was first asked.
     """
@@ -91,9 +91,9 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
         return replace(found, kind="unseen_end", text=text, next_steps=(do(Action.CHECK, job_id=job.id),))
     since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), record.since)
     said = ctx.ledger.last(job.subject, EndingAnnounced)
-    if said is not None and said.data.ticket == ticket and standing_order(ctx, job.id) is not None:
-        keep = (do(Action.KEEP, "to object", job_id=job.id),)
-        text = f"a standing order will {found.text}"
+    if said is not None and said.data.ticket == ticket and automatic_teardown(ctx, job.id) is not None:
+        keep = (do(Action.HOLD, "to object", job_id=job.id),)
+        text = f"automatic teardown will {found.text}"
         return replace(found, kind="ordered", text=text, since=since, expires_at=ends_at(ctx, said), next_steps=keep)
     return replace(found, since=since, expires_at=record.expires_at)
 

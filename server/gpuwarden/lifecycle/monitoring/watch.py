@@ -1,6 +1,6 @@
 """The watch: move everything on, and say what a person would want to know. It parks or asks.
 
-It ends a machine only by a standing order of a person, after a notice and with every proof (`teardown/orders.py`).
+It ends a machine only by automatic teardown, after a notice and with every proof (`teardown/orders.py`).
 One watch leads at a time; the others show what the leader finds.
 An alert is an event of the ledger, raised once and cleared when its condition is over, whichever process sees it first.
 A condition that must last for a while is remembered in `watch.json` beside the ledger; losing it only delays alerts.
@@ -24,7 +24,7 @@ from gpuwarden.ledger.events import AlertCleared, AlertRaised
 from gpuwarden.lifecycle.artifacts.background import Keeper
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.driving import FanOuts
-from gpuwarden.lifecycle.leases.standing_orders import ROUND, WATCH_FILE, rounds
+from gpuwarden.lifecycle.leases.auto_teardown import ROUND, WATCH_FILE, rounds
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
     OBSERVED,

@@ -27,9 +27,9 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.relaunch import relaunch_for
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, order_for
 from gpuwarden.lifecycle.leases.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.leases.parking import parking_for
-from gpuwarden.lifecycle.leases.standing_orders import order_for, standing_order
 from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep
@@ -465,7 +465,7 @@ def record_job(
 
 def _submitted(ctx: Context, job: JobRecord, found: Submission) -> Submission:
     """Return a result with the job that came of it, how its machine will end and what remains to do."""
-    order, storage = standing_order(ctx, job.id), storage_after(ctx, job.spec) if job.lease else ()
+    order, storage = automatic_teardown(ctx, job.id), storage_after(ctx, job.spec) if job.lease else ()
     verb, rest = order.verb if order else None, following(ctx, job)
     return replace(found, job=job, ordered=verb, next_steps=rest, storage=storage)
 

@@ -37,8 +37,8 @@ from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.provisioning import tend
 from gpuwarden.lifecycle.execution.situation import following
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import believed, lease_now
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.leases.termination import call_sent, request_end, voided
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -309,14 +309,14 @@ def storage_accepted(ctx: Context, view: TeardownView, order: EndingOrdered) -> 
 
 
 async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOrdered) -> TeardownView:
-    """Carry out a person's standing order on exactly the facts with digest `seen`, every rule being silent.
+    """Carry out an automatic teardown on exactly the facts with digest `seen`, every rule being silent.
 
     Raises Conflict when the facts changed, Refused when anything is left to decide.
     """
     async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
         record = read_teardown(ctx.ledger, ticket)
         if record.state is not Teardown.AWAITING_HUMAN:
-            raise Conflict(f"ticket {ticket} is {record.state}; a standing order can't approve it")
+            raise Conflict(f"ticket {ticket} is {record.state}; automatic teardown can't approve it")
         view = await _judge(ctx, record)
         if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest != seen:
             raise Conflict(f"the facts of ticket {ticket} changed since the notice")
@@ -325,14 +325,16 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
         origin = f"the approval of {order.receipt}" if order.through == "approval" else "the policy file"
         granted = ApprovalGranted(
             digest=seen,
-            channel="standing_order",
-            by=f"standing order set through {origin}, by {order.by}" if order.by else f"standing order of {origin}",
+            channel="automatic_teardown",
+            by=f"automatic teardown, set by {origin}, by {order.by}"
+            if order.by
+            else f"automatic teardown, set by {origin}",
             policy=order.policy,
             expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s,
             findings=view.record.findings,
         )
         with ctx.ledger.transaction():
-            if standing_order(ctx, view.job.id) != order:  # the user objected, or the policy takes it back
+            if automatic_teardown(ctx, view.job.id) != order:  # the user objected, or the policy takes it back
                 raise Refused(f"the order to end the machine of job {view.job.id} was taken back", approval(ticket))
             ctx.ledger.add(record.subject, granted)
         await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
@@ -353,7 +355,7 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
     if not fresh:
         facts, pulled = await gather(ctx, record)
         findings = tuple(run_rules(rules_of("teardown"), facts))
-        revoked = granted.data.channel == "standing_order" and standing_order(ctx, record.job_id) is None
+        revoked = granted.data.channel == "automatic_teardown" and automatic_teardown(ctx, record.job_id) is None
         expired = not granted.data.holds_at(ctx.clock.now())
         if revoked or expired or facts_digest(record, facts, pulled, findings) != granted.data.digest:
             why = "the approval expired" if expired else "the facts changed after the approval"

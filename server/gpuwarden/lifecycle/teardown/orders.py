@@ -1,4 +1,4 @@
-"""Standing orders: what a person decided in advance about the end of machines whose every proof is complete.
+"""Automatic teardown: what a person decided in advance about the end of machines whose every proof is complete.
 
 An order is recorded with its job when the job is accepted, from the policy file or from the approval of its spending at
 a terminal. It is carried out in two looks, a grace apart. The first one announces the end with an alert, bound to the
@@ -27,9 +27,9 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import open_ticket
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.leases.parked import parked
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
 from gpuwarden.lifecycle.leases.termination import call_sent, voided
 from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of, read_job, read_lease, read_teardown
@@ -71,7 +71,7 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
 
 
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
-    """Return the jobs with a standing order that have succeeded and whose own machine may bill.
+    """Return the jobs with automatic teardown that have succeeded and whose own machine may bill.
 
     A machine that parked itself is ended as it is where that was ordered and its kept store proved everything.
     """
@@ -79,14 +79,14 @@ def ordered_jobs(ctx: Context) -> list[JobRecord]:
     found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
     for name in ctx.ledger.resting():
         job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)
-        order = standing_order(ctx, job.id)
+        order = automatic_teardown(ctx, job.id)
         if order is not None and order.verb == "terminate" and job.spec.keep and parked(ctx, job):
             found.append(job)
-    return [job for job in found if job.state is Job.SUCCEEDED and standing_order(ctx, job.id) is not None]
+    return [job for job in found if job.state is Job.SUCCEEDED and automatic_teardown(ctx, job.id) is not None]
 
 
 class Orders:
-    """Carries out the standing orders of one ledger. What is left to a person is looked at less and less often."""
+    """Carries out the automatic teardowns of one ledger. What is left to a person is looked at less and less often."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -96,8 +96,8 @@ class Orders:
     def shortest_grace(self) -> float:
         """Return the shortest grace of an announced end, in seconds."""
         jobs = (job.id for job in ordered_jobs(self.ctx) if self.ctx.ledger.last(job.subject, EndingAnnounced))
-        graces = [order.grace_s for job in jobs if (order := standing_order(self.ctx, job))]
-        return min(graces, default=self.ctx.policy.ending.grace_minutes * 60.0)
+        graces = [order.grace_s for job in jobs if (order := automatic_teardown(self.ctx, job))]
+        return min(graces, default=self.ctx.policy.teardown.grace_minutes * 60.0)
 
     async def round(self, awake_since: float = 0.0) -> dict[str, str]:
         """Announce what is proven, and end what was announced a grace ago. Return what could not be done, by job.
@@ -125,7 +125,7 @@ class Orders:
 
 async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
     """Take the next step of one order. Return whether everything that it is bound to is true."""
-    order = standing_order(ctx, job.id)
+    order = automatic_teardown(ctx, job.id)
     if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
         return True  # nothing is asked of the machine until there is a proof
     assert job.lease is not None

@@ -30,7 +30,7 @@ from gpuwarden.interfaces.results import warned
 from gpuwarden.interfaces.results.inventory import InstanceReply, InstancesReply
 from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.standing_orders import notices
+from gpuwarden.lifecycle.leases.auto_teardown import notices
 from gpuwarden.lifecycle.monitoring.check import Checked
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.store import Curve

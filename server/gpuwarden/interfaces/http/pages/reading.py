@@ -34,7 +34,7 @@ from gpuwarden.interfaces.http.pages.static_files import HEADERS, static_file
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.interfaces.results.overview import job_line
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.standing_orders import notices
+from gpuwarden.lifecycle.leases.auto_teardown import notices
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.overview import glance, job_page
 from gpuwarden.lifecycle.records import read_job

@@ -17,7 +17,7 @@ from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.interfaces.results import Result, error_reply, warned, worded
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.standing_orders import notices
+from gpuwarden.lifecycle.leases.auto_teardown import notices
 
 ASK_OUTSIDE: Final = "Ask the user to run gpuwarden approve with the ticket, outside this client."
 READ: Final = ToolAnnotations(read_only_hint=True, open_world_hint=True)

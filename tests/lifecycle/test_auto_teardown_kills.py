@@ -1,4 +1,4 @@
-"""Random kills and cuts while machines end by a standing order: nothing unproven is lost, and nothing bills unseen.
+"""Random kills and cuts while machines end by automatic teardown: nothing unproven is lost, and nothing bills unseen.
 
 The provider lies as well: it takes verbs and does nothing, hides machines, refuses what it does, claims a stop while
 the meter runs, shows old lists, and brings ended machines back. The channel that alerts go through fails now and then,
@@ -27,12 +27,12 @@ import pytest
 from fakes import FakeClock
 from gpuwarden.core.errors import Unreachable, WardenError
 from gpuwarden.core.models import Answer, Artifact, Handle, Instance, InstanceState, JobSpec, Known, Observation, Place
-from gpuwarden.core.policy import Ending
+from gpuwarden.core.policy import TeardownPolicy
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, EndingAnnounced, LeaseStopping, VerbIntent
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.standing_orders import standing_order
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.monitoring.alert_conditions import ORDER_LATE_S
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.watch import SWEEP_S, Round, Watcher
@@ -126,8 +126,8 @@ class Night:
         self.home, self.random, self.phone = home, random.Random(seed), phone
         self.clock, self.fuse, self.processes = FakeClock(), Fuse(), Processes()
         self.backend, self.content = CutLine(self.processes, self.random), weights()
-        order = Ending(when_proven=self.random.choice(("terminate", "stop")))
-        self.policy = WEALTHY.model_copy(update={"ending": order, "watch": CALLED})
+        order = TeardownPolicy(automatic=self.random.choice(("terminate", "stop")))
+        self.policy = WEALTHY.model_copy(update={"teardown": order, "watch": CALLED})
         self.cloud: Cloud | None = None
         self.deaths, self.lies = 0, Counter[str]()
         self.effect: Objection | None = None
@@ -147,7 +147,7 @@ class Night:
     def objects(self) -> None:
         """Object in another process, at whatever point this one is."""
         other = open_house(self.home, self.clock, policy=self.policy)
-        if self.effect is None and standing_order(other, self.job):
+        if self.effect is None and automatic_teardown(other, self.job):
             self.effect = object_to(other, self.job, "command line", "test")
             self.calls_before = len(self.calls())
         other.ledger.close()
@@ -276,7 +276,7 @@ class Night:
         if self.effect is not None:
             assert len(self.calls()) == self.calls_before, f"a call was sent after the objection\n{self.story()}"
         for call in self.calls()[:1]:
-            grace_s = self.policy.ending.grace_minutes * 60.0
+            grace_s = self.policy.teardown.grace_minutes * 60.0
             assert any(at + grace_s <= call.at for at in self.phone.notices()), f"no notice came\n{self.story()}"
         if isinstance(found, Round):
             assert "watch" not in found.trouble, found.trouble
@@ -296,7 +296,7 @@ class Night:
         if job.state not in TERMINAL_JOBS:
             return now - job.since <= watch.unknown_minutes * 60
         said = ledger.last(job.subject, EndingAnnounced)
-        announced = said is not None and standing_order(self.ctx, job.id) is not None
+        announced = said is not None and automatic_teardown(self.ctx, job.id) is not None
         if announced and said is not None and now <= said.data.ends_at + ORDER_LATE_S:
             return ledger.alert(job.subject, ENDING_SOON, str(said.seq)) is not None
         stopping = ledger.last(f"lease/{job.lease}", LeaseStopping)
@@ -403,7 +403,7 @@ class Due:
         while not phone.notices():
             self.night.do(self.night.watcher.keeper.round)
             self.night.do(self.night.watcher.round)
-        for _ in range(2 * self.night.policy.ending.grace_minutes - 1):
+        for _ in range(2 * self.night.policy.teardown.grace_minutes - 1):
             self.night.clock.advance(30)
             self.night.do(self.night.watcher.round)
             assert not self.night.calls()

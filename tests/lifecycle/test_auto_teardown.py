@@ -1,4 +1,4 @@
-"""Standing orders: a machine ends without a question only when a person said so before, and everything is proven."""
+"""Automatic teardown: a machine ends without a question only when a person said so before, and everything is proven."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Verb
 from gpuwarden.core.next_step import Copy
-from gpuwarden.core.policy import Caps, Ending, policy_fields
+from gpuwarden.core.policy import Caps, TeardownPolicy, policy_fields
 from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import approval
@@ -25,8 +25,8 @@ from gpuwarden.interfaces.results.overview import status_of
 from gpuwarden.ledger.events import ApprovalGranted, EndingAnnounced, EndingOrdered, LeaseCameBack, ReceiptIssued
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.leases.auto_teardown import order_for
 from gpuwarden.lifecycle.leases.meter import lease_now
-from gpuwarden.lifecycle.leases.standing_orders import order_for
 from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.overview import glance
@@ -60,16 +60,16 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(ending_house: 
     assert not {"approval", "finished_billing"} & set(raised_kinds), "nobody is asked about what is ordered"
     assert not ending_house.bills()
     granted = [e for e in ending_house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
-    assert [e.data.channel for e in granted] == ["standing_order"]
+    assert [e.data.channel for e in granted] == ["automatic"]
     ending_house.holds()
 
 
 async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: Ordered, wording: Wording) -> None:
     ending_house.ctx.policy = ending_house.ctx.policy.model_copy(
-        update={"ending": Ending(when_proven="terminate", grace_minutes=7, self_park_minutes=20)}
+        update={"teardown": TeardownPolicy(automatic="terminate", grace_minutes=7, self_stop_minutes=20)}
     )
     checked = results.submitted(await submit(ending_house.ctx, ending_house.spec()))
-    assert checked.standing_order == "terminate"
+    assert checked.automatic_teardown == "terminate"
     wording(checked.message)
     job = await ending_house.proven()
     accepted = ending_house.ctx.ledger.last(f"job/{job}", EndingOrdered)
@@ -83,7 +83,7 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: 
 
     ending, listed = await shown()
     assert ending is not None and ending == listed
-    assert (ending.standing_order, ending.through, ending.grace_minutes) == ("terminate", "policy", 7)
+    assert (ending.automatic_teardown, ending.through, ending.grace_minutes) == ("terminate", "policy", 7)
     assert (ending.set_at, ending.ends_at, ending.parks_after_minutes) == (accepted.at, None, 20)
     set_at = f"{local(accepted.at, '%m-%d %H:%M')} {zone()}"
     wording(" ".join(ending_of(ending)), set_at, "20m")
@@ -104,16 +104,16 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: 
 
 
 async def test_a_job_without_an_order_shows_none(tmp_path: Path, processes: Processes, wording: Wording) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     checked = results.submitted(await submit(house.ctx, house.spec()))
-    assert not checked.standing_order
+    assert not checked.automatic_teardown
     wording(checked.message)
     reply = results.checked(await check(house.ctx, await house.started()))
     assert reply.ending is None and "ending" not in reply.short()
 
 
 async def test_a_list_that_asks_nobody_counts_the_night(tmp_path: Path, processes: Processes) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     job = await house.proven()
     await house.asks(job)
     whole = lease_now(house.ctx, f"{job}-i1").cost or 0.0
@@ -137,7 +137,7 @@ async def test_a_timer_s_look_copies_what_has_just_ended(ending_house: Ordered) 
 
 @pytest.mark.slow
 async def test_without_an_order_a_person_is_asked(tmp_path: Path, processes: Processes) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     job = await house.proven()
     await house.watched(60)
     assert house.bills() and house.ctx.ledger.last(f"job/{job}", EndingOrdered) is None
@@ -154,7 +154,7 @@ async def test_an_order_to_stop_stops(tmp_path: Path, processes: Processes) -> N
 async def test_a_machine_that_was_off_and_is_being_ended_did_not_come_back(
     tmp_path: Path, processes: Processes
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     job = await house.proven()
     await house.until_off(await house.yes(await house.asks(job, "stop")))
     house.cloud.configure(faults=Faults(faults=(Fault(kind="stale", call="get", count=99, seconds=120),)))
@@ -187,13 +187,13 @@ def test_the_answer_to_an_objection(effect: Objection, wording: Wording) -> None
 
 def now_orders(house: Ordered, verb: str) -> None:
     """Edit the policy under way."""
-    ending = house.ctx.policy.ending.model_copy(update={"when_proven": verb})
-    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": ending})
+    ending = house.ctx.policy.teardown.model_copy(update={"automatic": verb})
+    house.ctx.policy = house.ctx.policy.model_copy(update={"teardown": ending})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("order", "now", "ends"), [
-    ("terminate", "ask", False), ("terminate", "stop", False), ("stop", "ask", False), ("stop", "terminate", True),
+    ("terminate", "off", False), ("terminate", "stop", False), ("stop", "off", False), ("stop", "terminate", True),
 ])  # fmt: skip
 @pytest.mark.parametrize("noticed", [False, True])
 async def test_an_order_holds_while_the_policy_gives_it(
@@ -222,8 +222,8 @@ async def test_an_order_that_was_taken_back_while_the_watch_was_dead_ends_nothin
     with kill, pytest.raises(KeyboardInterrupt):
         await ending_house.watched(15)
     (granted,) = [e for e in ending_house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
-    assert granted.data.channel == "standing_order"
-    now_orders(ending_house, "ask")
+    assert granted.data.channel == "automatic_teardown"
+    now_orders(ending_house, "off")
     await ending_house.watched(30)
     assert ending_house.bills()
     now_orders(ending_house, "terminate")
@@ -251,9 +251,9 @@ async def test_a_broken_policy_orders_nothing_and_hides_no_machine(ending_house:
 
 
 async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path: Path, processes: Processes) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     await house.proven()
-    house.ctx.policy = house.ctx.policy.model_copy(update={"ending": Ending(when_proven="terminate")})
+    house.ctx.policy = house.ctx.policy.model_copy(update={"teardown": TeardownPolicy(automatic="terminate")})
     await house.watched(30)
     assert house.bills()
 
@@ -384,7 +384,7 @@ async def test_an_end_that_the_platform_only_claims_is_told(ending_house: Ordere
 async def test_an_order_for_one_job_comes_with_the_approval_of_its_spending(
     tmp_path: Path, processes: Processes
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     checked = await submit(house.ctx, house.spec())
     assert checked.receipt is not None
     issued = house.ctx.ledger.last(f"receipt/{checked.receipt}", ReceiptIssued)
@@ -401,7 +401,7 @@ async def test_an_order_for_one_job_comes_with_the_approval_of_its_spending(
 async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
     tmp_path: Path, processes: Processes, wording: Wording
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask", grace_minutes=7)
+    house = Ordered(tmp_path / "home", processes, "off", grace_minutes=7)
     checked = await submit(house.ctx, house.spec())
     assert checked.receipt and not checked.ask
     person = Typed("yes")
@@ -409,7 +409,7 @@ async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
         await approval.ask(house.ctx, checked.receipt, person, decided=approval.Decided("terminate"))
     ).code == "approved"
     before, told = person.shown.splitlines()[-3:-1]
-    wording(f"{before}\n{told}", "terminate", "7", "gpuwarden keep")
+    wording(f"{before}\n{told}", "terminate", "7", "gpuwarden hold")
     done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
     assert done.job is not None
     ordered = house.ctx.ledger.last(f"job/{done.job.id}", EndingOrdered)
@@ -422,7 +422,7 @@ async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
 async def test_who_says_no_at_the_terminal_orders_nothing(
     tmp_path: Path, processes: Processes, wording: Wording
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     checked = await submit(house.ctx, house.spec())
     with pytest.raises(Refused):
         await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=approval.Decided("terminate"))
@@ -433,29 +433,29 @@ async def test_who_says_no_at_the_terminal_orders_nothing(
     wording(refused)
 
 
-@pytest.mark.attack("agent", "gives a standing order through a channel that is not a terminal")
+@pytest.mark.attack("agent", "gives automatic teardown through a channel that is not a terminal")
 async def test_no_other_channel_brings_an_order(tmp_path: Path, processes: Processes) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     checked = await submit(house.ctx, house.spec())
     issued = house.ctx.ledger.last(f"receipt/{checked.receipt}", ReceiptIssued)
     assert issued is not None
-    for channel in ("elicitation", "rehearsal", "standing_order", ""):
+    for channel in ("elicitation", "rehearsal", "automatic_teardown", ""):
         grant_spending(house.ctx, issued, channel, "agent", "terminate")
         assert order_for(house.ctx, str(checked.receipt)) is None
 
 
-@pytest.mark.attack("agent", "sets a standing order by a variable")
+@pytest.mark.attack("agent", "sets automatic teardown by a variable")
 def test_no_variable_sets_an_order(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text("", "utf-8")
     home = {"GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(file)}
     names = [f.path for f in policy_fields() if f.path.startswith("ending.")]
-    assert len(names) == len(Ending.model_fields)
+    assert len(names) == len(TeardownPolicy.model_fields)
     for path in names:
         name = f"GPUWARDEN_{path.upper().replace('.', '_')}"
         for value in ("terminate", "stop", "1", "9999"):
             config = load_config(home | {name: value})
-            assert config.policy.ending == Ending(), f"{name}={value} was taken"
+            assert config.policy.teardown == TeardownPolicy(), f"{name}={value} was taken"
             assert [n.kind for n in config.notices] == ["file_only"]
 
 
@@ -520,7 +520,7 @@ async def test_what_exceeds_the_disk_limit_is_left_and_said(tmp_path: Path, proc
     await house.watcher.keeper.round()
     assert "background_gb" in house.watcher.keeper.trouble[job]
     assert not (house.ctx.home / "artifacts" / job).exists()
-    house.ctx.policy = WEALTHY.model_copy(update={"ending": Ending(background_gb=0)})
+    house.ctx.policy = WEALTHY.model_copy(update={"teardown": TeardownPolicy(background_gb=0)})
     await house.watcher.keeper.round()
     assert not (house.ctx.home / "artifacts" / job).exists(), "0 copies nothing"
 
@@ -551,7 +551,7 @@ async def test_a_copy_that_fails_is_tried_again_less_and_less_often(ending_house
 async def test_a_pending_approval_is_an_alert_at_once_and_again(
     tmp_path: Path, processes: Processes, verb: Verb, wording: Wording
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     job = await house.proven()
     view = await house.asks(job, verb)
     assert view.record.state is Teardown.AWAITING_HUMAN
@@ -564,7 +564,7 @@ async def test_a_pending_approval_is_an_alert_at_once_and_again(
 
 
 async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: Processes, wording: Wording) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps()})
     checked = await submit(house.ctx, house.spec())
     assert checked.ask

@@ -17,7 +17,7 @@ from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced, ReceiptIssued, VerbIntent
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.leases.standing_orders import WATCHED_S, notices, standing_order
+from gpuwarden.lifecycle.leases.auto_teardown import WATCHED_S, automatic_teardown, notices
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.overview import glance
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
@@ -201,7 +201,7 @@ async def test_automatic_teardown_without_a_watch_is_said_first(house: Ordered, 
 
 
 async def test_an_order_of_one_job_needs_a_watch_too(tmp_path: Path, processes: Processes) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     await house.started()
     assert notices(house.ctx) == ()
     checked = await submit(house.ctx, house.spec(name="other", command=("other",)))
@@ -243,7 +243,7 @@ async def test_an_overdue_end_is_an_alert_of_whoever_looks(
 
 async def test_a_broken_policy_hides_no_job_that_has_an_order_of_its_own(house: Ordered) -> None:
     job = await house.proven()
-    order = standing_order(house.ctx, job)
+    order = automatic_teardown(house.ctx, job)
     assert order is not None
     house.ctx.ledger.add(f"job/{job}", order.model_copy(update={"through": "approval"}))
     await house.watched(2)
@@ -260,7 +260,7 @@ def test_status_check_and_doctor_begin_with_the_warning(
     for name, value in environment(tmp_path / "home").items():
         monkeypatch.setenv(name, value)
     with policy_file(tmp_path / "home").open("a") as file:
-        file.write('[ending]\nwhen_proven = "terminate"\n')
+        file.write('[teardown]\nautomatic = "terminate"\n')
     warning = Notice("unwatched", "", "").text
     for command in ("status", "doctor"):
         main.run([command])

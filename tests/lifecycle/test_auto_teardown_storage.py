@@ -37,7 +37,7 @@ def house(tmp_path: Path, processes: Processes) -> Ordered:
 async def test_a_submit_names_what_bills_on_and_how_much(house: Ordered, wording: Wording) -> None:
     checked = await submit(house.ctx, house.spec(durable_storage=True))
     reply = results.submitted(checked)
-    assert (reply.storage, reply.storage_usd_per_hour, reply.standing_order) == ([VOLUME], 0.02, "terminate")
+    assert (reply.storage, reply.storage_usd_per_hour, reply.automatic_teardown) == ([VOLUME], 0.02, "terminate")
     wording(reply.message)
     issued = house.ctx.ledger.last(f"receipt/{checked.receipt}", ReceiptIssued)
     assert issued is not None and any(VOLUME in text for text in spending_facts(issued.data, "terminate"))
@@ -89,7 +89,7 @@ async def test_storage_that_was_not_shown_at_the_submit_is_a_question(house: Ord
 async def test_no_approval_says_that_nothing_bills_while_storage_does(
     tmp_path: Path, processes: Processes, verb: Verb
 ) -> None:
-    house = Ordered(tmp_path / "home", processes, "ask")
+    house = Ordered(tmp_path / "home", processes, "off")
     house.opens(platform="rehearsal/runpod")
     job = await house.proven(durable_storage=True)
     asked = await house.asks(job, verb)

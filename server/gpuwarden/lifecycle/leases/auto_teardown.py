@@ -1,4 +1,4 @@
-"""Standing orders as they hold now, and whether a watch runs that carries them out. It imports nothing heavy."""
+"""Automatic teardown as they hold now, and whether a watch runs that carries them out. It imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
     the policy. Another policy or ledger than the recorded one orders nothing.
     """
     in_force = ctx.in_force
-    ending = in_force.policy.ending
-    said, grace_s = carried(ctx, receipt, at), ending.grace_minutes * 60.0
+    wanted = in_force.policy.teardown
+    said, grace_s = carried(ctx, receipt, at), wanted.grace_minutes * 60.0
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     storage = issued.data.storage if issued is not None else ()
-    if said is not None and said.end_when_proven is not None:
+    if said is not None and said.auto_teardown is not None:
         return EndingOrdered(
-            verb=said.end_when_proven,
+            verb=said.auto_teardown,
             grace_s=grace_s,
             through="approval",
             policy=said.policy,
@@ -42,13 +42,13 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
             by=said.by,
             storage=storage,
         )
-    if ending.when_proven == "ask" or any(notice.question for notice in in_force.notices):
+    if wanted.automatic == "off" or any(notice.question for notice in in_force.notices):
         return None
-    verb, digest = ending.when_proven, in_force.digest
+    verb, digest = wanted.automatic, in_force.digest
     return EndingOrdered(verb=verb, grace_s=grace_s, through="policy", policy=digest, storage=storage)
 
 
-def standing_order(ctx: Context, job_id: str) -> EndingOrdered | None:
+def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
     """Return the order under which a job's machine ends without a further question; None after an objection.
 
     An order through the policy holds while the policy in force gives it too.
@@ -66,9 +66,9 @@ def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
     if order.through == "approval":
         return order
     with contextlib.suppress(WardenError):
-        ending = ctx.policy.ending
-        if ending.when_proven in {order.verb, "terminate"}:
-            return order.model_copy(update={"grace_s": max(order.grace_s, ending.grace_minutes * 60.0)})
+        wanted = ctx.policy.teardown
+        if wanted.automatic in {order.verb, "terminate"}:
+            return order.model_copy(update={"grace_s": max(order.grace_s, wanted.grace_minutes * 60.0)})
     return None
 
 
@@ -93,6 +93,6 @@ def notices(ctx: Context) -> tuple[Notice, ...]:
     """Return what a reply about costs starts with: that no watch carries out automatic teardown, then the policy's."""
     ordered = False
     with contextlib.suppress(WardenError):  # a broken policy is a warning itself
-        ordered = ctx.policy.ending.when_proven != "ask"
-    ordered = ordered or any(standing_order(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES))
+        ordered = ctx.policy.teardown.automatic != "off"
+    ordered = ordered or any(automatic_teardown(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES))
     return ctx.warnings if not ordered or watched(ctx) else (Notice("unwatched", ""), *ctx.warnings)

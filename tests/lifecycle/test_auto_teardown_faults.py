@@ -1,4 +1,4 @@
-"""Standing orders when something fails here or lies there: nothing is lost, nothing unproven ends, and it is told."""
+"""Automatic teardown when something fails here or lies there: nothing is lost, and nothing unproven ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gpuwarden.core.models import InstanceState
-from gpuwarden.core.policy import Ending
+from gpuwarden.core.policy import TeardownPolicy
 from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.ledger.events import ApprovalUsed, EndingAnnounced, VerbSent
 from gpuwarden.lifecycle.artifacts.pull import pull
@@ -136,7 +136,7 @@ async def test_two_watches_of_two_processes_end_a_machine_once(ending_house: Ord
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("later", "ends"), [("ask", False), ("stop", False), ("terminate", True)])
+@pytest.mark.parametrize(("later", "ends"), [("off", False), ("stop", False), ("terminate", True)])
 async def test_a_policy_edited_in_the_grace_takes_the_order_back_or_gives_it_longer(
     ending_house: Ordered, later: str, *, ends: bool
 ) -> None:
@@ -145,7 +145,7 @@ async def test_a_policy_edited_in_the_grace_takes_the_order_back_or_gives_it_lon
     said = ending_house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
     assert said is not None and said.data.verb == "terminate"
     ending_house.ctx.policy = ending_house.ctx.policy.model_copy(
-        update={"ending": Ending.model_validate({"when_proven": later, "grace_minutes": 60})}
+        update={"teardown": TeardownPolicy.model_validate({"automatic": later, "grace_minutes": 60})}
     )
     ending_house.watcher = Watcher(ending_house.ctx)  # a new process reads the edited file
     await ending_house.watched(3)
