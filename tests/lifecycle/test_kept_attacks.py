@@ -255,7 +255,7 @@ NIGHTS = amount(6, 25)
 
 
 class StoreNight(Kit):
-    """A machine that parked itself under an order. The watch dies, the store fails and lies, a person uses the console.
+    """A machine that stopped itself. The watch dies, the store fails and lies, a person uses the console.
 
     `saved` are the files that are on the machine, and on nothing else where the store lacks them.
     """

@@ -448,7 +448,7 @@ async def test_whoever_obeys_the_hints_comes_to_an_end(walk: Walk, begin: Callab
 
 
 class NightWalk(Walk, Kit):
-    """A walk whose jobs may have a kept store, and whose machines may park themselves."""
+    """A walk whose jobs may have a kept store, and whose machines may stop themselves."""
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
         Kit.__init__(self, home, processes, monkeypatch, order)

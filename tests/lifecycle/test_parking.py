@@ -1,4 +1,4 @@
-"""Machines that park themselves: allowed by the policy file alone, only where a stop keeps everything, read rightly."""
+"""Machines that stop themselves: allowed by the policy file alone, only where a stop keeps everything, read rightly."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: Parked) -> Non
     await house.round()
     await pull(house.ctx, job)
     assert read_job(house.ctx.ledger, job).state is Job.SUCCEEDED and house.starts() == 1
-    assert house.backend.armed == [job], "it may park itself again"
+    assert house.backend.armed == [job], "it may stop itself again"
     await prove(house.ctx, job)
     kinds = [*await house.round(), *await house.round()]
     assert "came_back" not in kinds, "its start was asked for"

@@ -1,4 +1,4 @@
-"""A machine that parks itself: the runner asks for the stop once its job has ended and nobody came, and only then."""
+"""A machine that stops itself: the runner asks for the stop once its job has ended and nobody came, and only then."""
 
 from __future__ import annotations
 

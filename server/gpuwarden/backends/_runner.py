@@ -165,13 +165,13 @@ class RunnerBackend:
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def arm(self, handle: Handle, attempt: int) -> None:
-        """Let the machine of a launched job park itself, as it was told at the launch. Twice is as good as once."""
+        """Let the machine of a launched job stop itself, as it was told at the launch. Twice is as good as once."""
         if handle.place.park is not None:
             order = {"park": handle.place.park.order, "attempt": attempt}
             await self.ask(handle.place, "park", handle.run_dir, order)
 
     async def hold(self, handle: Handle) -> None:
-        """Keep the machine of a job from parking itself, for good."""
+        """Keep the machine of a job from stopping itself, for good."""
         await self.ask(handle.place, "hold", handle.run_dir, {})
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:

@@ -1,6 +1,6 @@
 """The demo of a night: a laptop is shut at 18:00, and at 8:00 a job's files are proven here and its machine is ended.
 
-The job has automatic teardown, a kept store and leave to park its machine. Its twin has none of them: its person is
+The job has automatic teardown, a kept store and self-stop. Its twin has none of them: its person is
 asked at 9:00, and both bills are measured. The hours are set forward in a file. The processes, uploads, files, proofs,
 notices and bills are real, through the use cases that the tools and the watch call. While the laptop is shut, none of
 these is called: the demo looks at the machines from outside, as nobody can who rents one.

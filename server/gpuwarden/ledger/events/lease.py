@@ -200,13 +200,13 @@ class ResumeIntent(Body):
 
 
 class ParkingArmed(Body):
-    """A machine that was started again may park itself again."""
+    """A machine that was started again may stop itself again."""
 
     event: Literal["parking.armed"] = "parking.armed"
 
 
 class StartRefused(Body):
-    """The platform did not start a machine that was interrupted, or had parked itself."""
+    """The platform did not start a machine that was interrupted, or had stopped itself."""
 
     event: Literal["start.refused"] = "start.refused"
 

@@ -34,7 +34,7 @@ MOST_RETRY_S: Final = 3600.0
 SNAPSHOT_S: Final = 1800.0
 """Seconds between two copies of a job that runs and may be relaunched."""
 MOST_WAKES: Final = 2
-"""How often the watch starts a machine that parked itself: what could not be copied then is a person's question."""
+"""How often the watch starts a machine that stopped itself: what could not be copied then is a person's question."""
 QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
 _RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
@@ -99,7 +99,7 @@ class Keeper:
                 and awaits_kept(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
 
     def _parked(self) -> list[JobRecord]:
-        """Return the jobs with automatic teardown whose machines parked themselves before everything was proven."""
+        """Return the jobs with automatic teardown whose machines stopped themselves before everything was proven."""
         leases = (read_lease(self.ctx.ledger, name.removeprefix("lease/")) for name in self.ctx.ledger.resting())
         jobs = (read_job(self.ctx.ledger, lease.job_id) for lease in leases)
         return [
@@ -113,7 +113,7 @@ class Keeper:
         ]
 
     async def _wake(self) -> None:
-        """Start the machines whose end a person ordered and that parked before. The copy and the end follow."""
+        """Start the machines whose end a person ordered and that stopped itself before. The copy and the end follow."""
         for job in self._parked():
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
                 continue
@@ -125,7 +125,7 @@ class Keeper:
                 self.trouble.pop(job.id, None)
             except (WardenError, OSError) as error:
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
-                self.trouble[job.id] = f"its machine parked itself and is not started yet: {known.message}"
+                self.trouble[job.id] = f"its machine stopped itself and is not started yet: {known.message}"
                 n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
                 self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 

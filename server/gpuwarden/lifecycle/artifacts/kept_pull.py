@@ -64,7 +64,7 @@ async def at_rest(ctx: Context, job: JobRecord) -> bool:
 async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
     """Return a job's kept store where that is what to copy from: the machine is at rest, and a start tells no more.
 
-    A machine that parked itself can be started again, so its store has to have the last word, and every file of it.
+    A machine that stopped itself can be started again, so its store has to have the last word, and every file of it.
     """
     if not job.spec.keep or not await at_rest(ctx, job):
         return None

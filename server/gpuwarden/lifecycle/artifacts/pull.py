@@ -71,7 +71,7 @@ async def pull(
     Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is
     gpuwarden's or has other files, Unreachable when the machine does not answer; what arrived before is kept and
     continued. Where the machine is off, gone or silent, the files come from the job's kept store, if it has one. A
-    machine that parked itself is started only where that store lacks the last word or denies a file; Refused where a
+    machine that stopped itself is started only where that store lacks the last word or denies a file; Refused where a
     start costs more than a person allowed.
     """
     job = read_job(ctx.ledger, job_id)

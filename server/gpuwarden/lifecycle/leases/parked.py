@@ -1,4 +1,4 @@
-"""Whether a job's machine parked itself, or may: what the ledger and the last look at it say.
+"""Whether a job's machine stopped itself, or may: what the ledger and the last look at it say.
 
 How it comes to that is decided in `lifecycle/leases/parking.py`.
 """

@@ -1,8 +1,8 @@
-"""Machines that park themselves: a job has ended, nobody comes for what it saved, and a stop loses nothing of it.
+"""Machines that stop themselves: a job has ended, nobody comes for what it saved, and a stop loses nothing of it.
 
 A person allows it in the policy file, and the job keeps what was allowed when it was accepted. Its runner is told at
 the launch, only where the profile says that the machine can stop itself with a key of its own and that every declared
-output outlives a stop. A machine that parked itself is started again for a pull, inside the caps.
+output outlives a stop. A machine that stopped itself is started again for a pull, inside the caps.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ FETCH_H: Final = 1.0
 
 
 def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | None:
-    """Return what a job gets with its acceptance; None where no machine may park itself.
+    """Return what a job gets with its acceptance; None where no machine may stop itself.
 
-    Automatic teardown comes first: its grace passes before any machine parks.
+    Automatic teardown comes first: its grace passes before any machine stops itself.
     """
     in_force = ctx.in_force
     after_s = in_force.policy.teardown.self_stop_minutes * 60.0
@@ -56,9 +56,9 @@ def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | N
 
 
 def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
-    """Return the order under which a job's machine may park itself.
+    """Return the order under which a job's machine may stop itself.
 
-    None after an objection, and where the policy in force lets no machine park, or can't be read.
+    None after an objection, and where the policy in force lets no machine stop itself, or can't be read.
     """
     ordered = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
@@ -97,7 +97,7 @@ def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
 
 
 async def wake(ctx: Context, job_id: str) -> None:
-    """Start a job's machine where it parked itself, wait until it runs, and let it park itself again.
+    """Start a job's machine where it stopped itself, wait until it runs, and let it stop itself again.
 
     However many processes ask, it is started once. Raises Refused where its price is above what a person allowed,
     Unreachable while it starts or can't be started.
@@ -131,7 +131,7 @@ async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
     if machine.state is InstanceState.STOPPED:
         if why := _too_dear(ctx, job):
             console = "Start it in the platform's console, or allow more in the policy."
-            raise Refused(f"the machine of job {job.id} parked itself and is not started again: {why}", console)
+            raise Refused(f"the machine of job {job.id} stopped itself and is not started again: {why}", console)
         ctx.ledger.add(lease.subject, ResumeIntent(why="its outputs are asked for"))
         try:
             started = await Bound(ctx, lease).start(machine.id)

@@ -73,7 +73,7 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
     """Return the jobs with automatic teardown that have succeeded and whose own machine may bill.
 
-    A machine that parked itself is ended as it is where that was ordered and its kept store proved everything.
+    A machine that stopped itself is ended as it is where that was ordered and its kept store proved everything.
     """
     rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most of them run, and are not read here
     found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
@@ -155,7 +155,7 @@ async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
 def rented_for(ctx: Context, job: JobRecord) -> bool:
     """Return whether this ledger rented a job's machine for it, and it is the job's only one that is seen running.
 
-    Or it parked itself, and no other one of the job may bill.
+    Or it stopped itself, and no other one of the job may bill.
     """
     rests = parked(ctx, job)
     if job.lease is None or lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES) not in ([job.lease], [] if rests else None):

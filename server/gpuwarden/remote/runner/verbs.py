@@ -39,7 +39,7 @@ def serve() -> None:
 
 
 def start_and_park(folder: str, order: Json) -> Json:
-    """Launch an attempt, once, and let its machine park itself where that is ordered, whoever launched it."""
+    """Launch an attempt, once, and let its machine stop itself where that is ordered, whoever launched it."""
     reply = start(folder, order)
     if reply.get("ok"):
         park(folder, {"park": order["spec"].get("park"), "attempt": order["attempt"]})
@@ -67,7 +67,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "spool": spool,
 }
 FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "park", "hold")
-"""Verbs that read or decide something for somebody, and so keep a machine from parking itself."""
+"""Verbs that read or decide something for somebody, and so keep a machine from stopping itself."""
 
 
 def answer(argv: list[str]) -> Json | None:
