@@ -265,7 +265,7 @@ def test_the_name_has_the_reservation_and_the_attempt() -> None:
 
 
 def test_a_command_with_a_store_starts_only_where_something_can_upload(tmp_path: Path, wording: Wording) -> None:
-    spec = JobSpec(platform="sky-jobs/aws", command=("true",), outputs=("out",), keep="s3://runs/team")
+    spec = JobSpec(platform="sky-jobs/aws", command=("true",), outputs=("out",), artifact_store="s3://runs/team")
     text = command(spec, PLACE, "m-client", 1)
     bare = tmp_path / "bin"
     bare.mkdir()

@@ -1,4 +1,4 @@
-"""A job whose checkpoints are in a kept store."""
+"""A job whose checkpoints are in an artifact store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILES = {MODEL: b"weights " * 40_000, "out/log.txt": b"done", "out/empty": b""}
 
 
 class Shelf:
-    """A kept store whose content and faults a test decides."""
+    """An artifact store whose content and faults a test decides."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -72,7 +72,7 @@ class Shelf:
 
 
 class Kit(Parked):
-    """A house whose jobs have a kept store in the hand."""
+    """A house whose jobs have an artifact store in the hand."""
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str = "off") -> None:
         super().__init__(home, processes, order)
@@ -80,7 +80,7 @@ class Kit(Parked):
 
     def equip(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shelf = Shelf()
-        self.ctx.env = {"GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID": "a", "GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY": "b" * 9}
+        self.ctx.env = {"GPUWARDEN_STORE_AWS_ACCESS_KEY_ID": "a", "GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY": "b" * 9}
         monkeypatch.setattr(kept_list, "open_store", lambda ctx, address: self.shelf)
         monkeypatch.setattr("gpuwarden.lifecycle.artifacts.kept_store.open_store", lambda ctx, address: self.shelf)
 
@@ -120,7 +120,7 @@ class Kit(Parked):
 
     async def night(self, **changes: object) -> str:
         """A job that saved, ended and parked its machine while nobody looked."""
-        return await self.asleep(keep=KEEP, **changes)
+        return await self.asleep(artifact_store=KEEP, **changes)
 
     async def taken(self) -> None:
         """Take the machine away for good, and look until that is believed."""

@@ -49,7 +49,7 @@ class S3Server:
     def environment(self, writer: tuple[str, str] = WRITER, reader: tuple[str, str] = READER) -> dict[str, str]:
         """gpuwarden's own environment: what it reads with, and what it hands to the uploader."""
         own = self.writer(reader)
-        handed = {f"GPUWARDEN_KEEP_{k}": v for k, v in self.writer(writer).items() if "KEY" in k}
+        handed = {f"GPUWARDEN_STORE_{k}": v for k, v in self.writer(writer).items() if "KEY" in k}
         return {**own, **handed}
 
 

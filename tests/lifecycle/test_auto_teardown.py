@@ -180,7 +180,7 @@ async def test_an_objection_in_the_grace_keeps_the_machine(ending_house: Ordered
 
 @pytest.mark.parametrize("effect", Objection)
 def test_the_answer_to_an_objection(effect: Objection, wording: Wording) -> None:
-    reply = approval.kept("j1", effect)
+    reply = approval.held("j1", effect)
     assert (reply.code, reply.ok) == (effect, effect is not Objection.TOO_LATE)
     wording(f"{reply.message} {manual_text(reply.next)}")
 

@@ -1,4 +1,4 @@
-"""What a store, a job, a person at the console or a line that is cut can do to the last word of a kept store."""
+"""What a store, a job, a person at the console or a line that is cut can do to the last word of an artifact store."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_a_full_disk_here_ends_no_watch_while_it_pulls_from_a_store(
 
 async def test_a_list_of_anybody_s_replaces_no_file_that_came_from_the_machine(kit: Kit, wording: Wording) -> None:
     """Whoever may write to the store claims a newer file; the machine is gone, and the only good copy is here."""
-    job = await kit.started(keep=KEEP)
+    job = await kit.started(artifact_store=KEEP)
     kit.backend.write(kit.handle(job), "model", b"good weights")
     await pull(kit.ctx, job)
     body = kit.keeps(job, {"out/model": b"evil weights", "out/new": b"new"}, end=False, signed=False)
@@ -278,7 +278,7 @@ class StoreNight(Kit):
         before.ledger.close()
 
     def begin(self) -> None:
-        self.job = anyio.run(partial(self.started, keep=KEEP))
+        self.job = anyio.run(partial(self.started, artifact_store=KEEP))
         for path, content in self.saved.items():
             self.backend.write(self.handle(self.job), path.removeprefix("out/"), content)
         self.backend.end(self.handle(self.job))

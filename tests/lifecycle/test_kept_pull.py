@@ -1,4 +1,4 @@
-"""A pull from the kept store, where the machine can't be read: whole, compared, and complete only by its last word."""
+"""A pull from the artifact store, where the machine can't be read: whole and compared."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_what_else_was_on_the_machine_is_disclosed(kit: Kit) -> None:
 
 
 async def test_a_machine_that_is_gone_leaves_what_the_store_has(kit: Kit) -> None:
-    job = await kit.started(keep=KEEP)
+    job = await kit.started(artifact_store=KEEP)
     kit.keeps(job, end=False)
     await kit.taken()
     steps = (await check(kit.ctx, job)).next_steps
@@ -172,7 +172,7 @@ async def test_a_machine_that_is_gone_leaves_what_the_store_has(kit: Kit) -> Non
 
 
 async def test_a_machine_that_does_not_answer_is_replaced_by_its_store(kit: Kit) -> None:
-    job = await kit.started(keep=KEEP)
+    job = await kit.started(artifact_store=KEEP)
     kit.keeps(job, end=False)
 
     kit.backend.silent = True
@@ -184,7 +184,7 @@ async def test_a_stopped_machine_s_copy_without_the_last_word_says_what_is_left_
     kit: Kit, wording: Wording
 ) -> None:
     kit.ctx.policy = WEALTHY
-    job = await kit.started(keep=KEEP)
+    job = await kit.started(artifact_store=KEEP)
     kit.backend.write(kit.handle(job), "model", b"weights")
     kit.backend.end(kit.handle(job))
     await kit.after(1, job)
@@ -375,7 +375,7 @@ async def test_a_parked_machine_whose_store_is_no_help_is_started(kit: Kit, faul
 
 
 async def test_half_an_upload_of_a_machine_that_is_gone_is_said_so(kit: Kit, wording: Wording) -> None:
-    job = await kit.started(keep=KEEP)
+    job = await kit.started(artifact_store=KEEP)
     kit.shelf.objects[kit.key(job, MODEL)] = FILES[MODEL]
     await kit.taken()
     with pytest.raises(NotFound) as refused:
@@ -386,7 +386,7 @@ async def test_half_an_upload_of_a_machine_that_is_gone_is_said_so(kit: Kit, wor
 
 
 async def test_an_older_store_replaces_nothing_that_is_newer_here(kit: Kit, wording: Wording) -> None:
-    job = await kit.started(keep=KEEP)
+    job = await kit.started(artifact_store=KEEP)
     kit.backend.write(kit.handle(job), "model", b"newer weights")
     await pull(kit.ctx, job)
     before = last_pull(kit.ctx, job)
@@ -443,7 +443,7 @@ async def parked_for_real(tmp_path: Path, env: dict[str, str], late: bool = Fals
     ctx = open_house(tmp_path / "home", clock, policy=WEALTHY.model_copy(update={"teardown": ending}))
     ctx = replace(ctx, env=env)
     cloud = rent_cloud(ctx)
-    spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB), keep=KEEP)
+    spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB), artifact_store=KEEP)
     job = await launch(ctx, spec)
 
     async def placed() -> bool:
@@ -501,7 +501,7 @@ async def test_a_reader_without_rights_gets_nothing_and_says_so(tmp_path: Path, 
 
 
 class Lost(Kit, Allowed):
-    """A house whose jobs have a kept store and a person's budget for another machine."""
+    """A house whose jobs have an artifact store and a person's budget for another machine."""
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
         Allowed.__init__(self, home, processes)
@@ -526,7 +526,7 @@ def lost(tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_relaunch_resumes_from_what_only_the_kept_store_has(lost: Lost) -> None:
-    job = await lost.running(keep=KEEP)
+    job = await lost.running(artifact_store=KEEP)
     lost.keeps(job, end=False)
     lost.takes()
     await lost.turns()
@@ -534,7 +534,7 @@ async def test_a_relaunch_resumes_from_what_only_the_kept_store_has(lost: Lost) 
 
 
 async def test_a_relaunch_takes_the_newer_of_the_two_copies(lost: Lost) -> None:
-    job = await lost.copied(keep=KEEP)
+    job = await lost.copied(artifact_store=KEEP)
     old = (await pull(lost.ctx, job)).received.files
     lost.keeps(job, {"out/model": b"weights at step 200"}, end=False)
     body = json.loads(lost.shelf.objects[lost.key(job, MANIFEST)])
@@ -548,7 +548,7 @@ async def test_a_relaunch_takes_the_newer_of_the_two_copies(lost: Lost) -> None:
 
 @pytest.mark.parametrize("fault", ["empty", "older"])
 async def test_a_store_that_has_nothing_newer_leaves_the_proven_copy(lost: Lost, fault: str) -> None:
-    job = await lost.copied(keep=KEEP)
+    job = await lost.copied(artifact_store=KEEP)
     if fault == "older":
         lost.keeps(job, {"out/model": b"weights at step 50"}, end=False)
     lost.takes()
@@ -557,7 +557,7 @@ async def test_a_store_that_has_nothing_newer_leaves_the_proven_copy(lost: Lost,
 
 
 async def test_a_store_that_never_answers_delays_a_relaunch_for_an_hour_at_most(lost: Lost) -> None:
-    job = await lost.copied(keep=KEEP)
+    job = await lost.copied(artifact_store=KEEP)
     lost.shelf.silent = True
     lost.takes()
     await lost.turns(4)
@@ -570,7 +570,7 @@ async def test_a_store_that_never_answers_delays_a_relaunch_for_an_hour_at_most(
 
 
 async def test_a_copy_from_the_store_that_is_not_proven_resumes_nothing(lost: Lost) -> None:
-    job = await lost.running(keep=KEEP)
+    job = await lost.running(artifact_store=KEEP)
     lost.keeps(job, end=False)  # bytes that are no weights, which nobody calls proven
     lost.takes()
     await lost.turns(proves=False)
@@ -578,7 +578,7 @@ async def test_a_copy_from_the_store_that_is_not_proven_resumes_nothing(lost: Lo
 
 
 async def test_without_a_budget_the_next_step_copies_from_the_store_before_work_is_repeated(kit: Kit) -> None:
-    job = await kit.started(keep=KEEP)
+    job = await kit.started(artifact_store=KEEP)
     kit.keeps(job, end=False)
     await kit.taken()
     assert read_job(kit.ctx.ledger, job).state is Job.FAILED
@@ -595,7 +595,7 @@ async def test_without_a_budget_the_next_step_copies_from_the_store_before_work_
 
 @pytest.mark.slow
 async def test_an_upload_that_fails_is_an_alert_until_it_works_also_after_the_job_s_end(kit: Kit) -> None:
-    said = "the upload to the kept store failed: ClientError (AccessDenied)"
+    said = "the upload to the artifact store failed: ClientError (AccessDenied)"
     poll, failing = kit.backend.poll, True
 
     async def polled(handles: Sequence[Handle]) -> dict[str, Observation]:
@@ -603,7 +603,7 @@ async def test_an_upload_that_fails_is_an_alert_until_it_works_also_after_the_jo
         return {token: o.model_copy(update={"upload": said if failing else ""}) for token, o in seen.items()}
 
     with patch.object(kit.backend, "poll", polled):
-        job = await kit.started(keep=KEEP)
+        job = await kit.started(artifact_store=KEEP)
         assert "upload_failed" in await kit.round()
         kit.backend.write(kit.handle(job), "model", b"weights")
         kit.backend.end(kit.handle(job))

@@ -1,4 +1,4 @@
-"""The teardown gate and kept stores: what agrees counts as a copy, everything else is unknown with its reason."""
+"""The teardown gate and artifact stores: what agrees counts as a copy, everything else is unknown with its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.models import Artifact, Known, Manifest, SealLine, Unknown
-from gpuwarden.core.policy import Approval, Caps, Keep, Policy
+from gpuwarden.core.policy import Approval, ArtifactStores, Caps, Policy
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Teardown
@@ -67,7 +67,7 @@ def house(tmp_path: Path, env: dict[str, str]) -> Context:
 
 async def ended(ctx: Context, tmp_path: Path, keep: str = KEEP, last: str = "") -> str:
     """A job that saved and ended, whatever became of its upload."""
-    spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB + last), keep=keep)
+    spec = training(tmp_path / "said", command=(sys.executable, "-c", JOB + last), artifact_store=keep)
     job = await launch(ctx, spec)
     await until(ctx, job)
     return job
@@ -257,7 +257,7 @@ async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkey
     monkeypatch.setattr(kept_store, "machine_digests", nothing)
     monkeypatch.setattr(kept_store, "open_store", lambda *given: SimpleNamespace(reach=forever, manifest=forever))
     ctx: Any = SimpleNamespace(home=tmp_path)
-    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(keep=KEEP))
+    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(artifact_store=KEEP))
     found = await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
     assert found.code is Code.STORE_UNREACHABLE and not found.files
     assert isinstance(await reachable(ctx, KEEP), Unknown)
@@ -282,7 +282,7 @@ async def test_a_manifest_of_too_much_is_invalid(
     monkeypatch.setattr(kept_store, "machine_digests", nothing)
     monkeypatch.setattr(kept_store, "open_store", lambda *given: SimpleNamespace(manifest=content))
     ctx: Any = SimpleNamespace(home=tmp_path)
-    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(keep=KEEP))
+    job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(artifact_store=KEEP))
     assert (await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))).code is Code.STORE_INVALID
 
 
@@ -292,11 +292,11 @@ async def test_an_output_where_the_store_has_files_of_its_own_is_refused(
 ) -> None:
     assert training(tmp_path, outputs=(path,)).outputs  # there is no store
     for outputs in ((f"out/{path}",), ("/machine/x",)):
-        assert training(tmp_path, outputs=outputs, keep=KEEP).outputs
+        assert training(tmp_path, outputs=outputs, artifact_store=KEEP).outputs
     with pytest.raises(ValidationError) as invalid:
-        training(tmp_path, outputs=("out", path), keep=KEEP)
+        training(tmp_path, outputs=("out", path), artifact_store=KEEP)
     wording(invalid.value.errors()[0]["ctx"]["error"], path.removeprefix("./"))
-    ctx, job = SimpleNamespace(), SimpleNamespace(outputs=(), spec=SimpleNamespace(keep=KEEP))
+    ctx, job = SimpleNamespace(), SimpleNamespace(outputs=(), spec=SimpleNamespace(artifact_store=KEEP))
     with pytest.raises(BadRequest) as refused:
         declare(cast("Any", ctx), cast("Any", job), [path])
     wording(refused, path.removeprefix("./"))
@@ -307,9 +307,9 @@ async def test_what_can_t_work_is_said_before_a_machine_is_rented(tmp_path: Path
     async def said(env: dict[str, str], keep: str = KEEP) -> tuple[set[Severity], str]:
         ctx = house(tmp_path / str(len(list(tmp_path.iterdir()))), env)
         try:
-            await submit(ctx, training(tmp_path / "said", keep=keep), dry_run=True)
+            await submit(ctx, training(tmp_path / "said", artifact_store=keep), dry_run=True)
         except Refused as refusal:
-            found = [f for f in refusal.findings if f.rule == "PF-KEEP-001"]
+            found = [f for f in refusal.findings if f.rule == "PF-STORE-001"]
             return {f.severity for f in found}, " ".join(f.message for f in found)
         return set(), ""
 
@@ -318,9 +318,9 @@ async def test_what_can_t_work_is_said_before_a_machine_is_rented(tmp_path: Path
     severities, text = await said(good, "s3://nobucket/x")
     assert severities == {Severity.ERROR} and "nobucket" in text
     severities, text = await said({k: v for k, v in good.items() if "KEEP" not in k})
-    assert severities == {Severity.ERROR} and "GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID" in text
+    assert severities == {Severity.ERROR} and "GPUWARDEN_STORE_AWS_ACCESS_KEY_ID" in text
     assert (await said(good | {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}))[0] == {Severity.UNKNOWN}
-    account = good | {"VAST_API_KEY": good["GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY"]}
+    account = good | {"VAST_API_KEY": good["GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY"]}
     assert (await said(account))[0] == {Severity.ERROR}
 
 
@@ -328,7 +328,7 @@ async def test_a_store_that_no_list_covers_is_refused_and_never_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = house(tmp_path, {})
-    ctx.policy = ctx.policy.model_copy(update={"keep": Keep(stores=(KEEP,))})
+    ctx.policy = ctx.policy.model_copy(update={"artifact_stores": ArtifactStores(allowed=(KEEP,))})
     asked: list[str] = []
 
     class Listed:
@@ -338,11 +338,11 @@ async def test_a_store_that_no_list_covers_is_refused_and_never_asked(
             asked.append("it")
 
     monkeypatch.setattr(kept_store, "open_store", lambda ctx, address: Listed())
-    for keep, code in (("s3://stranger/x", "PF-KEEP-002"), (f"{KEEP}-b", "PF-KEEP-002"), (f"{KEEP}/llama", "")):
+    for keep, code in (("s3://stranger/x", "PF-STORE-002"), (f"{KEEP}-b", "PF-STORE-002"), (f"{KEEP}/llama", "")):
         before = len(asked)
         with pytest.raises(Refused) as refusal:
-            await submit(ctx, training(tmp_path / "said", keep=keep), dry_run=True)
-        assert ("PF-KEEP-002" in {f.rule for f in refusal.value.findings}) == bool(code)
+            await submit(ctx, training(tmp_path / "said", artifact_store=keep), dry_run=True)
+        assert ("PF-STORE-002" in {f.rule for f in refusal.value.findings}) == bool(code)
         assert (len(asked) > before) == (not code)
 
 
@@ -352,11 +352,11 @@ async def test_whoever_approves_the_spending_is_told_where_the_outputs_go(
     async def reach() -> None:
         return None
 
-    env = {f"GPUWARDEN_KEEP_AWS_{name}": "x" * 9 for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+    env = {f"GPUWARDEN_STORE_AWS_{name}": "x" * 9 for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
     ctx = house(tmp_path, env)
     ctx.policy = Policy(rehearsal_caps=Caps())
     monkeypatch.setattr(kept_store, "open_store", lambda ctx, address: SimpleNamespace(reach=reach))
-    checked = await submit(ctx, training(tmp_path / "said", keep=KEEP))
+    checked = await submit(ctx, training(tmp_path / "said", artifact_store=KEEP))
     assert checked.receipt is not None
     person = Typed("yes")
     await ask(ctx, checked.receipt, person)
@@ -384,7 +384,7 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 
 
 def of_hub(hub: HubServer, reader: str = STRANGER, writer: str = STRANGER) -> dict[str, str]:
-    return {"HF_ENDPOINT": hub.url, "HF_TOKEN": reader, "GPUWARDEN_KEEP_HF_TOKEN": writer}
+    return {"HF_ENDPOINT": hub.url, "HF_TOKEN": reader, "GPUWARDEN_STORE_HF_TOKEN": writer}
 
 
 @pytest.mark.prove
@@ -407,7 +407,9 @@ async def test_a_token_that_can_t_write_uploads_nothing_and_the_gate_says_so(tmp
     said = (await uploaded(ctx, job, "failed"))["error"]
     (alert,) = [a for a in (await Watcher(ctx).round()).news if a.kind == UPLOAD]
     assert (
-        said[:100] in alert.text and "GPUWARDEN_KEEP_HF_TOKEN" in alert.text and "hf://stranger/kept/runs" in alert.text
+        said[:100] in alert.text
+        and "GPUWARDEN_STORE_HF_TOKEN" in alert.text
+        and "hf://stranger/kept/runs" in alert.text
     )
     found = await looked(ctx, job)
     assert found.code is Code.STORE_EMPTY

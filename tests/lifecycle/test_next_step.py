@@ -444,11 +444,11 @@ async def test_whoever_obeys_the_hints_comes_to_an_end(walk: Walk, begin: Callab
         walk.holds()
 
 
-# ---------------------------------------------------------------------------- nights: machines at rest, kept stores
+# ---------------------------------------------------------------------------- nights: machines at rest, artifact stores
 
 
 class NightWalk(Walk, Kit):
-    """A walk whose jobs may have a kept store, and whose machines may stop themselves."""
+    """A walk whose jobs may have an artifact store, and whose machines may stop themselves."""
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
         Kit.__init__(self, home, processes, monkeypatch, order)
@@ -465,7 +465,7 @@ class NightWalk(Walk, Kit):
 
     async def parked(self, state: str = "succeeded", *, kept: bool = False, **changes: object) -> str:
         """A job that saved and ended in the night, and its machine, which stopped itself before anybody came."""
-        job = await self.started(**({"keep": KEEP} if kept else {}), **changes)
+        job = await self.started(**({"artifact_store": KEEP} if kept else {}), **changes)
         self.backend.write(self.handle(job), "model.safetensors", weights())
         self.backend.end(self.handle(job), state)
         self.parks()
@@ -536,7 +536,7 @@ async def kept_and_taken_for_good(walk: NightWalk) -> str:
 
 
 async def kept_and_taken_in_the_middle(walk: NightWalk) -> str:
-    job = await walk.started(keep=KEEP)
+    job = await walk.started(artifact_store=KEEP)
     walk.backend.write(walk.handle(job), "model.safetensors", weights())
     walk.stores(job, end=False)
     walk.ends_itself(walk.cloud.terminate)
@@ -546,7 +546,7 @@ async def kept_and_taken_in_the_middle(walk: NightWalk) -> str:
 
 
 async def kept_and_still_on(walk: NightWalk) -> str:
-    job = await walk.saved(keep=KEEP)
+    job = await walk.saved(artifact_store=KEEP)
     walk.stores(job)
     return job
 

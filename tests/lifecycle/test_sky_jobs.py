@@ -53,7 +53,7 @@ def ctx(sky_server: SkyServer, s3: S3Server, tmp_path: Path, monkeypatch: pytest
 def training(work: str, **changes: object) -> JobSpec:
     values: dict[str, object] = {
         "name": "train", "platform": "sky/aws", "options": {"managed": True}, "gpu": "A100", "outputs": ("out",),
-        "command": ("python3", "-c", SAVE + work), "timeout_s": 600, "max_cost_usd": 50.0, "keep": KEEP,
+        "command": ("python3", "-c", SAVE + work), "timeout_s": 600, "max_cost_usd": 50.0, "artifact_store": KEEP,
     }  # fmt: skip
     return JobSpec.model_validate(values | changes)
 
@@ -76,7 +76,7 @@ async def gone(ctx: Context, job: str) -> None:
 
 async def test_the_gate_refuses_outputs_without_a_store(ctx: Context) -> None:
     with pytest.raises(Refused) as refused:
-        await submit(ctx, training("save(10)", keep=""))
+        await submit(ctx, training("save(10)", artifact_store=""))
     assert {f.rule for f in refused.value.findings if f.blocks} == {"PF-OUT-002", "PF-PUSH-003"}
     found = await submit(ctx, training("save(10)", interruptible=True), dry_run=True)
     assert found.receipt and found.quote is not None and found.quote.platform == "sky-jobs/aws"

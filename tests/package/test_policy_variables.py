@@ -81,7 +81,7 @@ def looser(path: str, filed: Any, asked: Any) -> bool:
     """Whether a value allows anything that the file's does not: said again here, from what each setting is for."""
     if path in LISTED:
         return any(allows(asked, name) and not allows(filed, name) for name in NAMES)
-    if path == "keep.stores":  # none listed: any store may be named
+    if path == "artifact_stores.allowed":  # none listed: any store may be named
         return bool(filed) and not (asked and all(any(place_in(own, place) for own in filed) for place in asked))
     if path == "approval.channels":
         return not set(asked) <= set(filed)
@@ -106,10 +106,12 @@ def allows(patterns: tuple[str, ...], name: str) -> bool:
 
 @given(POLICIES, ENVIRONMENTS)
 @example({}, {"GPUWARDEN_CAPS_PER_JOB_USD": "999"})
-@example({"keep": {"stores": ["s3://runs/team"]}}, {"GPUWARDEN_KEEP_STORES": "s3://runs"})
-@example({"keep": {"stores": ["s3://runs/team"]}}, {"GPUWARDEN_KEEP_STORES": "s3://runs/team-b"})
-@example({"keep": {"stores": ["hf://me/runs"]}}, {"GPUWARDEN_KEEP_STORES": "hf://me/*"})
-@example({"keep": {"stores": ["s3://runs"]}}, {"GPUWARDEN_KEEP_STORES": ""})
+@example({"artifact_stores": {"allowed": ["s3://runs/team"]}}, {"GPUWARDEN_ARTIFACT_STORES_ALLOWED": "s3://runs"})
+@example(
+    {"artifact_stores": {"allowed": ["s3://runs/team"]}}, {"GPUWARDEN_ARTIFACT_STORES_ALLOWED": "s3://runs/team-b"}
+)
+@example({"artifact_stores": {"allowed": ["hf://me/runs"]}}, {"GPUWARDEN_ARTIFACT_STORES_ALLOWED": "hf://me/*"})
+@example({"artifact_stores": {"allowed": ["s3://runs"]}}, {"GPUWARDEN_ARTIFACT_STORES_ALLOWED": ""})
 @example({"caps": {"per_job_usd": 5.0}}, {"GPUWARDEN_CAPS_PER_JOB_USD": "nan"})
 @example({"approval": {"pin_hash": PINS[0]}}, {"GPUWARDEN_APPROVAL_PIN_HASH": PINS[1]})
 @example({"approval": {"channels": ["terminal"]}}, {"GPUWARDEN_APPROVAL_CHANNELS": "terminal,rehearsal"})
@@ -161,8 +163,14 @@ def test_covered_patterns_match_nothing_new(asked: list[str], filed: list[str], 
         ({}, "APPROVAL_CHANNELS", "terminal", "approval.channels", ("terminal",)),
         ({}, "APPROVAL_TTL_S", "60", "approval.ttl_s", 60),
         ({"secrets": {"allowed": ["WANDB_*"]}}, "SECRETS_ALLOWED", "WANDB_API*", "secrets.allowed", ("WANDB_API*",)),
-        ({}, "KEEP_STORES", "s3://runs", "keep.stores", ("s3://runs",)),
-        ({"keep": {"stores": ["hf://me/*"]}}, "KEEP_STORES", "hf://me/runs/a", "keep.stores", ("hf://me/runs/a",)),
+        ({}, "ARTIFACT_STORES_ALLOWED", "s3://runs", "artifact_stores.allowed", ("s3://runs",)),
+        (
+            {"artifact_stores": {"allowed": ["hf://me/*"]}},
+            "ARTIFACT_STORES_ALLOWED",
+            "hf://me/runs/a",
+            "artifact_stores.allowed",
+            ("hf://me/runs/a",),
+        ),
         ({}, "WATCH_DISK_FREE_PERCENT", "20", "watch.disk_free_percent", 20),
         ({}, "WATCH_IDLE_MINUTES", "5", "watch.idle_minutes", 5),
     ],

@@ -1,4 +1,4 @@
-"""Kept stores: the runner uploads whole checkpoints, and the gate counts what the store's own checksums prove."""
+"""Artifact stores: the runner uploads whole checkpoints, and the gate counts what the store's own checksums prove."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from gpuwarden.checkpoints.sealing import parts as sealed_parts
 from gpuwarden.core.credentials import without_login
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
-from gpuwarden.core.policy import Keep
+from gpuwarden.core.policy import ArtifactStores
 from gpuwarden.core.sanitize import secret_values
 from gpuwarden.core.store_address import StoreAddress, StoredFile
 from gpuwarden.hub.client import HubConfig
@@ -83,8 +83,8 @@ def test_an_address_that_names_no_store_is_refused(text: str) -> None:
 )
 def test_a_place_of_the_policy_that_names_no_store_is_refused(text: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        Keep(stores=(text,))
-    assert [error["loc"] for error in refused.value.errors()] == [("stores",)]
+        ArtifactStores(allowed=(text,))
+    assert [error["loc"] for error in refused.value.errors()] == [("allowed",)]
 
 
 def test_a_bucket_on_the_hub_is_an_address_of_another_kind_than_a_repo() -> None:
@@ -101,7 +101,7 @@ def test_files_of_jobs_never_share_a_name_and_absolute_paths_stay_inside() -> No
 
 
 def test_the_uploader_gets_its_own_key_and_never_the_reader_s() -> None:
-    env = {"AWS_ACCESS_KEY_ID": "reader", "AWS_REGION": "r", "GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID": "writer"}
+    env = {"AWS_ACCESS_KEY_ID": "reader", "AWS_REGION": "r", "GPUWARDEN_STORE_AWS_ACCESS_KEY_ID": "writer"}
     assert StoreAddress.parse("s3://bucket").handed(env) == {"AWS_ACCESS_KEY_ID": "writer", "AWS_REGION": "r"}
 
 
@@ -114,10 +114,10 @@ AWS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us
 @pytest.mark.parametrize("value", [f"{SECRET}\nX: y", f"{SECRET}\x00", f"{SECRET}\u00e9"])
 def test_a_credential_that_can_t_be_sent_is_refused_by_its_name(value: str) -> None:
     address = StoreAddress.parse("s3://bucket")
-    keep = {f"GPUWARDEN_KEEP_{name}": "x" for name in AWS} | {"GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY": value}
+    keep = {f"GPUWARDEN_STORE_{name}": "x" for name in AWS} | {"GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY": value}
     for name, use in (
         ("AWS_SESSION_TOKEN", lambda: S3Reader(address, AWS | {"AWS_SESSION_TOKEN": value})),
-        ("GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY", lambda: address.handed(keep)),
+        ("GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY", lambda: address.handed(keep)),
         ("HF_TOKEN", lambda: HubConfig.from_env({"HF_TOKEN": value}).sendable_token),
     ):
         with pytest.raises(AuthFailed, match=name) as refusal:
@@ -126,7 +126,7 @@ def test_a_credential_that_can_t_be_sent_is_refused_by_its_name(value: str) -> N
 
 
 def test_a_line_break_at_the_end_and_a_login_in_an_address_are_left_out() -> None:
-    env = {"HF_TOKEN": f"{SECRET}\n", "HF_ENDPOINT": "http://me:pass@hub.test/", "GPUWARDEN_KEEP_HF_TOKEN": "w\r\n"}
+    env = {"HF_TOKEN": f"{SECRET}\n", "HF_ENDPOINT": "http://me:pass@hub.test/", "GPUWARDEN_STORE_HF_TOKEN": "w\r\n"}
     config = HubConfig.from_env(env)
     assert (config.endpoint, config.sendable_token) == ("http://hub.test", SECRET)
     assert StoreAddress.parse("hf://a/b").handed(env) == {"HF_TOKEN": "w", "HF_ENDPOINT": "http://hub.test/"}
@@ -264,7 +264,7 @@ def start(folder: Path, server: S3Server, text: str, *, who: tuple[str, str] = W
     where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
     fast = {"seal_after_s": 0.01, "seal_quiet_s": 0.2, "seal_every_s": 0.1, "archive": name, "outputs": ["out"]}
     spec = {"argv": [sys.executable, "-c", SAVE + text], "env": {}, "keep": where, "keep_every_s": 0.3, **fast, **more}
-    keys = {f"GPUWARDEN_KEEP_{name}": value for name, value in server.writer(who).items()}
+    keys = {f"GPUWARDEN_STORE_{name}": value for name, value in server.writer(who).items()}
     order = {"spec": spec, "secrets": {"GPUWARDEN_SEAL_KEY": KEY, **keys}, "token": "t", "attempt": 1}
     assert call("start", folder, order)["ok"]
 
@@ -307,7 +307,7 @@ open("out/notes.txt", "w").write("not a checkpoint")
 os.makedirs("out/tmp-checkpoint-30")
 open("out/tmp-checkpoint-30/model.safetensors", "wb").write(b"half")
 while not os.path.exists("go"): time.sleep(0.02)
-assert not any(name.startswith("GPUWARDEN_KEEP") for name in os.environ)
+assert not any(name.startswith("GPUWARDEN_STORE") for name in os.environ)
 """
     start(folder, s3, text)
     eventually(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and len(manifest(folder, s3)["files"]) == 4)

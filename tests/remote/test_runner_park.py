@@ -84,7 +84,7 @@ def test_a_rehearsals_hours_may_be_set_forward(folder: Path) -> None:
 def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> None:
     call("start", folder, parking(folder, ["true"], code=1))
     wait_for(folder, 3)
-    assert not (folder / "keep.look").exists(), "there is no kept store to ask"
+    assert not (folder / "keep.look").exists(), "there is no artifact store to ask"
     seen = until(folder, lambda s: any(a["kind"] == "self_park" for a in s["last_alerts"]))
     alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_park")
     assert "refused: quota" in alert["text"] and seen["state"] == "succeeded"

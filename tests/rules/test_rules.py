@@ -61,13 +61,13 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
         [submit(timeout_s=7200, max_cost_usd=3)],
         [submit(timeout_s=7200, max_cost_usd=4), submit(max_cost_usd=3, quote=Unknown("no answer")), submit()],
     ),
-    "PF-KEEP-001": (
+    "PF-STORE-001": (
         [
-            submit(keep=Unknown("no answer")),
-            submit(keep=Known("there is no bucket runs")),
-            submit(keep=Known(""), unset_keep=("GPUWARDEN_KEEP_HF_TOKEN",)),
+            submit(artifact_store=Unknown("no answer")),
+            submit(artifact_store=Known("there is no bucket runs")),
+            submit(artifact_store=Known(""), unset_store_keys=("GPUWARDEN_STORE_HF_TOKEN",)),
         ],
-        [submit(), submit(keep=Known(""))],
+        [submit(), submit(artifact_store=Known(""))],
     ),
     "PF-OUT-001": ([submit(outputs=())], [submit()]),
     "PF-OUT-002": (

@@ -45,8 +45,8 @@ END_OF_REQUEST
 """
 _CLIENT = """\
 command -v uv > /dev/null || python3 -c 'import {module}' || {{
-  echo 'nothing could upload to the kept store: this machine has neither uv nor {module}; the command was not started'
-  exit 69
+  echo 'nothing could upload to the artifact store: this machine has neither uv nor {module}; the command was not
+  started' exit 69
 }}
 """
 
@@ -90,7 +90,7 @@ def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
             f"the script is too long for a managed job: {len(packed):,} bytes packed, {MAX_FILES:,} fit",
             "Put it into a repo or behind a raw address, and run that with `uv run`.",
         )
-    store = StoreAddress.parse(spec.keep) if spec.keep else None
+    store = StoreAddress.parse(spec.artifact_store) if spec.artifact_store else None
     return _RUN.format(
         stem=stem,
         folder=FOLDER,

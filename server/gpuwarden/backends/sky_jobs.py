@@ -2,8 +2,8 @@
 
 SkyPilot's jobs controller rents a machine for the job, rents another one where that is taken, and ends the machine with
 the job. No machine of it can be reached from here: what is known of a job is the controller's queue and its log, and
-what it saves has to go to a kept store while it runs. Our runner travels in the job's command and uploads; it ends, and
-the machine with it, once everything is in the store.
+what it saves has to go to an artifact store while it runs. Our runner travels in the job's command and uploads; it
+ends, and the machine with it, once everything is in the store.
 
 A job's name in the queue has the token and the attempt. It is found by that name, never by SkyPilot's number. On
 another machine its command starts in an empty folder: it goes on where its own script loads a checkpoint.
@@ -197,8 +197,8 @@ class SkyJobsBackend:
     # ------------------------------------------------------------------------------------------------------- files
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Raise Unreachable: what there is of the job's files is in its kept store."""
-        raise Unreachable(_AWAY, "Its outputs can be pulled from its kept store once the machine has ended.")
+        """Raise Unreachable: what there is of the job's files is in its artifact store."""
+        raise Unreachable(_AWAY, "Its outputs can be pulled from its artifact store once the machine has ended.")
 
     manifest = list_files
 

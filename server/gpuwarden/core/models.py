@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -65,7 +66,7 @@ class WithOptions(Frozen):
         return {
             k: v
             for k, v in plain.items()
-            if v or k not in {"options", "project", "keep", "cells", "cell_timeout_s", "alternatives"}
+            if v or k not in {"options", "project", "artifact_store", "cells", "cell_timeout_s", "alternatives"}
         }
 
 
@@ -169,17 +170,17 @@ class JobSpec(WithOptions):
     teardown: Verb = "terminate"
     max_restarts: int = Field(default=3, ge=0, le=100)
     project: str = ""
-    keep: str = Field(default="", max_length=1_000)
-    """The address of a store that keeps the outputs without this machine; see `core.store_address`."""
+    artifact_store: str = Field(default="", max_length=1_000, validation_alias=AliasChoices("artifact_store", "keep"))
+    """The address of the store that the runner uploads outputs to, `keep` in older ledgers."""
     cells: tuple[Cell, ...] = Field(default=(), max_length=MAX_CELLS)
     """The cells of a fan-out that this machine runs in turn, as many at a time as it has GPUs."""
     cell_timeout_s: int | None = Field(default=None, ge=1, le=60 * 86400)
     alternatives: tuple[str, ...] = Field(default=(), max_length=MAX_ALTERNATIVES)
     """Where the job may run as well, in order, as `PLATFORM` or `PLATFORM:GPU`: each after no capacity before it."""
 
-    @field_validator("keep")
+    @field_validator("artifact_store")
     @classmethod
-    def _kept(cls, text: str) -> str:
+    def _stored(cls, text: str) -> str:
         return str(StoreAddress.parse(text)) if text else ""
 
     @field_validator("project")
@@ -277,9 +278,9 @@ class JobSpec(WithOptions):
             raise ValueError("an alternative names a platform and GPU that the list has already")
         if len({platform.startswith("rehearsal/") for platform, _ in places}) > 1:
             raise ValueError("alternatives mix simulated platforms with real ones")
-        taken = [path for path in self.outputs if self.keep and StoreAddress.reserved(path)]
+        taken = [path for path in self.outputs if self.artifact_store and StoreAddress.reserved(path)]
         if taken:
-            raise ValueError(f"a kept store has files of its own at {taken[0]}; give that output another name")
+            raise ValueError(f"an artifact store has files of its own at {taken[0]}; give that output another name")
         return self
 
     @property
@@ -545,7 +546,7 @@ class Observation(Frozen):
     `eta_at` when the last step is reached at the present pace, in seconds since the epoch.
     `signal` is the one that ended the job, which then has no exit code. `machine` is another text after each start of
     the machine, where the machine reports one; `lost` means that it answered and has nothing of the job's status.
-    `upload` is why the upload to the job's kept store fails now.
+    `upload` is why the upload to the job's artifact store fails now.
     """
 
     state: Job

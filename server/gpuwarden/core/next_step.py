@@ -30,9 +30,9 @@ class Machine(StrEnum):
 class Copy(StrEnum):
     """The best copy of a job's outputs outside of its machine.
 
-    STALE: made before the job ended. KEPT: from the kept store, which is not shown to have everything that a machine
-    which still exists has. PARTIAL: some files could not be copied. BROKEN: it equals the machine's files, which are
-    broken or can't be judged. DAMAGED: it differs from them. EMPTY: the machine has none of the outputs.
+    STALE: made before the job ended. KEPT: from the artifact store, which is not shown to have everything that a
+    machine which still exists has. PARTIAL: some files could not be copied. BROKEN: it equals the machine's files,
+    which are broken or can't be judged. DAMAGED: it differs from them. EMPTY: the machine has none of the outputs.
     """
 
     NONE = "none"
@@ -54,7 +54,7 @@ class Situation:
     a machine that never ran anything. `announced`: automatic teardown ends the machine a grace after its notice is
     delivered, at `ends_at`, in seconds since the epoch; None before the delivery. `settles_at` is when a second look
     settles whether a refused request rented a machine; None where that is not open. `parked`: the machine that is off
-    stopped itself, and a pull starts it. `kept` is the address of the kept store, empty without one. `watched`: a
+    stopped itself, and a pull starts it. `kept` is the address of the artifact store, empty without one. `watched`: a
     watch, which alone carries out automatic teardown, went round lately. `resuming`: a resume was asked for.
     `stoppable`: a stop ends the meter of a paused job's machine and keeps what the job resumes from. `storage` names
     what bills on although the machine is gone.
@@ -93,8 +93,8 @@ class Situation:
 
 PARKED: Final = "The machine stopped itself and keeps what was saved; its disk may bill. A copy starts it again."
 PARKED_KEPT: Final = (
-    "The machine stopped itself; its disk may bill. A copy comes from its kept store, {kept}, and starts the machine "
-    "only where that store is not shown to have everything."
+    "The machine stopped itself; its disk may bill. A copy comes from its artifact store, {kept}, and starts the "
+    "machine only where that store is not shown to have everything."
 )
 UNWATCHED: Final = "Automatic teardown ends the machine after a notice, but no watch runs that would carry it out."
 UNDELIVERED: Final = (
@@ -136,10 +136,10 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
         rest = _copying(now)
         return steps(("Nothing of it bills.", *rest) if rest else ENDED)
     if now.machine is Machine.GONE:
-        # Only its kept store may have something.
+        # Only its artifact store may have something.
         rest = _copying(now) if now.kept and now.copy in {Copy.NONE, Copy.STALE, Copy.KEPT, Copy.UNVERIFIED} else ()
         bills = f"{' and '.join(now.storage)} bills on." if now.storage else "Nothing of it bills."
-        there = f"{bills} What is left of what it saved is in its kept store, {now.kept}."
+        there = f"{bills} What is left of what it saved is in its artifact store, {now.kept}."
         ended = REMAINS.format(storage=" and ".join(now.storage)) if now.storage else ENDED
         return steps((there, *rest) if rest else ended)
     if now.machine is Machine.UNSEEN or now.given_back:
@@ -184,7 +184,7 @@ def _off(now: Situation) -> tuple[NextStep, ...]:
         return steps(("The machine is stopped; its disk may bill.", end))
     start = "The machine is stopped and has what was saved. Start it in the platform's console to copy that."
     if now.kept:
-        start = f"The machine is stopped. A copy comes from its kept store, {now.kept}, as far as that has it."
+        start = f"The machine is stopped. A copy comes from its artifact store, {now.kept}, as far as that has it."
     if now.kept and now.copy is Copy.PARTIAL:
         start = f"The machine is stopped, and {now.kept} lacks some of it: start it in the platform's console."
     if now.copy is Copy.KEPT:

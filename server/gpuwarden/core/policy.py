@@ -175,18 +175,18 @@ def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
     )
 
 
-class Keep(Frozen):
-    """The kept stores that a job may name, as places: `s3://bucket/prefix`, `hf://owner/*`. Everything below a place is
-    covered, and `*` is any one name. Without a list a job may name any store.
+class ArtifactStores(Frozen):
+    """The artifact stores that a job may name, as places: `s3://bucket/prefix`, `hf://owner/*`. Everything below a
+    place is covered, and `*` is any one name. Without a list a job may name any store.
     """
 
-    stores: Annotated[
+    allowed: Annotated[
         tuple[Annotated[str, Field(max_length=1_000)], ...],
         ByVariable(_fewer_places, "take entries out of"),
         Field(max_length=64),
     ] = ()
 
-    @field_validator("stores")
+    @field_validator("allowed")
     @classmethod
     def _places(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
         for text in texts:
@@ -196,7 +196,7 @@ class Keep(Frozen):
     def allows(self, address: str) -> bool:
         """Return whether a job may name the store of an address."""
         stored = StoreAddress.parse(address)
-        return not self.stores or any(StorePattern.parse(text).covers(stored) for text in self.stores)
+        return not self.allowed or any(StorePattern.parse(text).covers(stored) for text in self.allowed)
 
 
 class Local(Frozen):
@@ -255,7 +255,7 @@ class Policy(Frozen):
     platforms: Annotated[tuple[str, ...], NARROWER] = ("*",)
     approval: Approval = Approval()
     secrets: Secrets = Secrets()
-    keep: Keep = Keep()
+    artifact_stores: ArtifactStores = ArtifactStores()
     watch: Watch = Watch()
     receipt_ttl_s: Annotated[int, LOWER] = Field(default=1800, ge=30, le=86_400)
     local: Local = Local()

@@ -1,12 +1,13 @@
-"""Addresses of kept stores: places that outlive the rented machine and this one, in S3, or a repo or bucket on the Hub.
+"""Addresses of artifact stores: places that outlive the rented machine and this one, in S3, or a repo or bucket on the
+Hub.
 
 The files of a job are below the path and the job's id, so that no job overwrites those of another one.
 
 | variable | meaning |
 |---|---|
-| `GPUWARDEN_KEEP_AWS_ACCESS_KEY_ID`, `GPUWARDEN_KEEP_AWS_SECRET_ACCESS_KEY` | the uploader's key for S3 |
-| `GPUWARDEN_KEEP_AWS_SESSION_TOKEN` | the same of a temporary key |
-| `GPUWARDEN_KEEP_HF_TOKEN` | the uploader's token for the Hub |
+| `GPUWARDEN_STORE_AWS_ACCESS_KEY_ID`, `GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY` | the uploader's key for S3 |
+| `GPUWARDEN_STORE_AWS_SESSION_TOKEN` | the same of a temporary key |
+| `GPUWARDEN_STORE_HF_TOKEN` | the uploader's token for the Hub |
 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` | the key that reads a store in S3 from here |
 | `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | the address of a store that is not AWS's |
 | `AWS_REGION`, `AWS_DEFAULT_REGION` | the region of a store in S3 |
@@ -24,7 +25,7 @@ from gpuwarden.core.credentials import credential, without_login
 MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
 """The name of a store's own list of files. It is written after the files, so what it lists was stored whole."""
-OWN_KEYS: Final = "GPUWARDEN_KEEP_"
+OWN_KEYS: Final = "GPUWARDEN_STORE_"
 """What the names of a store's credentials begin with in gpuwarden's environment."""
 _REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": ("HF_TOKEN",)}
 _OPTIONAL: Final = {"s3": ("AWS_SESSION_TOKEN",), "hf": ()}
@@ -57,7 +58,7 @@ class StoreAddress:
         fit = _REPO.fullmatch(root) if scheme == "hf" else _BUCKET.fullmatch(root)
         if not mark or scheme not in _REQUIRED or not fit or not all(_SEGMENT.fullmatch(part) for part in path):
             raise ValueError(
-                "a kept store is s3://bucket/path or hf://[datasets/|buckets/]owner/name/path, of plain names"
+                "an artifact store is s3://bucket/path or hf://[datasets/|buckets/]owner/name/path, of plain names"
             )
         return cls("hf" if scheme == "hf" else "s3", root, "/".join(path), kind)
 
@@ -135,7 +136,7 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """A kept store as it is read from here. To compare it, only its manifest and small files are downloaded."""
+    """An artifact store as it is read from here. To compare it, only its manifest and small files are downloaded."""
 
     async def reach(self) -> None:
         """Return where the store can be read. Raises a `WardenError` where it can't."""

@@ -1,4 +1,4 @@
-"""Read a kept store in a bucket on the Hub: names and sizes as the Hub lists them, and bytes by range requests.
+"""Read an artifact store in a bucket on the Hub: names and sizes as the Hub lists them, and bytes by range requests.
 
 A bucket lists a hash of the Hub's own chunks and no SHA-256, so its word can't be compared with sealed digests. Small
 files are read whole, within a limit. A larger one is proven by a pull, whose bytes are hashed as they arrive.

@@ -1,4 +1,4 @@
-"""Read a kept store in a repo on the Hub: sizes and digests as the Hub lists them at one commit.
+"""Read an artifact store in a repo on the Hub: sizes and digests as the Hub lists them at one commit.
 
 The Hub lists no SHA-256 of the small files that it stores in git; those are read whole, within a limit.
 """

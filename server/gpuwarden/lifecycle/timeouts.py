@@ -1,4 +1,4 @@
-"""Limit the whole wait for a platform or a kept store.
+"""Limit the whole wait for a platform or an artifact store.
 
 Each of its replies has a separate limit; a list may need many replies.
 """
@@ -17,14 +17,14 @@ ASK_S = 45.0
 """What one question to a platform may take with all its pages: less than the minute that callers of a tool wait."""
 
 STORE_S = 60.0
-"""What one look at a kept store may take, while the job's lock is taken."""
+"""What one look at an artifact store may take, while the job's lock is taken."""
 STORE_FILE_S = 0.02
 """What each file adds to that: S3 is asked for one at a time, several at once."""
 MOST_STORE_S = 600.0
 
 
 def store_limit(files: int) -> float:
-    """Return the seconds that a look at so many files of a kept store may take."""
+    """Return the seconds that a look at so many files of an artifact store may take."""
     return min(STORE_S + files * STORE_FILE_S, MOST_STORE_S)
 
 

@@ -183,7 +183,7 @@ class SkyProvider:
         with nothing_sent():
             name, wanted = cluster_name(token), task(self.infra, resources)
             if resources.durable_storage:
-                raise NotSupported("SkyPilot's volumes are not rented by gpuwarden", "Keep outputs in a store: `keep`.")
+                raise NotSupported("SkyPilot's volumes are not rented by gpuwarden", "Name an artifact store.")
             most = resources.max_price_usd_per_hour
             price = await self.quote(resources) if most is not None else None
             asked = price.value.price_usd_per_hour if isinstance(price, Known) else None

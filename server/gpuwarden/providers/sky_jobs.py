@@ -70,7 +70,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
             task(self.infra, resources)
             cluster_name(token)
             if resources.durable_storage:
-                raise NotSupported("SkyPilot's volumes are not rented by gpuwarden", "Keep outputs in a store: `keep`.")
+                raise NotSupported("SkyPilot's volumes are not rented by gpuwarden", "Name an artifact store.")
             price = await self.quote(resources)
             usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
             most = resources.max_price_usd_per_hour

@@ -123,7 +123,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             **place.mapping,
             **({"park": place.park.order} if place.park else {}),
             "archive": pyz,
-            **({"keep": vars(StoreAddress.parse(spec.keep)), **marked(place)} if spec.keep else {}),
+            **({"keep": vars(StoreAddress.parse(spec.artifact_store)), **marked(place)} if spec.artifact_store else {}),
         },
     )
 

@@ -1,4 +1,4 @@
-"""Read a kept store in S3 from here: the manifest, sizes and checksums of objects by HEAD requests, and objects.
+"""Read an artifact store in S3 from here: the manifest, sizes and checksums of objects by HEAD requests, and objects.
 
 It needs boto3 (the extra `s3`), and a key that may list and read; the uploader on the machine has another one.
 """

@@ -71,12 +71,13 @@ class SubmitFacts:
     succeeded before, or is shipped with gpuwarden. `script_url` says what is wrong with an address that a script comes
     from. `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does
     not, and `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the
-    command. `keep` says what is wrong with the kept store, None where none is asked for; `unset_keep` are the variables
-    of its credentials that have no value here. `engine` is what the engine that runs the job allows, None where none
-    does. `local_modules` are the modules, with their paths, that the program imports from files which do not go along.
-    `readiness` is what an existing place lacks, None where nothing was looked for. `files_here` are the files that the
-    command or the arguments name, which exist in the working directory and do not go along; None where no file can.
-    `rehearsed` is the last rehearsal of this script with these arguments, None where there was none.
+    command. `artifact_store` says what is wrong with the artifact store, None where none is asked for;
+    `unset_store_keys` are the variables of its credentials that have no value here. `engine` is what the engine that
+    runs the job allows, None where none does. `local_modules` are the modules, with their paths, that the program
+    imports from files which do not go along. `readiness` is what an existing place lacks, None where nothing was looked
+    for. `files_here` are the files that the command or the arguments name, which exist in the working directory and do
+    not go along; None where no file can. `rehearsed` is the last rehearsal of this script with these arguments, None
+    where there was none.
     """
 
     spec: JobSpec
@@ -101,7 +102,7 @@ class SubmitFacts:
     unusable_rules: tuple[str, ...] = ()
     attempts: int = 1
     keep: Answer[str] | None = None
-    unset_keep: tuple[str, ...] = ()
+    unset_store_keys: tuple[str, ...] = ()
     engine: Answer[EngineLimits] | None = None
     rehearsed: Rehearsed | None = None
     local_modules: tuple[tuple[str, str], ...] = ()
@@ -209,7 +210,7 @@ class SubmitFacts:
 class OutputFile:
     """One file that the job declared, as it is on the machine, and what is known of its copies.
 
-    `copied`: it was pulled. `stored`: the kept store has it, equal by the store's own checksum.
+    `copied`: it was pulled. `stored`: the artifact store has it, equal by the store's own checksum.
     """
 
     path: str
@@ -229,7 +230,7 @@ class TeardownFacts:
     `copy_equal` says that every file of it has the digest that the machine's manifest gives it, whatever its content;
     `copy_unread` are the files that nothing here can read, where they alone keep it from being proven; `copy_aside` the
     pictures, tables and logs that are as broken on the machine, where they alone refute it. `store` is the address of
-    the kept store where one was looked at, `store_why` why it has not everything that dies.
+    the artifact store where one was looked at, `store_why` why it has not everything that dies.
     """
 
     job_id: str

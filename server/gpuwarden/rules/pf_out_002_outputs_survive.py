@@ -9,15 +9,15 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-OUT-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Write to a path that outlives it, name a kept store in keep, or pull before it.",
+    fix="Write to a path that outlives it, name an artifact store, or pull before it.",
 )
 def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
     """Outputs are written to paths that survive what will happen to the machine.
 
-    Why: each platform wipes other paths at other moments. A path that dies although the same machine has one that
-    lives is a mistake. Where every path dies with the teardown, pulling first is the only way, which the teardown
-    gate will insist on. Where the platform itself ends the machine with the job, such as a managed job's, only a kept
-    store is left: `keep`.
+    Why: each platform wipes other paths at other moments. A path that dies although the same machine has one that lives
+    is a mistake. Where every path dies with the teardown, pulling first is the only way, which the teardown gate will
+    insist on. Where the platform itself ends the machine with the job, such as a managed job's, only an artifact store
+    is left.
 
     Example:
         submit_job(platform="runpod", outputs=["/opt/out"], teardown="stop")  # a stop wipes /opt
@@ -36,12 +36,12 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
     spec, asked = facts.spec, facts.spec.durable_storage
     path = profile.place_of(output)
     ends = not profile.survives(path, "job_end", requested=asked)
-    if ends and not spec.keep:
+    if ends and not spec.artifact_store:
         yield Found(f"{output} is deleted when the job ends, before anybody can pull it")
     if spec.interruptible and not profile.survives(path, "preemption", requested=asked):
-        held = Severity.WARNING if ends and spec.keep else None  # it is uploaded as it is saved
+        held = Severity.WARNING if ends and spec.artifact_store else None  # it is uploaded as it is saved
         yield Found(f"{output} is deleted when the platform takes the machine back", severity=held)
-    if ends and spec.keep:
+    if ends and spec.artifact_store:
         return
     if not facts.metered or profile.survives(path, spec.teardown, requested=asked):
         return

@@ -25,7 +25,7 @@ def something_durable(facts: SubmitFacts) -> Iterator[Found]:
     """
     profile, spec = facts.profile, facts.spec
     pushes = facts.uses.pushes
-    if profile is None or profile.kind != "serverless" or spec.keep or any(not p.maybe for p in pushes):
+    if profile is None or profile.kind != "serverless" or spec.artifact_store or any(not p.maybe for p in pushes):
         return
     lives = [
         o for o in spec.outputs if profile.survives(profile.place_of(o), "job_end", requested=spec.durable_storage)

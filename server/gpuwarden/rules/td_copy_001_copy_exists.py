@@ -13,7 +13,7 @@ def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared file that the teardown destroys has a copy elsewhere, equal by digest.
 
     Why: "saved" in a log is a claim. A file whose only copy is on the machine is lost with it. A copy is one that was
-    pulled, or an object of the kept store whose own checksum there equals the machine's file.
+    pulled, or an object of the artifact store whose own checksum there equals the machine's file.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # out/model.safetensors exists only on the machine

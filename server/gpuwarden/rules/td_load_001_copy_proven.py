@@ -20,7 +20,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint. A file that
     nothing here can read is a warning when its copy equals the machine's file by digest: copied, load not proven. So is
     a picture, a table or a log that is broken there too. A file that begins like a format that is read here is judged,
-    whatever its name. What is only in a kept store was not loaded here, so that is a warning as well.
+    whatever its name. What is only in an artifact store was not loaded here, so that is a warning as well.
 
     Example:
         pull_artifacts(job_id="j1")

@@ -67,7 +67,7 @@ async def test_the_page_shows_the_facts_of_the_terminal_and_its_command(world: W
 async def test_names_in_a_question_are_text(world: World) -> None:
     world.add("receipt/revil", ReceiptIssued(
         spec_digest="", facts_digest="", expires_at=world.clock.now() + 600, name=EVIL, platform="runpod",
-        ask="above the cap\x1b[2J", keep=f"s3://{EVIL}", price=9.0,
+        ask="above the cap\x1b[2J", artifact_store=f"s3://{EVIL}", price=9.0,
     ))  # fmt: skip
     async with entered(world.ctx) as (_, http):
         page = (await http.get("/approve/revil")).text

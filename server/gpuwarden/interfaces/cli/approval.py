@@ -200,7 +200,7 @@ def request_facts(view: TeardownView) -> list[str]:
         f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:",
     ]
     for file in worst_first[:SHOWN]:
-        state = "copied" if file.copied else "in the kept store" if file.stored else "NOT COPIED"
+        state = "copied" if file.copied else "in the artifact store" if file.stored else "NOT COPIED"
         found.append(f"    {line(file.path)}  {file.size:,} bytes  {state}")
     found += [f"    and {len(view.dying) - SHOWN:,} more"] if len(view.dying) > SHOWN else []
     found += [f"  the copy is in {line(view.copy_at)}"] if view.copy_at else []
@@ -243,7 +243,7 @@ def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
         found.append(f"  {most.replace('for the job', 'in all', 1) if issued.cells else most}")
     stays = bills_on(issued.storage, issued.storage_usd_per_hour)
     found += [f"  {text}" for text in (stays, issued.ask) if text]
-    return [*found, *([f"  What it saves is uploaded to {issued.keep}."] if issued.keep else [])]
+    return [*found, *([f"  What it saves is uploaded to {issued.artifact_store}."] if issued.artifact_store else [])]
 
 
 def is_asked(ctx: Context, issued: Event[ReceiptIssued]) -> bool:

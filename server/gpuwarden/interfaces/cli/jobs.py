@@ -46,7 +46,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
     "--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder."
 )
 @click.option(
-    "--keep", default="", metavar="ADDRESS",
+    "--artifact-store", default="", metavar="URL",
     help="Upload the outputs as they are saved: s3://bucket/path or hf://owner/repo/path.",
 )  # fmt: skip
 @click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit: the estimate and 30 % more.")

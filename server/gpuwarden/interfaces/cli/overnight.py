@@ -1,6 +1,6 @@
 """The demo of a night: a laptop is shut at 18:00, and at 8:00 a job's files are proven here and its machine is ended.
 
-The job has automatic teardown, a kept store and self-stop. Its twin has none of them: its person is
+The job has automatic teardown, an artifact store and self-stop. Its twin has none of them: its person is
 asked at 9:00, and both bills are measured. The hours are set forward in a file. The processes, uploads, files, proofs,
 notices and bills are real, through the use cases that the tools and the watch call. While the laptop is shut, none of
 these is called: the demo looks at the machines from outside, as nobody can who rents one.
@@ -25,7 +25,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
-from gpuwarden.core.policy import Approval, Caps, Keep, Local, Policy, TeardownPolicy
+from gpuwarden.core.policy import Approval, ArtifactStores, Caps, Local, Policy, TeardownPolicy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.interfaces.cli.demo import LOOK_S, PLATFORM, Stage, demo_spec, say_sandbox
 from gpuwarden.interfaces.cli.drawing import ending_of, local, span
@@ -77,7 +77,7 @@ class SetForward(ShiftedClock):
 
 @dataclass
 class Night:
-    """One night: its clock, its cloud, its kept store, and when each thing was seen first."""
+    """One night: its clock, its cloud, its artifact store, and when each thing was seen first."""
 
     ctx: Context
     clock: SetForward
@@ -138,14 +138,14 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
         local=Local(unsandboxed=True),  # the script is part of gpuwarden
         rehearsal_caps=caps,
         teardown=TeardownPolicy(automatic="terminate", self_stop_minutes=PARK_MINUTES),
-        keep=Keep(stores=(f"hf://{REPO}",)),
+        artifact_stores=ArtifactStores(allowed=(f"hf://{REPO}",)),
     )
     reads, writes = (f"hf_{secrets.token_hex(17)}" for _ in range(2))
     with HubServer(home / "hub", clock=clock) as hub:
         hub.store.add_user(reads, "you", role="read")
         hub.store.add_user(writes, "you")
         hub.store.create("model", REPO, private=True)
-        env = {**hub.env, "HF_TOKEN": reads, "GPUWARDEN_KEEP_HF_TOKEN": writes}
+        env = {**hub.env, "HF_TOKEN": reads, "GPUWARDEN_STORE_HF_TOKEN": writes}
         ctx = Context(Ledger(home / "ledger.db", clock, "demo"), policy, clock, home, env)
         profile, root = ctx.profile(PLATFORM), home / "providers" / "rehearsal"
         cloud = Cloud(root / profile.id, profile, clock, settings=Settings(boot_s=0.2, stop_s=0.1, settle_s=0.1))
@@ -167,12 +167,12 @@ async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
     """Submit a job under the policy's order, and its twin under a policy that asks. Return both, running."""
     ctx, stage = night.ctx, night.stage
     stage.act(f"{EVENING}:00 An agent submits a job, under automatic teardown")
-    ordered = await _launched(night, "ordered", keep=f"hf://{REPO}")
+    ordered = await _launched(night, "ordered", artifact_store=f"hf://{REPO}")
     decided = base.ending_of(arranged(ctx, ordered))
     assert decided is not None
     for text in ending_of(decided):
         stage.say(escape(text))
-    stage.say(f"kept store: the machine uploads what the job saves to hf://{REPO}")
+    stage.say(f"artifact store: the machine uploads what the job saves to hf://{REPO}")
     ordering, ctx.policy = ctx.policy, ctx.policy.model_copy(update={"teardown": TeardownPolicy()})
     twin = await _launched(night, "asked")
     ctx.policy = ordering

@@ -36,7 +36,7 @@ class DiagnosisReply(BaseModel):
 
 
 class KeptReply(BaseModel):
-    """A job's kept store by its list. `why`: what is unknown of it, or why it may lack files of the machine."""
+    """A job's artifact store by its list. `why`: what is unknown of it, or why it may lack files of the machine."""
 
     store: str
     files: int = 0
@@ -83,7 +83,7 @@ class CheckReply(WarnedReply):
     checks: list[CheckOutcomeReply] = Field(default_factory=list)
     """Outcomes of the checks that only read, on the machine of a job in trouble."""
     kept: KeptReply | None = None
-    """The copy in the kept store, where the machine can't be read."""
+    """The copy in the artifact store, where the machine can't be read."""
     evidence: dict[str, str] = Field(default_factory=dict)
     """Steps of the proof of its outputs: yes, no, not_yet or unknown."""
     fan_out: FanOutReply | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from gpuwarden.core.fan_out import Roster
 from gpuwarden.core.models import Choice, Handle, InputFile, JobSpec, Level, Place, Verdict
@@ -36,7 +36,7 @@ class ReceiptIssued(Body):
     hub: dict[str, Any] = Field(default_factory=dict)
     parts: dict[str, str] = Field(default_factory=dict)
     inputs: dict[str, str] = Field(default_factory=dict)
-    keep: str = ""
+    artifact_store: str = Field(default="", validation_alias=AliasChoices("artifact_store", "keep"))
     storage: tuple[str, ...] = ()
     storage_usd_per_hour: float | None = None
     job: str | None = None
@@ -310,8 +310,8 @@ class OutputsDeclared(Body):
 class ArtifactsPulled(Body):
     """A job's outputs were copied here. `record` is the file that lists them, `digest` that list's.
 
-    `store` is the address of the kept store that they came from, empty where the machine sent them. `unsettled`: that
-    store is not shown to have everything that the machine has.
+    `store` is the address of the artifact store that they came from, empty where the machine sent them. `unsettled`:
+    that store is not shown to have everything that the machine has.
     """
 
     event: Literal["artifacts.pulled"] = "artifacts.pulled"

@@ -65,7 +65,7 @@ class Keeper:
         # And those that run and may go on elsewhere: that takes a proven copy from before the machine is taken.
         running = (job for job in jobs if job.state is Job.RUNNING and job.handle is not None and job.outputs)
         wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
-        # And those that lost their machine and go on elsewhere, from the newest that their kept store has.
+        # And those that lost their machine and go on elsewhere, from the newest that their artifact store has.
         wanted |= {job.id: job for job in self._lost()}
         asleep = {job.id for job in self._parked()}
         self.trouble = {name: why for name, why in self.trouble.items() if name in wanted or name in asleep}
@@ -90,7 +90,7 @@ class Keeper:
             due[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     def _lost(self) -> list[JobRecord]:
-        """Return the jobs whose relaunch waits for what their kept store has."""
+        """Return the jobs whose relaunch waits for what their artifact store has."""
         if self.ctx.policy.teardown.background_gb <= 0:
             return []
         names = self.ctx.ledger.subjects("job", Job.PREEMPTED)
@@ -121,7 +121,9 @@ class Keeper:
                 if not await self._kept_instead(job):
                     await wake(self.ctx, job.id)
                 elif copy_state(self.ctx, job.id) is not Copy.PROVEN:
-                    raise NotSupported("what its kept store has is copied and not proven; a person has to look at it")
+                    raise NotSupported(
+                        "what its artifact store has is copied and not proven; a person has to look at it"
+                    )
                 self.trouble.pop(job.id, None)
             except (WardenError, OSError) as error:
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
@@ -130,11 +132,11 @@ class Keeper:
                 self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     async def _kept_instead(self, job: JobRecord) -> bool:
-        """Copy and verify the outputs of a job at rest from its kept store, where that has the last word."""
+        """Copy and verify the outputs of a job at rest from its artifact store, where that has the last word."""
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
-        if not job.spec.keep:
+        if not job.spec.artifact_store:
             return False
         if copy_state(self.ctx, job.id) in _PULL:
             kept = await kept_copy(self.ctx, job)
@@ -147,13 +149,13 @@ class Keeper:
         return copy_state(self.ctx, job.id) is not Copy.PARTIAL  # else its machine has nothing else
 
     async def _listed(self, job: JobRecord, handle: Handle) -> Manifest:
-        """Return the files that a job's machine has, or its kept store where that one does not answer."""
+        """Return the files that a job's machine has, or its artifact store where that one does not answer."""
         try:
             if job.state is Job.PREEMPTED:
                 raise Unreachable(f"the machine of job {job.id} is gone", "Nothing can be read there any more.")
             return await self.ctx.backend(handle.backend).list_files(handle, job.outputs)
         except Unreachable:
-            kept = await read_kept(self.ctx, job) if job.spec.keep else None
+            kept = await read_kept(self.ctx, job) if job.spec.artifact_store else None
             if kept is None and job.state is not Job.PREEMPTED:
                 raise
             return kept.manifest if kept else Manifest(taken_at=0.0, files=())

@@ -1,4 +1,4 @@
-"""Read the list that a job's runner left in its kept store, and what it proves when the machine can't be read.
+"""Read the list that a job's runner left in its artifact store, and what it proves when the machine can't be read.
 
 The runner signs each list with a key that is on no disk of the machine. A signed list with the end of the run says what
 was on the machine then. It is the last word only where nothing can have been written since: the same attempt, the same
@@ -94,7 +94,7 @@ class KeptList(_Lenient):
 
 @dataclass(frozen=True)
 class Kept:
-    """A job's kept store as its list describes it. `signed`: the job's own runner wrote that list."""
+    """A job's artifact store as its list describes it. `signed`: the job's own runner wrote that list."""
 
     address: StoreAddress
     store: Store
@@ -131,8 +131,8 @@ def open_store(ctx: Context, address: StoreAddress) -> Store:
 
 
 async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
-    """Return what a job's kept store lists, None where it has no list yet. Raises a `WardenError` for no answer."""
-    address = StoreAddress.parse(job.spec.keep)
+    """Return what a job's artifact store lists, None where it has no list yet. Raises a `WardenError` for no answer."""
+    address = StoreAddress.parse(job.spec.artifact_store)
     try:
         with anyio.fail_after(store_limit(0)):
             store = open_store(ctx, address)
@@ -167,23 +167,25 @@ class KeptView:
 
 
 async def kept_view(ctx: Context, job: JobRecord) -> KeptView:
-    """Return what a job's kept store lists, within a short time."""
+    """Return what a job's artifact store lists, within a short time."""
     try:
         with anyio.fail_after(VIEW_S):
             kept = await read_kept(ctx, job)
     except TimeoutError:
-        return KeptView(job.spec.keep, why=because(Code.STORE_UNREACHABLE, message=f"no answer in {VIEW_S:g} s").text)
+        return KeptView(
+            job.spec.artifact_store, why=because(Code.STORE_UNREACHABLE, message=f"no answer in {VIEW_S:g} s").text
+        )
     except WardenError as error:
-        return KeptView(job.spec.keep, why=line(error.message, 300))
+        return KeptView(job.spec.artifact_store, why=line(error.message, 300))
     if kept is None:
-        return KeptView(job.spec.keep, why=because(Code.STORE_EMPTY).text)
+        return KeptView(job.spec.artifact_store, why=because(Code.STORE_EMPTY).text)
     times: dict[str, int] = {}
     for row in kept.files:
         top = "/".join(row.path.split("/")[:-1]) if checkpoint_like(row.path) else row.path
         times[top or row.path] = max(times.get(top, 0), row.mtime_ns)
     newest = sorted(times, key=lambda name: -times[name])[:VIEW_NAMES]
     reason = unsettled(ctx, job, kept)
-    return KeptView(job.spec.keep, len(kept.files), kept.bytes, tuple(newest), reason.text if reason else "")
+    return KeptView(job.spec.artifact_store, len(kept.files), kept.bytes, tuple(newest), reason.text if reason else "")
 
 
 def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:

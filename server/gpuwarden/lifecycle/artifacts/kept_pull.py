@@ -1,4 +1,4 @@
-"""Copy a job's outputs from its kept store, where the machine can't be read.
+"""Copy a job's outputs from its artifact store, where the machine can't be read.
 
 Every file is compared with the list that the runner signed: the store's own word about it first, its bytes as they
 arrive after that. What the list names and the store does not have is a problem with a name, never left out.
@@ -35,8 +35,8 @@ from gpuwarden.remote.transfer.receive import Problem, Progress, Received, recei
 
 _OFF: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 _WHY: Final[Mapping[Code, str]] = {
-    Code.STORE_INCOMPLETE: "the kept store lists it and does not have it",
-    Code.STORE_CHANGED: "the kept store has another file at its place than the one that it lists",
+    Code.STORE_INCOMPLETE: "the artifact store lists it and does not have it",
+    Code.STORE_CHANGED: "the artifact store has another file at its place than the one that it lists",
 }
 
 
@@ -52,7 +52,7 @@ class KeptSource:
 
 
 async def at_rest(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's machine is seen to be off or gone, so that only its kept store can be read."""
+    """Return whether a job's machine is seen to be off or gone, so that only its artifact store can be read."""
     if job.lease is None:
         return False
     answer = await look(ctx, job.lease)
@@ -62,11 +62,11 @@ async def at_rest(ctx: Context, job: JobRecord) -> bool:
 
 
 async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
-    """Return a job's kept store where that is what to copy from: the machine is at rest, and a start tells no more.
+    """Return a job's artifact store where that is what to copy from: the machine is at rest, and a start tells no more.
 
     A machine that stopped itself can be started again, so its store has to have the last word, and every file of it.
     """
-    if not job.spec.keep or not await at_rest(ctx, job):
+    if not job.spec.artifact_store or not await at_rest(ctx, job):
         return None
     last = ctx.ledger.last(job.subject, ArtifactsPulled)
     if parked(ctx, job) and last is not None and last.data.store and last.data.not_taken:
@@ -94,7 +94,7 @@ def nothing_better(ctx: Context, job: JobRecord) -> None:
         ctx.ledger.add(job.subject, last.data.model_copy(update={"unsettled": True}))
     else:
         nothing = Manifest(taken_at=ctx.clock.now(), files=())
-        save_pull(ctx, Pulled(job=job.id, dest="", manifest=nothing, places={}, store=job.spec.keep), size=0)
+        save_pull(ctx, Pulled(job=job.id, dest="", manifest=nothing, places={}, store=job.spec.artifact_store), size=0)
 
 
 async def receive_kept(
@@ -107,7 +107,11 @@ async def receive_kept(
     """
     if better := better_here(ctx, job, kept):
         nothing_better(ctx, job)
-        why = "newer than its kept store" if kept.signed else "not what its kept store has, whose list is not signed"
+        why = (
+            "newer than its artifact store"
+            if kept.signed
+            else "not what its artifact store has, whose list is not signed"
+        )
         raise Conflict(
             f"the copy of job {job.id} here is {why}, such as {line(better, 200)}; nothing was replaced",
             do(Action.VERIFY, "the copy that is here", job_id=job.id),
@@ -116,7 +120,7 @@ async def receive_kept(
     problems = await compare(kept, manifest)
     good = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in problems)})
     received = await receive(KeptSource(kept), good, dest, owner=job.id, progress=progress)
-    problems |= {p.path: f"as the kept store has it: {p.why}" for p in received.problems}
+    problems |= {p.path: f"as the artifact store has it: {p.why}" for p in received.problems}
     order = [f.path for f in manifest.files if f.path in problems]
     received = received.model_copy(update={"problems": tuple(Problem(path=p, why=problems[p]) for p in order)})
     last = kept.listed.end if unsettled(ctx, job, kept) is None else None

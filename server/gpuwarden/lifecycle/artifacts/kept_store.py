@@ -1,4 +1,4 @@
-"""Compare a job's kept store with the files on its machine, without downloading them.
+"""Compare a job's artifact store with the files on its machine, without downloading them.
 
 What the machine has now is its own listing, with digests that the runner computes now; an authentic seal has to agree
 with them. The store has to agree three times: its manifest lists the same content, its object is there,
@@ -32,7 +32,8 @@ _CODES: Final[dict[type[WardenError], Code]] = {
 
 
 class StoreCopy(Frozen):
-    """What a kept store has of a job. `files` are the paths of those that equal the machine's, by the store's checksum.
+    """What an artifact store has of a job. `files` are the paths of those that equal the machine's, by the store's
+    checksum.
 
     `code` and `why` say why the store is not complete; None and "" where it is.
     """
@@ -43,13 +44,13 @@ class StoreCopy(Frozen):
     why: str = ""
 
 
-async def reachable(ctx: Context, keep: str) -> Answer[str]:
+async def reachable(ctx: Context, store_url: str) -> Answer[str]:
     """Return what is wrong with a store that a job is to use, "" where it can be read; Unknown without an answer."""
     try:
         with anyio.fail_after(store_limit(0)):
-            await open_store(ctx, StoreAddress.parse(keep)).reach()
+            await open_store(ctx, StoreAddress.parse(store_url)).reach()
     except TimeoutError:
-        return Unknown(f"{keep} did not finish its answer in {store_limit(0):g} s")
+        return Unknown(f"{store_url} did not finish its answer in {store_limit(0):g} s")
     except (NotFound, AuthFailed, NotSupported) as error:
         return Known(error.message)
     except WardenError as error:
@@ -59,34 +60,34 @@ async def reachable(ctx: Context, keep: str) -> Answer[str]:
 
 async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> StoreCopy:
     """Compare the store with the files that are on the machine now."""
-    keep = job.spec.keep
+    store_url = job.spec.artifact_store
     try:
         there = await machine_digests(ctx, job, handle, listed)
     except WardenError as error:
-        return _unknown(keep, because(Code.STORE_MACHINE_SILENT, message=error.message))
-    address, limit = StoreAddress.parse(keep), store_limit(len(there.files))
+        return _unknown(store_url, because(Code.STORE_MACHINE_SILENT, message=error.message))
+    address, limit = StoreAddress.parse(store_url), store_limit(len(there.files))
     try:
         with anyio.fail_after(limit):
             store = open_store(ctx, address)
             content = await store.manifest(address.key(job.id, MANIFEST))
             if content is None:
-                return _unknown(keep, because(Code.STORE_EMPTY))
+                return _unknown(store_url, because(Code.STORE_EMPTY))
             rows = {row.path: row for row in KeptList.model_validate_json(content).files}
             objects = await store.files([address.key(job.id, file.path) for file in there.files])
     except TimeoutError:
-        return _unknown(keep, because(Code.STORE_UNREACHABLE, message=f"no complete answer in {limit:g} s"))
+        return _unknown(store_url, because(Code.STORE_UNREACHABLE, message=f"no complete answer in {limit:g} s"))
     except ValidationError as error:
-        return _unknown(keep, because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields"))
+        return _unknown(store_url, because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields"))
     except WardenError as error:
         code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), Code.STORE_UNREACHABLE)
-        return _unknown(keep, because(code, message=error.message))
+        return _unknown(store_url, because(code, message=error.message))
     found = {f.path: disagreement(f, rows.get(f.path), objects.get(address.key(job.id, f.path))) for f in there.files}
     equal = frozenset(path for path, code in found.items() if code is None)
     for code in (Code.STORE_CHANGED, Code.STORE_STALE, Code.STORE_UNCHECKED, Code.STORE_INCOMPLETE):
         if paths := [path for path, trouble in found.items() if trouble is code]:
             reason = because(code, count=len(paths), path=line(paths[0], 80))
-            return StoreCopy(address=keep, files=equal, code=code, why=reason.text)
-    return StoreCopy(address=keep, files=equal)
+            return StoreCopy(address=store_url, files=equal, code=code, why=reason.text)
+    return StoreCopy(address=store_url, files=equal)
 
 
 async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
@@ -123,5 +124,5 @@ def disagreement(file: Artifact, row: KeptRow | None, found: StoredFile | None) 
     return None if (found.parts, found.parts_sha256) == (parts, file.parts_sha256) else Code.STORE_CHANGED
 
 
-def _unknown(keep: str, reason: Reason) -> StoreCopy:
-    return StoreCopy(address=keep, code=reason.code, why=line(reason.text, 300))
+def _unknown(store_url: str, reason: Reason) -> StoreCopy:
+    return StoreCopy(address=store_url, code=reason.code, why=line(reason.text, 300))

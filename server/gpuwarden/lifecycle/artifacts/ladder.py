@@ -87,7 +87,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
     held = _LOADED[now.verdict] if now.verdict is not None else Held.NOT_YET
     yield Step(Rung.LOADED, held, at=at, files=files, problems=now.problems)
     # The store is compared with the machine's files when its end is asked for, and not by this look.
-    names = (job.spec.keep,) if job.spec.keep else ()
+    names = (job.spec.artifact_store,) if job.spec.artifact_store else ()
     yield Step(Rung.KEPT, Held.UNKNOWN if names else Held.UNASKED, names=names)
 
 

@@ -46,8 +46,8 @@ class Standing(Frozen):
 class Pulled(Frozen):
     """One pull. `places` maps each path of the manifest to its path below `dest`.
 
-    `store` is the address of the kept store that the files came from, empty where the machine sent them. `disclosure`
-    is what else was on the machine by that store's last word about it, None where the store has none.
+    `store` is the address of the artifact store that the files came from, empty where the machine sent them.
+    `disclosure` is what else was on the machine by that store's last word about it, None where the store has none.
     """
 
     job: str

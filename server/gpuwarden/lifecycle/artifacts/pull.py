@@ -1,6 +1,6 @@
 """Pull a job's artifacts: list them with digests on the machine, copy the files with resume, and compare every copy.
 
-Where the machine can't be read, the job's kept store takes its place.
+Where the machine can't be read, the job's artifact store takes its place.
 
 The log is copied too, also when the job saved nothing else.
 """
@@ -39,9 +39,9 @@ _CHUNK = 1 << 20
 class PullResult:
     """Result of a pull. `missing` are declared outputs that do not exist on the machine.
 
-    `store` is the kept store that the files came from, empty where the machine sent them; `lost` why the machine did
-    not; `unsettled` why that store is not shown to have everything that the machine has. `log_lost` are the bytes of
-    the log that the machine no longer has, or that are beyond `LOG_LIMIT`.
+    `store` is the artifact store that the files came from, empty where the machine sent them; `lost` why the machine
+    did not; `unsettled` why that store is not shown to have everything that the machine has. `log_lost` are the bytes
+    of the log that the machine no longer has, or that are beyond `LOG_LIMIT`.
     """
 
     job: JobRecord
@@ -70,12 +70,12 @@ async def pull(
     `also` declares further outputs, for good: from now on the teardown gate protects them as it does the others.
     Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is
     gpuwarden's or has other files, Unreachable when the machine does not answer; what arrived before is kept and
-    continued. Where the machine is off, gone or silent, the files come from the job's kept store, if it has one. A
+    continued. Where the machine is off, gone or silent, the files come from the job's artifact store, if it has one. A
     machine that stopped itself is started only where that store lacks the last word or denies a file; Refused where a
     start costs more than a person allowed.
     """
     job = read_job(ctx.ledger, job_id)
-    if not job.spec.keep or also:
+    if not job.spec.artifact_store or also:
         return await _pull_machine(ctx, job_id, dest, also, progress)
     if job.handle is not None and job.lease is not None and await at_rest(ctx, job):
         job = await advance(ctx, job_id)
@@ -106,7 +106,7 @@ async def _pull_kept(
     progress: Callable[[Progress], None] | None,
     lost: str = "",
 ) -> PullResult:
-    """Copy what a kept store lists. `lost` is why the machine was not read, where that is not seen otherwise."""
+    """Copy what an artifact store lists. `lost` is why the machine was not read, where that is not seen otherwise."""
     target = dest_of(ctx, job, dest)
     if dest is None:
         private_folder(target)
@@ -172,14 +172,16 @@ def _record(ctx: Context, pulled: Pulled, received: Received) -> None:
 def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
     """Add outputs to those that a job declared, and return the job with all of them.
 
-    Raises BadRequest for what can't be an output's path, or not with the job's kept store.
+    Raises BadRequest for what can't be an output's path, or not with the job's artifact store.
     """
     try:
         new = [path for path in dict.fromkeys(map(clean_path, also)) if path not in job.outputs]
     except ValueError as why:
         raise BadRequest(f"also: {why}", "Name paths on the machine, as outputs are named.") from why
-    if job.spec.keep and (taken := [path for path in new if StoreAddress.reserved(path)]):
-        raise BadRequest(f"also: the kept store has files of its own at {taken[0]}", "Give that output another name.")
+    if job.spec.artifact_store and (taken := [path for path in new if StoreAddress.reserved(path)]):
+        raise BadRequest(
+            f"also: the artifact store has files of its own at {taken[0]}", "Give that output another name."
+        )
     if len(job.outputs) + len(new) > MAX_OUTPUTS:
         raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "Name a folder in place of its files.")
     if new:

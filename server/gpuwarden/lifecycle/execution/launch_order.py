@@ -18,7 +18,7 @@ def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
 
     `seals`: gpuwarden's sealer runs beside the job, and takes its key out of them for itself.
     """
-    store = StoreAddress.parse(job.spec.keep) if job.spec.keep else None
+    store = StoreAddress.parse(job.spec.artifact_store) if job.spec.artifact_store else None
     missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]
     if missing:
         raise NotFound(

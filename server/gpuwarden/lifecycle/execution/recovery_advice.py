@@ -45,8 +45,8 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
         return steps((NOT_RENTED_AGAIN, do(Action.SUBMIT, ", which asks for the price again", receipt="")))
     if not unrented and (job.handle is None or not lost):
         return ()
-    if job.spec.keep and copy_state(ctx, job.id) in {Copy.NONE, Copy.STALE, Copy.UNVERIFIED}:
-        return ()  # what its kept store has is copied and proven first
+    if job.spec.artifact_store and copy_state(ctx, job.id) in {Copy.NONE, Copy.STALE, Copy.UNVERIFIED}:
+        return ()  # what its artifact store has is copied and proven first
     pulled = copy_for(ctx, job.id)
     if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:
         start = "There is no verified copy of what it saved, so the same work starts from the beginning."

@@ -1,7 +1,7 @@
 """Rent another machine for a job whose machine was taken for good, and resume there from its proven copy.
 
-What a kept store has is copied here and proven first, by the watch or by whoever pulls it, so that the newest proven
-checkpoint is the one that the next machine gets.
+What an artifact store has is copied here and proven first, by the watch or by whoever pulls it, so that the newest
+proven checkpoint is the one that the next machine gets.
 
 Only a person at a terminal allows that, for one job and up to a budget, together with the approval of its spending. The
 next machine costs at most the price that was checked; a cap that is set holds as well. Nothing is relaunched without a
@@ -35,7 +35,7 @@ from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of
 
 KEPT_PATIENCE_S: Final = 3600.0
-"""How long a relaunch waits for a kept store. Nothing bills meanwhile."""
+"""How long a relaunch waits for an artifact store. Nothing bills meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,14 @@ def taken(ctx: Context, job: JobRecord) -> bool:
 
 
 def awaits_kept(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job that lost its machine waits for a proven copy of what its kept store has."""
+    """Return whether a job that lost its machine waits for a proven copy of what its artifact store has."""
     lost, pulled = ctx.ledger.last(job.subject, JobPreempted), ctx.ledger.last(job.subject, ArtifactsPulled)
-    if not job.spec.keep or ctx.policy.teardown.background_gb <= 0 or lost is None or not may_relaunch(ctx, job.id):
+    if (
+        not job.spec.artifact_store
+        or ctx.policy.teardown.background_gb <= 0
+        or lost is None
+        or not may_relaunch(ctx, job.id)
+    ):
         return False
     if ctx.clock.now() - lost.at > KEPT_PATIENCE_S:
         return False

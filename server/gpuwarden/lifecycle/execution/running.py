@@ -198,8 +198,8 @@ def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: O
 
 
 async def _end_kept(ctx: Context, job: JobRecord) -> Observation | None:
-    """Return how a job ended by the last word of its kept store; None without that."""
-    if not job.spec.keep:
+    """Return how a job ended by the last word of its artifact store; None without that."""
+    if not job.spec.artifact_store:
         return None
     from gpuwarden.lifecycle.artifacts.kept_list import read_kept, reported_end, unsettled
 

@@ -38,7 +38,8 @@ def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     """Return the steps that remain for a job, the next one first, with how to resume where its machine is gone."""
     now = situation(ctx, job)
     if job.state is Job.PREEMPTED and now.machine is Machine.GONE and awaits_kept(ctx, job):
-        wait = f"Its machine was taken for good. What {job.spec.keep} has is copied here and proven by the watch, then "
+        store = job.spec.artifact_store
+        wait = f"Its machine was taken for good. What {store} has is copied here and proven by the watch, then "
         pull = do(Action.PULL, "to do that now", job_id=job.id)
         return steps((f"{wait}another machine is rented.", pull, do(Action.VERIFY, job_id=job.id)))
     recovery = () if job.state is Job.PREEMPTED else recovery_steps(ctx, job)
@@ -61,7 +62,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
         launched=job.handle is not None,
         outputs=bool(job.outputs),
         verb=job.spec.teardown,
-        kept=job.spec.keep,
+        kept=job.spec.artifact_store,
         price_ticket=question.ticket if question else "",
         resuming=job.resume_requested,
     )

@@ -104,7 +104,7 @@ def _issue(
         ask=ask,
         hub=facts.hub.watched if facts.hub else {},
         inputs={file.path: file.sha256 for file in facts.inputs},
-        keep=roster.base.keep,
+        artifact_store=roster.base.artifact_store,
         storage=storage_after(ctx, roster.base) if facts.metered else (),
         storage_usd_per_hour=checked[0].quote.storage_usd_per_hour if checked[0].quote else None,
         cells=roster.size,

@@ -147,7 +147,7 @@ def _issue(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) ->
         platform=wanted.base.platform,
         timeout_s=wanted.base.timeout_s,
         ask=_question(ctx, fan, wanted, checked),
-        keep=wanted.base.keep,
+        artifact_store=wanted.base.artifact_store,
         cells=fan.roster.size,
         machines=wanted.max_machines,
         fan_out=fan.id,

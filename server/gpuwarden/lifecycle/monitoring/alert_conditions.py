@@ -56,7 +56,7 @@ OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", 
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
 """Kinds that say of a machine what the question about its end says as well."""
 UPLOAD: Final = "upload_failed"
-"""The kind of an upload to a kept store that fails; it may fail after the job's end too."""
+"""The kind of an upload to an artifact store that fails; it may fail after the job's end too."""
 SAID_BY_RUNNER: Final = {
     "gpu_oom": ("gpu_oom", "its output says that a GPU ran out of memory."),
     "timeout": ("time_limit", "its time limit is near; what it has not saved by then is lost."),
@@ -120,7 +120,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
             rate = lease.instance.stopped_usd_per_hour if lease.instance else None
             disk = f" ({usd_per_hour(rate)})" if rate else ""
             text = f"the machine of {job.id} on {lease.platform} stopped itself: nobody came. Its disk may bill{disk}."
-            text += f" Its kept store is {job.spec.keep}." if job.spec.keep else ""
+            text += f" Its artifact store is {job.spec.artifact_store}." if job.spec.artifact_store else ""
             found.append(Condition(lease.subject, "parked", text, next_steps=following(ctx, job)))
             found += [ending for ending in _ending(ctx, job) if ending not in found]
     return found
@@ -216,9 +216,9 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     if seen is not None and (failed := next((a for a in seen.alerts if a.kind == "self_park"), None)):
         text = f"{job.id}: {line(failed.text, 240)}. It bills."
         yield Condition(job.subject, "self_park", text, next_steps=(do(Action.CHECK, job_id=job.id),))
-    if seen is not None and seen.upload and job.spec.keep:
-        keys = " and ".join(StoreAddress.parse(job.spec.keep).secrets)
-        text = f"{job.id}: {line(seen.upload, 300)}. The store is {job.spec.keep}; its key is {keys}."
+    if seen is not None and seen.upload and job.spec.artifact_store:
+        keys = " and ".join(StoreAddress.parse(job.spec.artifact_store).secrets)
+        text = f"{job.id}: {line(seen.upload, 300)}. The store is {job.spec.artifact_store}; its key is {keys}."
         rights = "Give the key the right to write there: the upload is tried again by itself."
         yield Condition(job.subject, UPLOAD, text, next_steps=steps((rights, do(Action.CHECK, job_id=job.id))))
     if job.state in TERMINAL_JOBS:

@@ -50,7 +50,7 @@ class Checked:
     next_steps: tuple[NextStep, ...] = ()
     ending: Arranged | None = None
     kept: KeptView | None = None
-    """What the job's kept store has, where its machine can't be read."""
+    """What the job's artifact store has, where its machine can't be read."""
     evidence: tuple[Step, ...] = ()
     """How far its outputs are proven."""
     remaining: Remaining | None = None
@@ -113,7 +113,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     note = " ".join(filter(None, (note, question.text if question else "")))
     rest = steps((*blocked, *job.next_steps, *following(ctx, job)))
     up = lease is None or (lease.instance is not None and lease.instance.state is InstanceState.RUNNING)
-    away = job.spec.keep and job.handle is not None and (observation is None or not up)
+    away = job.spec.artifact_store and job.handle is not None and (observation is None or not up)
     stored = await kept_view(ctx, job) if away and copy_state(ctx, job.id) is not Copy.PROVEN else None
     found = await diagnosed(ctx, job, observation)
     ending = _arranged(ctx, job, lease)

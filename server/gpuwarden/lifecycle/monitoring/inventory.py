@@ -191,7 +191,9 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
                 job = await advance_locked(ctx, job_id)
                 for lease_id in leases_of(ctx, job):
                     await tend(ctx, lease_id)
-                if job.state in TERMINAL_JOBS and (may_park(ctx, job) or (job.spec.keep and leases_of(ctx, job))):
+                if job.state in TERMINAL_JOBS and (
+                    may_park(ctx, job) or (job.spec.artifact_store and leases_of(ctx, job))
+                ):
                     await observe(ctx, job)  # a machine that can't stop itself or upload says so in the job's status
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)

@@ -66,7 +66,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
     quote: Answer[Quote] | None = None
     unsold = ""
     hub: HubFacts | None = None
-    keep: Answer[str] | None = None
+    store: Answer[str] | None = None
 
     async def ask_price() -> None:
         nonlocal quote, unsold
@@ -78,9 +78,9 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         hub = await hub_facts(script, spec, config, clock=ctx.clock) if elsewhere is None else elsewhere.hub
 
     async def ask_store() -> None:
-        nonlocal keep
-        if spec.keep and profile is not None:
-            keep = await _store(ctx, profile, spec)
+        nonlocal store
+        if spec.artifact_store and profile is not None:
+            store = await _store(ctx, profile, spec)
 
     with first_error():
         async with anyio.create_task_group() as group:
@@ -119,10 +119,12 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         inputs=inputs.files,
         inputs_left_out=inputs.left_out,
         input_leaks=inputs.leaks,
-        keep=keep,
+        artifact_store=store,
         local_modules=modules,
         files_here=files_here(root, spec, inputs.files) if backend is None or backend.takes_inputs else None,
-        unset_keep=tuple(n for n in StoreAddress.parse(spec.keep).secrets if not ctx.env.get(n)) if spec.keep else (),
+        unset_store_keys=tuple(n for n in StoreAddress.parse(spec.artifact_store).secrets if not ctx.env.get(n))
+        if spec.artifact_store
+        else (),
         attempts=backend.attempts(spec) if isinstance(backend, Optioned) else 1,
     )
 
@@ -171,20 +173,20 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
 
 
 async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
-    """Return what is wrong with the kept store of a job, "" where it can be used or is refused without a look."""
-    if not ctx.policy.keep.allows(spec.keep):
-        return Known("")  # PF-KEEP-002 says so, and nobody sends credentials there
+    """Return what is wrong with the artifact store of a job, "" where it can be used or is refused without a look."""
+    if not ctx.policy.artifact_stores.allows(spec.artifact_store):
+        return Known("")  # PF-STORE-002 says so, and nobody sends credentials there
     if not _unusable(ctx, profile, spec.platform) and not ctx.backend(profile.backend).seals:
         return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which is what uploads")
     try:
-        given = StoreAddress.parse(spec.keep).handed(ctx.env)
+        given = StoreAddress.parse(spec.artifact_store).handed(ctx.env)
     except AuthFailed as error:
         return Known(error.message)
     if set(given.values()) & set(account_key_values(ctx.env).values()):
         return Known("its credentials are those of an account that rents machines; no machine receives them")
-    from gpuwarden.lifecycle.artifacts.kept_store import reachable  # few jobs keep, and it brings clients of stores
+    from gpuwarden.lifecycle.artifacts.kept_store import reachable  # few jobs have one, and it brings clients of stores
 
-    return await reachable(ctx, spec.keep)
+    return await reachable(ctx, spec.artifact_store)
 
 
 async def read_spec(
@@ -280,7 +282,12 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
     texts += [(f"env.{name}", value) for name, value in spec.env.items()]
-    texts += [("the script", spec.script or ""), ("name", spec.name), ("gpu", spec.gpu or ""), ("keep", spec.keep)]
+    texts += [
+        ("the script", spec.script or ""),
+        ("name", spec.name),
+        ("gpu", spec.gpu or ""),
+        ("artifact_store", spec.artifact_store),
+    ]
     texts += [("platform", spec.platform), *(("a name in env or secrets", name) for name in (*spec.env, *spec.secrets))]
     texts += [(f"options.{name}", json.dumps(value, ensure_ascii=False)) for name, value in spec.options.items()]
     texts += [(f"outputs[{n}]", path) for n, path in enumerate(spec.outputs)]

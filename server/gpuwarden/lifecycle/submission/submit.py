@@ -184,7 +184,7 @@ async def submit(
         hub=facts.hub.watched if facts.hub else {},
         parts=facts.parts,
         inputs={file.path: file.sha256 for file in facts.inputs},
-        keep=facts.spec.keep,
+        artifact_store=facts.spec.artifact_store,
         storage=storage_after(ctx, *(f.spec for f in checked.places or (facts,))) if facts.metered else (),
         storage_usd_per_hour=checked.quote.storage_usd_per_hour if checked.quote else None,
         choices=checked.choices,

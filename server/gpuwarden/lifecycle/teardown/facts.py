@@ -143,8 +143,8 @@ async def _stored(
     pulled: Pulled | None,
     copy: Standing,
 ) -> StoreCopy | None:
-    """Look at the kept store, where a job has one and the copy here is not enough."""
-    if not job.spec.keep or isinstance(listed, Unknown) or isinstance(handle, Unknown):
+    """Look at the artifact store, where a job has one and the copy here is not enough."""
+    if not job.spec.artifact_store or isinstance(listed, Unknown) or isinstance(handle, Unknown):
         return None
     proven = copy.verdict is Verdict.PROVEN and pulled is not None and all(pulled.has(f) for f in listed.value.files)
     if proven or handle.value is None:
@@ -154,7 +154,7 @@ async def _stored(
 
 def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
     """Return the latest copy that missed nothing the job wrote: it was made from the machine after the job's end, or
-    from its kept store by that store's last word, and the machine was not started again since.
+    from its artifact store by that store's last word, and the machine was not started again since.
     """
     end = at_rest(ctx.ledger, job.id)
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if end else ():
@@ -172,7 +172,7 @@ async def _disclosed(
 ) -> Answer[Disclosure]:
     """Return what the machine shows besides the outputs: files that the job made there, without unchanged inputs.
 
-    `shown_last` is what it showed last, by its kept store, where it is off.
+    `shown_last` is what it showed last, by its artifact store, where it is off.
     """
     if lease.id != job.lease:
         return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")

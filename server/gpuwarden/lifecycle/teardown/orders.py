@@ -73,14 +73,14 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
     """Return the jobs with automatic teardown that have succeeded and whose own machine may bill.
 
-    A machine that stopped itself is ended as it is where that was ordered and its kept store proved everything.
+    A machine that stopped itself is ended as it is where that was ordered and its artifact store proved everything.
     """
     rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most of them run, and are not read here
     found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
     for name in ctx.ledger.resting():
         job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)
         order = automatic_teardown(ctx, job.id)
-        if order is not None and order.verb == "terminate" and job.spec.keep and parked(ctx, job):
+        if order is not None and order.verb == "terminate" and job.spec.artifact_store and parked(ctx, job):
             found.append(job)
     return [job for job in found if job.state is Job.SUCCEEDED and automatic_teardown(ctx, job.id) is not None]
 

@@ -15,7 +15,7 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
     spool.*.jsonl      what the job posted and what the supervisor saw, until the server has it; `spool.sent.json`
     seals.jsonl        digests of finished checkpoints, written by the sealer right after their save; the job may write
                        here too, so each line carries a code (MAC) by which the key's owner verifies its author
-    keep.json          state of the upload to a kept store, and keep-sent.json what that upload has sent
+    keep.json          state of the upload to an artifact store, and keep-sent.json what that upload has sent
     work/              the job's working folder; relative outputs live here
 
 A job is known by (token, attempt) and is launched once: the process that gets the lock and finds no status of that

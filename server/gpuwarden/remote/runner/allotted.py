@@ -12,7 +12,8 @@ looked at first, and the command is not started where they can't work together.
 
 An engine may have its own meaning for an exit code: `codes` in the request names another one for a state. Where the
 engine's log is all that can be read of a job, `echo` repeats the job's output on stdout. Where the engine deletes the
-machine when this process ends, `outlast` keeps this process until the kept store has everything, or its upload ends.
+machine when this process ends, `outlast` keeps this process until the artifact store has everything, or its upload
+ends.
 
 SIGUSR1 and SIGTERM both say that the allocation ends. `stop.json` in the run folder says that it was asked for here,
 and so does `canceled.<attempt>`, which no later start removes.
@@ -115,7 +116,7 @@ def allot(folder: str, request: Json) -> Json | None:
 
 
 def outlast(supervisor: Supervisor) -> None:
-    """Wait until the upload to the kept store ends, and log what went wrong with it. Another signal ends the wait."""
+    """Wait until the upload to the artifact store ends, and log its errors. Another signal ends the wait."""
     if not supervisor.keeper:
         return
     supervisor.keeper.stdin.close()  # nobody saves any more

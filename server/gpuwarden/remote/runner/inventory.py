@@ -70,7 +70,7 @@ def describe(pid: int, marker: str | None) -> str:
     if "parker" in words[:-1] and os.path.isfile(words[words.index("parker") + 1] + "/park.lock"):
         return ""  # it waits to stop this machine
     if is_keeper(words):
-        return ""  # so does the upload to the kept store, which the gate looks at, and so does the relay
+        return ""  # so does the upload to the artifact store, which the gate looks at, and so does the relay
     ours = runs_for(words, environ)
     state = observe(ours)["state"] if ours else ""
     if state == "running":
@@ -80,7 +80,7 @@ def describe(pid: int, marker: str | None) -> str:
 
 
 def is_keeper(words: list[str]) -> bool:
-    """Return whether a command line is that of the upload to a kept store, or of the relay of reports."""
+    """Return whether a command line is that of the upload to an artifact store, or of the relay of reports."""
     at = next((at for at, word in enumerate(words) if os.path.basename(word).startswith("runner")), len(words))
     return (
         words[at + 1 : at + 2] in (["keep"], ["relay"])

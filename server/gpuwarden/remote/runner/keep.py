@@ -1,4 +1,4 @@
-"""The upload to a kept store: start its process, and read what that process reports."""
+"""The upload to an artifact store: start its process, and read what that process reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json
 
-KEEP_KEYS = "GPUWARDEN_KEEP_"  # what the names of a store's credentials begin with among the secrets
+KEEP_KEYS = "GPUWARDEN_STORE_"  # what the names of a store's credentials begin with among the secrets
 MOST_REQUEST = 60_000  # it waits in a pipe until the right Python reads it
 KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and for people
 
@@ -47,7 +47,7 @@ def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: 
     order.update(token=token, keys=keys, prefix="/".join(part for part in (where["path"], token) if part) + "/")
     request = json.dumps(order).encode("ascii") + b"\n"
     if len(request) > MOST_REQUEST:
-        text = "nothing is uploaded to the kept store: the declared outputs have names that are too long together"
+        text = "nothing is uploaded to the artifact store: the declared outputs have names that are too long together"
         write_atomic(folder + "/" + KEEP_REPORT, json.dumps({"state": "failed", "error": text}).encode("ascii"))
         return None
     try:

@@ -1,4 +1,4 @@
-"""Kept stores, each through its own well-kept client: boto3 for S3, huggingface_hub for what is on the Hub."""
+"""Artifact stores, each through its own well-kept client: boto3 for S3, huggingface_hub for what is on the Hub."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def whole(fd: int, at: int, count: int) -> bytes:
 def open_store(keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> Any:
     """Return the store of an order. `remember` writes down the `uploads` under way."""
     if keep.get("scheme") not in CLIENTS:
-        raise Problem("bad_request", "the kept store has an unknown scheme")
+        raise Problem("bad_request", "the artifact store has an unknown scheme")
     if keep["scheme"] == "s3":
         return S3Store(keep, keys, uploads, remember)
     return HubBucket(keep, keys) if keep.get("kind") == "bucket" else HubStore(keep, keys)

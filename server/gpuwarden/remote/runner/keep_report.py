@@ -1,4 +1,5 @@
-"""The end of a run as a kept store reports it: whoever reads it when the machine is off learns what was there last.
+"""The end of a run as an artifact store reports it: whoever reads it when the machine is off learns what was there
+last.
 
 Each list of a store is signed with a key of this job that is on no disk of the machine. It is not the key of the
 seals: the upload may run in a Python of the job's own.
@@ -29,7 +30,7 @@ def keep_key(seal_key: str) -> str:
     import hashlib
     import hmac
 
-    return hmac.new(seal_key.encode("ascii"), b"kept store", hashlib.sha256).hexdigest() if seal_key else ""
+    return hmac.new(seal_key.encode("ascii"), b"artifact store", hashlib.sha256).hexdigest() if seal_key else ""
 
 
 def keep_mac(body: Json, key: str) -> str:

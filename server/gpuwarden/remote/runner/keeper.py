@@ -1,4 +1,4 @@
-"""The process that uploads a job's outputs to its kept store, beside the job and until they are all there.
+"""The process that uploads a job's outputs to its artifact store, beside the job and until they are all there.
 
 While the job runs, only what the sealer found whole is uploaded, a checkpoint at a time; the manifest is written after
 the files that it lists. When nobody saves any more, the rest follows. Nothing is ever deleted in the store.
@@ -87,7 +87,7 @@ def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
                 os.execv(python[0], [*python, "-I", os.path.abspath(sys.argv[0]), "keep", folder, scheme, "ready"])  # noqa: S606
         report_keep(
             folder, "no_client",
-            f"nothing is uploaded to the kept store: no Python on the machine can import {module}. Install it for "
+            f"nothing is uploaded to the artifact store: no Python on the machine can import {module}. Install it for "
             f"python3 there, or among the packages of the job's own environment, or put uv on the PATH",
         )  # fmt: skip
         if over:
@@ -181,7 +181,7 @@ class Keeper:
             except Exception as error:  # of three libraries: whatever it is, the next turn tries again
                 self.store = None
                 text = client_error(error, self.redactor)
-                report_keep(self.folder, "failed", f"the upload to the kept store failed: {text}")
+                report_keep(self.folder, "failed", f"the upload to the artifact store failed: {text}")
                 pause = min(pause * 2, LONGEST_PAUSE_S)
             if over:
                 time.sleep(pause)

@@ -30,7 +30,7 @@ def observe(folder: str, launched: Json | None = None) -> Json:
     `launched` is the supervisor's identity as it was reported at the launch. A job can write its status file, so
     where the identity is known the file's own is ignored. What is observed overwrites what the file claims, under
     keys that the file can't set: `folder`, `alive`, `child_alive`, `confirmed`, `machine`, `upload`. The last one says
-    why the upload to the kept store fails now, also after the job's end.
+    why the upload to the artifact store fails now, also after the job's end.
     """
     if not os.path.isdir(folder):
         return {"state": "missing", "folder": "missing", "now": time.time(), "machine": machine_mark()}

@@ -27,7 +27,7 @@ HEARD, HOLD, PARKED, KEEPING = "/heard", "/park.hold", "/parked.json", "/keep.lo
 QUIET_LOOK_S = 5.0
 SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
-LAST_WORD_S = 120.0  # how long the kept store may take to get the last word, since it last got anything
+LAST_WORD_S = 120.0  # how long the artifact store may take to get the last word, since it last got anything
 DOWN_S = 120.0  # how long a platform that took the request may need
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
 MOUNTS = "/proc/self/mounts"
@@ -98,7 +98,7 @@ class Parker:
         self.ended_at = -1.0
         self.not_before = 0.0
         self.tries = 0
-        self.asked = False  # the kept store may have a last word from before the machine went on
+        self.asked = False  # the artifact store may have a last word from before the machine went on
         self.back = ""
         self.mark, self.sent = self.stamp(HEARD), self.stamp(KEEPING)
 
@@ -197,7 +197,7 @@ class Parker:
         self.alert(f"this machine could not stop itself: {problem}; try {self.tries}, the next one in {wait:.0f} s")
 
     def last_word(self) -> bool:
-        """Have the kept store list what is here now, as nobody may see this machine again before it is ended.
+        """Have the artifact store list what is here now, as nobody may see this machine again before it is ended.
 
         A store that can't be reached keeps no machine on: what was saved is on its disk. But one that may have a last
         word from before does, since the machine would be ended by it. Return false where that is so, or where somebody
@@ -220,7 +220,7 @@ class Parker:
             report = keep_report(self.folder)
         if before and (report.get("look") != look or report.get("state") == "failed"):
             self.tries += 1
-            self.put_off("the kept store has what was here before an earlier try, and takes nothing newer")
+            self.put_off("the artifact store has what was here before an earlier try, and takes nothing newer")
             return False
         return True
 
@@ -274,7 +274,7 @@ def over(status: Json) -> bool:
 
 
 def busy(folder: str, uploads: bool) -> bool:
-    """Return whether gpuwarden works on this machine: an upload to a kept store, where it counts, or a job beside."""
+    """Return whether gpuwarden works here: an upload to an artifact store, if `uploads`, or another job."""
     top = os.path.dirname(folder)
     try:
         others = [f"{top}/{name}" for name in os.listdir(top)]

@@ -219,7 +219,7 @@ class Supervisor:
         self.record.dirty = True
 
     def keep(self) -> None:
-        """Start the upload to the kept store, and again where its process died."""
+        """Start the upload to the artifact store, and again where its process died."""
         if self.keeper is None or (self.keeper and self.keeper.poll() is not None):
             self.keeper = (
                 start_keeper(self.folder, self.spec, self.status, self.keep_keys, keep_key(self.seal_key)) or False

@@ -198,7 +198,7 @@ def rung_row(step: Step) -> Row:
 
 
 def _kept(reply: CheckReply) -> list[Row]:
-    """Return what the job's kept store lists; nothing while the machine itself can be read."""
+    """Return what the job's artifact store lists; nothing while the machine itself can be read."""
     if (kept := reply.kept) is None:
         return []
     what = f"{counted(kept.files, 'file')}, {size(kept.bytes)}" if kept.files else ""

@@ -105,7 +105,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
             list[str] | None, Field(description="Files or folders to send, below the working directory")
         ] = None,
         outputs: Annotated[list[str] | None, Field(description="To keep, below the working folder")] = None,
-        keep: Annotated[str, Field(description="Upload outputs to s3://bucket/path or hf://owner/repo")] = "",
+        artifact_store: Annotated[str, Field(description="Upload outputs to s3://bucket/path or hf://owner/repo")] = "",
         timeout_s: Annotated[int | None, Field(description="Hard limit; estimate + 30 % or more")] = None,
         estimate_s: Annotated[int | None, Field(description="Expected run time")] = None,
         max_cost_usd: Annotated[float | None, Field(description="Stop the job at this cost")] = None,

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from gpuwarden.core.policy import Keep, Policy
+from gpuwarden.core.policy import ArtifactStores, Policy
 from gpuwarden.rules.facts import SubmitFacts
 from rule_kit import submit
 
@@ -8,8 +8,8 @@ from rule_kit import submit
 def kept(address: str, *stores: str) -> SubmitFacts:
     """Facts of a job that keeps its outputs at an address, under a list of places."""
     facts = submit()
-    spec = facts.spec.model_copy(update={"keep": address})
-    return replace(facts, spec=spec, policy=Policy(keep=Keep(stores=stores)))
+    spec = facts.spec.model_copy(update={"artifact_store": address})
+    return replace(facts, spec=spec, policy=Policy(artifact_stores=ArtifactStores(allowed=stores)))
 
 
 FIRES = [
