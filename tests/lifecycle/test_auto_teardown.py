@@ -60,7 +60,7 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(ending_house: 
     assert not {"approval", "finished_billing"} & set(raised_kinds), "nobody is asked about what is ordered"
     assert not ending_house.bills()
     granted = [e for e in ending_house.ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
-    assert [e.data.channel for e in granted] == ["automatic"]
+    assert [e.data.channel for e in granted] == ["automatic_teardown"]
     ending_house.holds()
 
 
@@ -449,7 +449,7 @@ def test_no_variable_sets_an_order(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text("", "utf-8")
     home = {"GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(file)}
-    names = [f.path for f in policy_fields() if f.path.startswith("ending.")]
+    names = [f.path for f in policy_fields() if f.path.startswith("teardown.")]
     assert len(names) == len(TeardownPolicy.model_fields)
     for path in names:
         name = f"GPUWARDEN_{path.upper().replace('.', '_')}"

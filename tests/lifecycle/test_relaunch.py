@@ -66,7 +66,7 @@ async def test_a_no_and_a_budget_that_pays_for_nothing_allow_nothing(house: Allo
     wording(refused)
 
 
-@pytest.mark.parametrize("channel", ["elicitation", "rehearsal", "automatic"])
+@pytest.mark.parametrize("channel", ["elicitation", "rehearsal", "automatic_teardown"])
 async def test_no_other_channel_carries_a_budget(house: Allowed, channel: str) -> None:
     spec = house.spec()
     receipt = str((await submit(house.ctx, spec)).receipt)

@@ -239,4 +239,4 @@ async def test_a_running_watch_obeys_an_order_that_is_taken_back(home: Path) -> 
         finally:
             watch.kill()
     used = [e.body["channel"] for e in ctx.ledger.events(kind="approval.used")]
-    assert used == ["automatic"]
+    assert used == ["automatic_teardown"]

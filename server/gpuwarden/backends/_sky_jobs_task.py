@@ -45,8 +45,8 @@ END_OF_REQUEST
 """
 _CLIENT = """\
 command -v uv > /dev/null || python3 -c 'import {module}' || {{
-  echo 'nothing could upload to the artifact store: this machine has neither uv nor {module}; the command was not
-  started' exit 69
+  echo 'nothing can upload to the artifact store: this machine has neither uv nor {module}; nothing was started'
+  exit 69
 }}
 """
 

@@ -101,7 +101,7 @@ class SubmitFacts:
     script_url: Answer[str] = field(default_factory=lambda: Known(""))
     unusable_rules: tuple[str, ...] = ()
     attempts: int = 1
-    keep: Answer[str] | None = None
+    artifact_store: Answer[str] | None = None
     unset_store_keys: tuple[str, ...] = ()
     engine: Answer[EngineLimits] | None = None
     rehearsed: Rehearsed | None = None

@@ -125,6 +125,6 @@ def _proven_before_the_end(events: list[dict[str, Any]]) -> None:
     mine = [e for e in events if e["subject"] == ordered["subject"]]
     (said,) = [e for e in mine if e["kind"] == "ending.announced"]
     proven = [e for e in mine if e["kind"] == "artifacts.verified" and e["body"]["verdict"] == "proven"]
-    (granted,) = [e for e in events if e["kind"] == "approval.granted" and e["body"]["channel"] == "automatic"]
+    (granted,) = [e for e in events if e["kind"] == "approval.granted" and e["body"]["channel"] == "automatic_teardown"]
     assert ordered["seq"] < proven[0]["seq"] < said["seq"] < granted["seq"]
     assert granted["at"] >= said["at"] + ordered["body"]["grace_s"]
