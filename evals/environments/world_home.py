@@ -172,7 +172,7 @@ class Home:
         pin = hashlib.scrypt(PIN.encode(), salt=salt, n=2**14, r=8, p=1)
         policy = _POLICY.format(
             job=max(budget, 20) if self.world.jobs else budget,
-            ending="terminate" if self.world.people == "ordered" else "ask",
+            ending="terminate" if self.world.people == "ordered" else "off",
             pin=f"scrypt${salt.hex()}${pin.hex()}",  # as `gpuwarden approve --set-pin` writes it
             day=30 if self.world.jobs else budget,
             paths=json.dumps([str(self.folder / name) for name in ("gates", "bin")]),
