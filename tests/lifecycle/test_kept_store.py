@@ -317,7 +317,7 @@ async def test_what_can_t_work_is_said_before_a_machine_is_rented(tmp_path: Path
     assert await said(good) == (set(), "")
     severities, text = await said(good, "s3://nobucket/x")
     assert severities == {Severity.ERROR} and "nobucket" in text
-    severities, text = await said({k: v for k, v in good.items() if "KEEP" not in k})
+    severities, text = await said({k: v for k, v in good.items() if "GPUWARDEN_STORE" not in k})
     assert severities == {Severity.ERROR} and "GPUWARDEN_STORE_AWS_ACCESS_KEY_ID" in text
     assert (await said(good | {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}))[0] == {Severity.UNKNOWN}
     account = good | {"VAST_API_KEY": good["GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY"]}
