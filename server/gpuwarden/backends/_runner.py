@@ -127,13 +127,13 @@ class RunnerBackend:
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
         """Return the files under `paths`, without digests."""
-        return await self._roster("list", handle, paths)
+        return await self._listed("list", handle, paths)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
         """Return the files under `paths`, with digests."""
-        return await self._roster("manifest", handle, paths)
+        return await self._listed("manifest", handle, paths)
 
-    async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
+    async def _listed(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
         request = {"paths": list(paths), "parts": verb == "manifest", **self.mapping(handle.place)}
         lines = await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S)
         return await to_thread.run_sync(launch.manifest, lines)

@@ -152,12 +152,13 @@ class Sealer(Backend, Protocol):
 
 @runtime_checkable
 class Fetcher(Sealer, Protocol):
-    """A backend whose machine sends the roster and, right behind it, the small files: one round trip for both."""
+    """A backend whose machine sends the manifest and, right behind it, the small files: one round trip for both."""
 
     def fetch(
         self, handle: Handle, paths: Iterable[str]
     ) -> AbstractAsyncContextManager[tuple[Manifest, AsyncIterator[bytes]]]:
-        """Return the roster without digests, and the bundle of its small files, named by their number in the roster.
+        """Return the manifest without digests, and the bundle of its small files, named by their number in the
+        manifest.
 
         What is not read of the bundle is given up on leaving.
         """
@@ -342,7 +343,7 @@ class SealingSource(HandleSource):
         return await self.backend.pour(self.handle, artifact, offset, take)
 
     async def digests(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
-        """Return fresh digests from the machine for files that are still those of the roster."""
+        """Return fresh digests from the machine for files that are still those of the manifest."""
         manifest = await self.backend.manifest(self.handle, [a.path for a in artifacts])
         now = {a.path: a for a in manifest.files}
         same = (a for a in artifacts if a.path in now and now[a.path].stamp == a.stamp)
@@ -361,7 +362,7 @@ def source(backend: Backend, handle: Handle) -> Source:
     return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
 
 
-async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
+async def list_artifacts(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
     """Return the files to receive under `paths`, with digests unless they are made while sending."""
     return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
 
@@ -370,12 +371,12 @@ async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Mani
 async def artifacts(
     backend: Backend, handle: Handle, paths: Iterable[str], dest: Path
 ) -> AsyncIterator[tuple[Manifest, Source]]:
-    """Return the roster to receive into `dest` and its source, together where nothing is in `dest` yet."""
+    """Return the manifest to receive into `dest` and its source, together where nothing is in `dest` yet."""
     if isinstance(backend, Fetcher) and not await to_thread.run_sync(lambda: dest.is_dir() and any(dest.iterdir())):
         async with backend.fetch(handle, paths) as (listed, bundle):
             yield listed, FetchedSource(backend, handle, Begun(listed.files, bundle))
     else:
-        yield await roster(backend, handle, paths), source(backend, handle)
+        yield await list_artifacts(backend, handle, paths), source(backend, handle)
 
 
 BACKENDS: Final = Registry(

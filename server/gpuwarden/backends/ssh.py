@@ -46,7 +46,7 @@ MAX_REPLY = 256 << 20
 CHECK_S = 55.0
 DEFAULT_HUB = "https://huggingface.co"
 _NO_RUNNER = 97
-_END_OF_ROSTER = b"\n\n"
+_END_OF_MANIFEST = b"\n\n"
 _ANY = 'for path; do [ -e "$path" ] && exit 0; done; exit 1'
 # Importing the runner instead of running it lets Python keep it compiled, which halves the time of a call.
 _START = f"""
@@ -238,12 +238,12 @@ class SshBackend(MachineBackend):
     async def fetch(
         self, handle: Handle, paths: Iterable[str]
     ) -> AsyncIterator[tuple[Manifest, AsyncGenerator[bytes, None]]]:
-        """Return the roster, and the bundle of its small files, which is on its way meanwhile."""
+        """Return the manifest, and the bundle of its small files, which is on its way meanwhile."""
         request = {"paths": list(paths), "declared": handle.declared, **handle.place.mapping}
         async with aclosing(self._stream(handle, "fetch", request)) as stream:
             out = bytearray()
-            await _gather(stream, out, SILENCE_S, until=_END_OF_ROSTER)
-            rows, _, first = bytes(out).partition(_END_OF_ROSTER)
+            await _gather(stream, out, SILENCE_S, until=_END_OF_MANIFEST)
+            rows, _, first = bytes(out).partition(_END_OF_MANIFEST)
             listed = await anyio.to_thread.run_sync(launch.fetched_manifest, rows)
 
             async def bundle() -> AsyncGenerator[bytes, None]:

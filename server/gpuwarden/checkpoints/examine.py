@@ -46,11 +46,11 @@ def examine(path: Path, ask: Ask) -> Findings:
     """Examine a file or everything below a folder. Never raises for bad content."""
     if path.is_dir():
         return examine_tree(walk(path, ask.limits, ask.budget), ask)
-    unreadable, rosters = Anatomy("manifest"), 0
+    unreadable, manifests = Anatomy("manifest"), 0
     if ask.only is None and not ask.expected and manifest.beside(path).is_file():
         try:
             ask = replace(ask, expected=manifest.read(manifest.beside(path), ask.limits))
-            rosters = 1
+            manifests = 1
             if path.name not in ask.expected:
                 listed = short(manifest.beside(path).name, 80)
                 unreadable.refute(f"the manifest {listed} does not list it", Cause.CONTRADICTION)
@@ -63,7 +63,7 @@ def examine(path: Path, ask: Ask) -> Findings:
     ask.expect(real.stat().st_size if real.is_file() else 0)
     entry = look(real, path.name, ask)
     entry.adopt(unreadable)
-    found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open, content=ask.content)
+    found = Findings(real, {path.name: entry}, None, [], manifests=manifests, open=ask.open, content=ask.content)
     data_arrays.judge(found)
     emptiness.judge(found)
     alone = training_file.of_entry(entry, found)
@@ -122,20 +122,20 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
             said = Judgement("manifest", folder.rel)
             found.judgements.append(said)
             try:
-                roster = manifest.read(found.place(folder.join(name)), ask.limits, ask.open)
+                listed = manifest.read(found.place(folder.join(name)), ask.limits, ask.open)
             except Broken as why:
                 said.refute(str(why), why.cause)
                 continue
             except Doubtful as why:
                 said.doubt(str(why), why.cause)
                 continue
-            gone = [n for n in roster if n not in tree.files and folder.join(n) not in tree.files]
+            gone = [n for n in listed if n not in tree.files and folder.join(n) not in tree.files]
             if gone:
                 said.refute(f"the manifest lists files that are gone: {some(gone)}", Cause.DAMAGE)
             else:
-                said.proved.append(f"all {len(roster):,} files of the manifest are there")
-            found.rosters += 1
-            expected.update((folder.join(n), e) for n, e in roster.items())
+                said.proved.append(f"all {len(listed):,} files of the manifest are there")
+            found.manifests += 1
+            expected.update((folder.join(n), e) for n, e in listed.items())
     return expected
 
 
@@ -240,7 +240,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     """Read all bytes once: compare checksums and recorded digests, and look for values that are not finite."""
-    # A roster that the caller brought may have come a long way; one found beside the files finds damage, not malice.
+    # A manifest that the caller brought may have come a long way; one found beside the files finds damage, not malice.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
     lists = ("problems", "doubts", "causes", "proved")

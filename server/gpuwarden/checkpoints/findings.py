@@ -93,7 +93,7 @@ class Findings(Evidence):
     # Files that were there but not asked for.
     beyond: list[str] = field(default_factory=list)
     # How many manifests were found beside the files and believed.
-    rosters: int = 0
+    manifests: int = 0
     open: Callable[[Path, str], Source] = Source
     # Whether the bytes inside the tensors were read; layouts may then read some again.
     content: bool = False

@@ -61,7 +61,7 @@ def verify(
 ) -> Report:
     """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
 
-    `manifest` is the roster to prove against, `under` the manifest's path of `path` itself. Without one, a manifest
+    `manifest` is what to prove against, `under` the manifest's path of `path` itself. Without one, a manifest
     that was written beside the checkpoint at save time is used. `expected` is what another source records of
     some of the files. `against` is an earlier checkpoint that this one should differ from, the base of an adapter, or
     the source of a GGUF file; a path, or the findings of an examination.
@@ -168,14 +168,14 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
     extra = _Extra()
     if manifest is None:
         found = examine(path, ask)
-        if found.rosters and any(e.sealed for e in found.entries.values()):
+        if found.manifests and any(e.sealed for e in found.entries.values()):
             extra.not_checked.append(WHO)
         return found, extra
-    roster = manifests.expected((f.model_dump() for f in manifest.files), under)
+    listed = manifests.expected((f.model_dump() for f in manifest.files), under)
     # An output may have the name that a pull gives the log; the log is stored elsewhere then.
-    ask = replace(ask, expected=roster, only=frozenset(roster), ours=lambda tree: _left_by_a_pull(tree) - roster.keys())
+    ask = replace(ask, expected=listed, only=frozenset(listed), ours=lambda tree: _left_by_a_pull(tree) - listed.keys())
     found = examine(path, ask)
-    gone = sorted(n for n in roster if n not in found.entries)
+    gone = sorted(n for n in listed if n not in found.entries)
     if gone:
         extra.refute(f"{len(gone):,} files of the manifest are not here: {some(gone)}")
     base = under.strip("/")
@@ -186,13 +186,13 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
         )
     if level is not Level.STRUCTURE:
         for entry in found.entries.values():
-            if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
+            if entry.path in listed and not entry.sealed and not entry.problems and not entry.doubts:
                 entry.doubt("the manifest has no digest of it, so the copy can't be shown to be equal", Cause.UNSEALED)
     # A pull adds the log and its staging folder beside the artifacts.
     others = [name for name in found.beyond if name != LOG_NAME and not name.startswith(f"{STAGING}/")]
     if others:
         extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
-    if not roster:
+    if not listed:
         extra.doubt("the manifest lists no file here")
     return found, extra
 

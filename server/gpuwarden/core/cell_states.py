@@ -1,4 +1,4 @@
-"""Reconcile the roster of a fan-out with what exists: what is known of every cell, and which may be launched again.
+"""Reconcile the plan of a fan-out with what exists: what is known of every cell, and which may be launched again.
 
 Everything here is pure.
 """
@@ -57,9 +57,9 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The roster against what exists.
+    """The plan against what exists.
 
-    `states` has every cell of the roster. `duplicates` are cells that ran to their end more than once, `strangers`
+    `states` has every cell of the plan. `duplicates` are cells that ran to their end more than once, `strangers`
     folders of cells that their queue was not given or that name another configuration, as job and index.
     `launchable` are the cells that a machine may be given now.
     """
@@ -87,7 +87,7 @@ def reconcile(
     max_tries: int,
     resumed: Mapping[int, int] | None = None,
 ) -> Reconciled:
-    """Compare a roster with the queues that were launched and with what their copies contain.
+    """Compare a plan with the queues that were launched and with what their copies contain.
 
     A cell is launchable where it is not proven, no queue that may still run it is open, and it has tries left. A copy
     that was not looked through yet keeps its cells: they may be there. `resumed` has how many queues there were when a

@@ -1,6 +1,6 @@
-"""Rosters of fan-outs: cells from a grid or a random search, and machines for them.
+"""Plans of fan-outs: cells from a grid or a random search, and machines for them.
 
-Everything here is pure. A cell is one run with one configuration. Its index is its identity in the roster; the digest
+Everything here is pure. A cell is one run with one configuration. Its index is its identity in the plan; the digest
 of its configuration shows that a folder somewhere is this cell's and not another one's.
 """
 
@@ -43,7 +43,7 @@ class Search(Frozen):
         return self
 
 
-class Roster(Frozen):
+class FanOutPlan(Frozen):
     """All cells of a fan-out and its limits. `base` is the job of one cell: its timeout is that of one cell.
 
     Raises ValueError for cells that collide: two with one index, or two that would do the same work.
@@ -59,13 +59,13 @@ class Roster(Frozen):
     """The setting whose number a cell's cost grows with; empty where all cells cost the same."""
 
     @model_validator(mode="after")
-    def _apart(self) -> Roster:
+    def _apart(self) -> FanOutPlan:
         if self.base.cells or self.base.script is None:
-            raise ValueError("a fan-out runs one script, and its cells are in the roster")
+            raise ValueError("a fan-out runs one script, and its cells are in the plan")
         if self.base.alternatives:
             raise ValueError("a fan-out runs on one platform; leave the alternatives out")
         if not self.cells and self.search is None:
-            raise ValueError("the roster has no cell")
+            raise ValueError("the plan has no cell")
         if [cell.index for cell in self.cells] != list(range(len(self.cells))):
             raise ValueError("the cells' indices are not 0, 1, 2 ... in this order")
         if wrong := next((c for c in self.cells if c.config != config_of(self.base, c.settings)), None):
@@ -120,22 +120,22 @@ def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, st
     return [dict(zip(whole, values, strict=True)) for values in product(*whole.values())]
 
 
-def roster_of(base: JobSpec, chosen: Sequence[Mapping[str, str]], **limits: object) -> Roster:
-    """Return the roster of a job and the settings of its cells. Raises BadRequest for one that can't be."""
+def plan_of(base: JobSpec, chosen: Sequence[Mapping[str, str]], **limits: object) -> FanOutPlan:
+    """Return the plan of a job and the settings of its cells. Raises BadRequest for one that can't be."""
     try:
         cells = cells_of(base, chosen)
     except ValueError as error:
-        raise BadRequest(f"the roster can't be made: {first_problem(error)}") from error
-    return build(Roster, {"base": base, "cells": cells, **limits})
+        raise BadRequest(f"the plan can't be made: {first_problem(error)}") from error
+    return build(FanOutPlan, {"base": base, "cells": cells, **limits})
 
 
-def gridded(base: JobSpec, axes: Mapping[str, Sequence[str]], seeds: int, **limits: object) -> Roster:
-    """Return the roster of a grid. Raises BadRequest for one that can't be, or whose cells collide."""
+def gridded(base: JobSpec, axes: Mapping[str, Sequence[str]], seeds: int, **limits: object) -> FanOutPlan:
+    """Return the plan of a grid. Raises BadRequest for one that can't be, or whose cells collide."""
     try:
         chosen = grid(axes, seeds)
     except ValueError as error:
-        raise BadRequest(f"the roster can't be made: {first_problem(error)}") from error
-    return roster_of(base, chosen, **limits)
+        raise BadRequest(f"the plan can't be made: {first_problem(error)}") from error
+    return plan_of(base, chosen, **limits)
 
 
 def first_problem(error: ValueError) -> str:
@@ -197,9 +197,9 @@ def pack(cells: Sequence[Cell], machines: int, weigh: str = "") -> list[list[Cel
     return [queue for _, queue in queues]
 
 
-def queue_spec(roster: Roster, cells: Sequence[Cell], name: str) -> JobSpec:
+def queue_spec(plan: FanOutPlan, cells: Sequence[Cell], name: str) -> JobSpec:
     """Return the job that runs cells in turn on one machine, as many at a time as it has GPUs."""
-    base = roster.base
+    base = plan.base
     turns = math.ceil(len(cells) / base.gpu_count)
     return base.model_copy(
         update={
@@ -214,17 +214,17 @@ def queue_spec(roster: Roster, cells: Sequence[Cell], name: str) -> JobSpec:
     )
 
 
-def cell_spec(roster: Roster, cell: Cell) -> JobSpec:
+def cell_spec(plan: FanOutPlan, cell: Cell) -> JobSpec:
     """Return one cell as a job by itself, as the rules of the submit gate read it."""
-    base = roster.base
+    base = plan.base
     env = {**base.env, "GPUWARDEN_CELL": str(cell.index)}
     return base.model_copy(update={"args": (*base.args, *cell.args), "env": env})
 
 
-def representatives(roster: Roster) -> list[Cell]:
+def representatives(plan: FanOutPlan) -> list[Cell]:
     """Return one cell for each combination of settings that are not numbers: rules see names, not values."""
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
     found: dict[tuple[tuple[str, str], ...], Cell] = {}
-    for cell in roster.cells:
+    for cell in plan.cells:
         found.setdefault(tuple((k, v) for k, v in cell.settings.items() if not number.fullmatch(v)), cell)
     return list(found.values())

@@ -122,7 +122,7 @@ def clean_path(text: str) -> str:
 
 
 class Cell(Frozen):
-    """One run of a fan-out: its place in the roster, its settings, and the digest of everything that it runs with."""
+    """One run of a fan-out: its place in the plan, its settings, and the digest of everything that it runs with."""
 
     index: int = Field(ge=0, lt=MAX_CELLS)
     settings: dict[SettingName, str] = Field(default_factory=dict, max_length=32)
@@ -663,7 +663,7 @@ class SpoolPiece(Frozen):
 
 
 class Manifest(Frozen):
-    """Roster of a job's artifacts, as seen on the machine.
+    """Manifest of a job's artifacts, as seen on the machine.
 
     `missing` are declared outputs that do not exist; `skipped` says, a line each, what exists and can't be copied and
     verified as a file (links that leave their folder, devices, names that are not UTF-8, files that kept changing).
@@ -676,7 +676,7 @@ class Manifest(Frozen):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the roster: paths, sizes and digests, not times."""
+        """Return the digest of the manifest: paths, sizes and digests, not times."""
         return digest([[f.path, f.size, f.sha256] for f in sorted(self.files, key=lambda f: f.path)])
 
     @property

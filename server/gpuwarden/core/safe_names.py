@@ -45,7 +45,7 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
     """
     absolute = path.startswith("/")
     parts = path.removeprefix("/").split("/")
-    plain = not windows and _PLAIN.fullmatch(path)  # most are, and a roster may have 200,000
+    plain = not windows and _PLAIN.fullmatch(path)  # most are, and a manifest may have 200,000
     for part in () if plain else parts:
         why = ""
         if part in {"", ".", ".."}:

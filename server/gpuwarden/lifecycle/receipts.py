@@ -27,7 +27,7 @@ async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -
     not, or where the file that the script came from has another text now, and whatever `submit` raises.
     """
     issued = read_receipt(ctx.ledger, receipt).issued
-    base = issued.roster.base if issued.roster is not None else issued.spec
+    base = issued.plan.base if issued.plan is not None else issued.spec
     if base is None:
         raise Conflict(
             "the receipt records no arguments to launch: it is about a price or about limits, or is an older one",
@@ -38,8 +38,8 @@ async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -
         raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
     if issued.script_file and not receipt_used(ctx.ledger, receipt):
         _check_file(ctx.cwd or Path.cwd(), issued, base)
-    if issued.roster is not None:
-        return await fan_out(ctx, issued.roster, receipt=receipt)
+    if issued.plan is not None:
+        return await fan_out(ctx, issued.plan, receipt=receipt)
     return await submit(ctx, base, receipt=receipt)
 
 

@@ -339,14 +339,14 @@ def raise_for(reply: Mapping[str, Any]) -> None:
 
 
 def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return the runner's `list` or `manifest` lines as a roster. Raises BadReply for an incomplete one."""
+    """Return the runner's `list` or `manifest` lines as a manifest. Raises BadReply for an incomplete one."""
     return _manifest(
         lambda: tuple(Artifact.model_validate(dict(row)) for row in lines[:-1] if "progress" not in row), lines[-1:]
     )
 
 
 def fetched_manifest(raw: bytes) -> Manifest:
-    """Return the roster of the runner's `fetch`, whose lines have many files each: they are parsed many at a time."""
+    """Return the manifest of the runner's `fetch`, whose lines have many files each: they are parsed many at a time."""
     *lines, last = raw.strip().split(b"\n")
     rows = _rows()
     try:
@@ -365,9 +365,9 @@ def _rows() -> TypeAdapter[list[Artifact]]:
 
 
 def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return a roster of files and its last line."""
+    """Return a manifest of files and its last line."""
     if not end or end[0].get("ok") is None:
-        raise BadReply("the roster has no last line; it is cut and proves nothing", "Ask for it again.")
+        raise BadReply("the manifest has no last line; it is cut and proves nothing", "Ask for it again.")
     last = end[0]
     raise_for(last)
     try:
@@ -376,7 +376,7 @@ def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[s
             skipped.append(f"and {last['more_skipped']} more")
         return Manifest(taken_at=last["taken_at"], files=files(), missing=last["missing"], skipped=tuple(skipped))
     except (ValidationError, KeyError, TypeError) as error:
-        raise BadReply(f"invalid roster: {line(error)}", "Is another gpuwarden version's runner there?") from error
+        raise BadReply(f"invalid manifest: {line(error)}", "Is another gpuwarden version's runner there?") from error
 
 
 def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -69,7 +69,7 @@ class SubmitFacts:
     probe of the place (where one exists before renting) and the check of the account found; each finding names the rule
     that will report it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very script has
     succeeded before, or is shipped with gpuwarden. `script_url` says what is wrong with an address that a script comes
-    from. `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does
+    from. `inputs` is the manifest of the files that go with the job, `inputs_left_out` what of the named folders does
     not, and `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the
     command. `artifact_store` says what is wrong with the artifact store, None where none is asked for;
     `unset_store_keys` are the variables of its credentials that have no value here. `engine` is what the engine that

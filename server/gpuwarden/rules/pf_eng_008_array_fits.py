@@ -9,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-008",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Send fewer jobs at a time: make the roster smaller, split it, or wait for the end of jobs that are there.",
+    fix="Send fewer jobs at a time: make the fan-out smaller, split it, or wait for the end of jobs that are there.",
 )
 def array_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The engine takes as many jobs at a time as are sent, and lets them run.

@@ -1,4 +1,4 @@
-"""JSON: configs, tokenizers, indexes, trainer states, roster files."""
+"""JSON: configs, tokenizers, indexes, trainer states, manifests."""
 
 from __future__ import annotations
 

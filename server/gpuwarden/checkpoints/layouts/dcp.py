@@ -1,4 +1,4 @@
-"""A folder of torch.distributed.checkpoint: every file of the roster is there, and no other."""
+"""A folder of torch.distributed.checkpoint: every file of its metadata is there, and no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the roster with the folder, and find the step that it records."""
+    """Compare the metadata with the folder, and find the step that it records."""
     said = Judgement(NAME, folder.rel)
     entry = found[folder.join(".metadata")]
     rows = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None

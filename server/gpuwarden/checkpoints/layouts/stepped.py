@@ -1,4 +1,4 @@
-"""A checkpoint folder that carries its step in its name: the name, the trainer's state and the roster must agree."""
+"""A checkpoint folder that carries its step in its name: the name, the trainer's state and the manifest must agree."""
 
 from __future__ import annotations
 

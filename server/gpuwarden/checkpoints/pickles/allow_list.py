@@ -355,7 +355,7 @@ _ENUMS = {
 }
 _METADATA = "torch.distributed.checkpoint.metadata"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
-_ROSTER = (
+_DCP_METADATA = (
     re.escape(_METADATA) + r":(Tensor|Bytes|Chunk)StorageMetadata",
     re.escape(_METADATA) + r":(Metadata|MetadataIndex|StorageMeta|TensorProperties)",
     re.escape(_SHARDED) + r":TensorProperties",
@@ -374,7 +374,7 @@ TRAINING = Names(
 )
 """Files that contain a training library's settings by design."""
 
-ROSTER = Names(re.compile("|".join((*_SIMPLE, *_ROSTER))), _LAYOUTS, _PROPERTIES)
+DCP_METADATA = Names(re.compile("|".join((*_SIMPLE, *_DCP_METADATA))), _LAYOUTS, _PROPERTIES)
 """The `.metadata` of torch.distributed.checkpoint."""
 
 _HOLD_SETTINGS = ("training_args.bin", "_model_states.pt", "_optim_states.pt")

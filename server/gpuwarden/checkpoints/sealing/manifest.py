@@ -1,4 +1,4 @@
-"""Manifests: the roster of a checkpoint with digests, written when it is saved, so that every copy can be proven.
+"""Manifests: the files of a checkpoint with digests, written when it is saved, so that every copy can be proven.
 
 Inside a folder the manifest is `gpuwarden-manifest.json`; beside a single file it is `<file>.gpuwarden-manifest.json`.
 It finds damage. It does not protect against somebody who rewrites the files and the manifest.

@@ -14,7 +14,7 @@ from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context
 from gpuwarden.interfaces.cli.script_words import RunsProgram, read_script_file
 
 if TYPE_CHECKING:
-    from gpuwarden.core.fan_out import Roster
+    from gpuwarden.core.fan_out import FanOutPlan
     from gpuwarden.lifecycle.context import Context
     from gpuwarden.lifecycle.fan_out.limits import Rise
 
@@ -46,7 +46,7 @@ FOLLOW_S: Final = 5.0
 @click.option("--interruptible", is_flag=True, help="Cheaper; a machine goes on with the cells that are not done.")
 @click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How the machines will end.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
-@click.option("--receipt", default=None, help="From a checking call, to launch exactly this roster.")
+@click.option("--receipt", default=None, help="From a checking call, to launch exactly this plan.")
 @click.option("--follow", is_flag=True, help="Move it on until it is over.")
 @click.option("--end", is_flag=True, help="With an id: launch nothing more. What runs goes on.")
 @click.option("--resume", is_flag=True, help="With an id: go on, with other limits if given; see --cells.")
@@ -96,7 +96,7 @@ async def fan_out(
         )
     else:
         file = below(ctx.cwd or Path.cwd(), Path(what[0]))
-        found = await use_case(ctx, _roster(what, given), dry_run=dry_run, receipt=receipt, script_file=file)
+        found = await use_case(ctx, _plan(what, given), dry_run=dry_run, receipt=receipt, script_file=file)
     while (
         follow and found.rise is None and found.now and not found.now.over and not (found.held and not found.now.live)
     ):
@@ -109,7 +109,7 @@ async def fan_out(
         from gpuwarden.lifecycle.fan_out.summary import spreads
 
         try:
-            await AsyncPath(plot).write_text(drawing(spreads(found.now.fan), found.roster.base.name), "utf-8")
+            await AsyncPath(plot).write_text(drawing(spreads(found.now.fan), found.plan.base.name), "utf-8")
         except (OSError, ValueError) as error:
             raise BadRequest(f"the plot can't be written: {error}", "Try again when cells are verified.") from error
     return answer(warned(results.fanned_out(found), ctx), as_json, "fanned_out")
@@ -138,9 +138,9 @@ def _indices(text: str) -> list[int]:
     return found
 
 
-def _roster(what: tuple[str, ...], given: dict[str, Any]) -> Roster:
-    """Return the roster that the options describe. Raises BadRequest for one that can't be, or that collides."""
-    from gpuwarden.core.fan_out import Roster, Search, drawn, first_problem, grid, gridded, roster_of
+def _plan(what: tuple[str, ...], given: dict[str, Any]) -> FanOutPlan:
+    """Return the plan that the options describe. Raises BadRequest for one that can't be, or that collides."""
+    from gpuwarden.core.fan_out import FanOutPlan, Search, drawn, first_problem, grid, gridded, plan_of
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec
 
@@ -161,12 +161,12 @@ def _roster(what: tuple[str, ...], given: dict[str, Any]) -> Roster:
     try:
         if tuned:
             search = Search(space=tuned, trials=ours["trials"], maximize=ours["maximize"])
-            return build(Roster, {"base": base, "search": search, **limits})
+            return build(FanOutPlan, {"base": base, "search": search, **limits})
         if draws:
             chosen = [s | e for s in drawn(draws, ours["trials"], 0) for e in grid({}, ours["seeds"])]
-            return roster_of(base, chosen, **limits)
+            return plan_of(base, chosen, **limits)
     except ValueError as error:
-        raise BadRequest(f"the roster can't be made: {first_problem(error)}") from error
+        raise BadRequest(f"the plan can't be made: {first_problem(error)}") from error
     return gridded(base, {name: text.split(",") for name, text in axes.items()}, ours["seeds"], **limits)
 
 

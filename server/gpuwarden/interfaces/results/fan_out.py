@@ -41,7 +41,7 @@ def fanned_out(result: FanOutResult) -> SubmitReply:
     reply.receipt, reply.receipt_expires_at = result.receipt, result.expires_at
     reply.code = "approval_required" if result.ask else "checked"
     most = f", at most {usd(result.worst_cost)} in all" if result.worst_cost is not None else ""
-    reply.message = f"Checked {counted(result.roster.size, 'cell')}{most}; nothing was launched."
+    reply.message = f"Checked {counted(result.plan.size, 'cell')}{most}; nothing was launched."
     if result.receipt:
         reply.next = (do(Action.SUBMIT, "to launch", receipt=result.receipt),)
     if result.ask:
@@ -78,7 +78,7 @@ def fan_out_checked(result: FanOutResult, now: Standing) -> CheckReply:
 
 def _state(now: Standing) -> str:
     """Return `complete` where every cell is verified, `over` where nothing more will be, else `running`."""
-    whole = now.cells.count(CellState.VERIFIED) == now.fan.roster.size
+    whole = now.cells.count(CellState.VERIFIED) == now.fan.plan.size
     return "complete" if whole else "over" if now.over else "running"
 
 
@@ -86,13 +86,13 @@ def _message(result: FanOutResult, now: Standing) -> str:
     proven, machines = now.cells.count(CellState.VERIFIED), ""
     if now.live:
         machines = f", {counted(len(now.live), 'machine')} at work"
-    said = f"Fan-out {now.fan.id}: {proven} of {counted(now.fan.roster.size, 'cell')} verified{machines}."
+    said = f"Fan-out {now.fan.id}: {proven} of {counted(now.fan.plan.size, 'cell')} verified{machines}."
     return f"{said} {_held(result.held)}".rstrip()
 
 
 def _cells(result: FanOutResult) -> FanOutReply:
     """Return where the cells are, what they cost, and what they reached."""
-    reply, now = FanOutReply(cells=result.roster.size, held=_held(result.held)), result.now
+    reply, now = FanOutReply(cells=result.plan.size, held=_held(result.held)), result.now
     if now is None:
         return reply
     fan, cells = now.fan, now.cells

@@ -1,23 +1,25 @@
-"""Events of fan-outs: the roster, the queues that its cells were given to, and what their copies showed."""
+"""Events of fan-outs: the plan, the queues that its cells were given to, and what their copies showed."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import AliasChoices, Field
+
 from gpuwarden.core.cell_states import Outcome
-from gpuwarden.core.fan_out import Roster
+from gpuwarden.core.fan_out import FanOutPlan
 from gpuwarden.core.models import Cell, Frozen
 from gpuwarden.ledger.events.base import Body
 
 
 class FanOutAccepted(Body):
-    """A roster was accepted against a receipt. `price` is USD an hour when it was checked.
+    """A plan was accepted against a receipt. `price` is USD an hour when it was checked.
 
     `folder` is the working directory, which the inputs are below.
     """
 
     event: Literal["fanout.accepted"] = "fanout.accepted"
-    roster: Roster
+    plan: FanOutPlan = Field(validation_alias=AliasChoices("plan", "roster"))
     receipt: str
     price: float | None = None
     folder: str
@@ -74,7 +76,7 @@ class QueueCollected(Body):
 
 
 class CellProven(Body):
-    """A cell ended well and its copy is proven. Its token allows one such event for each cell of a roster."""
+    """A cell ended well and its copy is proven. Its token allows one such event for each cell of a plan."""
 
     event: Literal["fanout.cell.proven"] = "fanout.cell.proven"
     index: int

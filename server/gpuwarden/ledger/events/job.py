@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field
 
-from gpuwarden.core.fan_out import Roster
+from gpuwarden.core.fan_out import FanOutPlan
 from gpuwarden.core.models import Choice, Handle, InputFile, JobSpec, Level, Place, Verdict
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job
@@ -19,7 +19,7 @@ class ReceiptIssued(Body):
     `cells` counts the runs of a fan-out on at most so many `machines`; `fan_out` is the one whose limits would change.
     `choices` are the platforms of a job that may run on several, in order; price and cost are then the highest of them.
     `parts` are the digests of the policy, the profile and a fetched script. `storage` names what bills on after the
-    machine's end, at `storage_usd_per_hour`, None where that is unknown. `spec` or `roster` is what a launch by the
+    machine's end, at `storage_usd_per_hour`, None where that is unknown. `spec` or `plan` is what a launch by the
     receipt alone runs, and `script_file` the file below the working directory that its script came from.
     """
 
@@ -45,7 +45,7 @@ class ReceiptIssued(Body):
     fan_out: str = ""
     choices: tuple[Choice, ...] = ()
     spec: JobSpec | None = None
-    roster: Roster | None = None
+    plan: FanOutPlan | None = Field(default=None, validation_alias=AliasChoices("plan", "roster"))
     script_file: str = ""
 
 

@@ -113,7 +113,7 @@ class Kept:
 
     @property
     def manifest(self) -> Manifest:
-        """Return the list as a roster of the machine."""
+        """Return the list as a manifest of the machine."""
         end = self.listed.end
         skipped = [f"{skip.path}: {skip.why}" for skip in end.skipped] if end else []
         skipped += [f"and {end.more_skipped} more"] if end and end.more_skipped else []

@@ -104,8 +104,8 @@ async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: 
             return file.model_copy(update={"sha256": None})
         return now
 
-    roster = believed(ctx, job.id, listed)
-    return roster.model_copy(update={"files": tuple(with_digest(file) for file in roster.files)})
+    manifest = believed(ctx, job.id, listed)
+    return manifest.model_copy(update={"files": tuple(with_digest(file) for file in manifest.files)})
 
 
 def disagreement(file: Artifact, row: KeptRow | None, found: StoredFile | None) -> Code | None:

@@ -92,7 +92,7 @@ def save_pull(
     problems: Sequence[str] = (),
     not_taken: Sequence[str] = (),
 ) -> None:
-    """Keep a pull: the roster in a separate file, its digest in the ledger."""
+    """Keep a pull: the manifest in a separate file, its digest in the ledger."""
     name = f"{pulled.job}-{pulled.digest[7:23]}.json"
     write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
     event = ArtifactsPulled(

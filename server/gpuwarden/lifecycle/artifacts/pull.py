@@ -147,8 +147,8 @@ async def _pull_machine(
     backend = ctx.backend(job.handle.backend)
     if dest is None:
         private_folder(target)
-    async with artifacts(backend, job.handle, job.outputs, target) as (roster, source):
-        listed = believed(ctx, job_id, roster)
+    async with artifacts(backend, job.handle, job.outputs, target) as (manifest, source):
+        listed = believed(ctx, job_id, manifest)
         received = await receive(source, listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}

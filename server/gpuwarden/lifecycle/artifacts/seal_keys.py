@@ -25,20 +25,20 @@ def job_key(ctx: Context, job_id: str) -> str:
     return installation_key(ctx.home, f"seal/{job_id}").hex()
 
 
-def believed(ctx: Context, job_id: str, roster: Manifest) -> Manifest:
-    """Return the roster, whose files have the digest of the save where that is shown to be our sealer's."""
-    if not any(f.seal for f in roster.files):
-        return roster
+def believed(ctx: Context, job_id: str, manifest: Manifest) -> Manifest:
+    """Return the manifest, whose files have the digest of the save where that is shown to be our sealer's."""
+    if not any(f.seal for f in manifest.files):
+        return manifest
     key = job_key(ctx, job_id).encode()
     files = []
-    for file in roster.files:
+    for file in manifest.files:
         seal = file.seal
         if seal is not None:
             signed = seal.model_dump() | dict(zip(seal_log.STAMP, file.stamp, strict=True))
             # a seal comes after the file's last change and before the manifest
-            timely = file.ctime_ns / 1e9 - CLOCK_S <= seal.sealed_at <= roster.taken_at + CLOCK_S
+            timely = file.ctime_ns / 1e9 - CLOCK_S <= seal.sealed_at <= manifest.taken_at + CLOCK_S
             if timely and seal_log.made_with(key, signed):
                 fields = ("sha256", "sealed_at", "part_size", "parts_sha256")
                 file = file.model_copy(update={name: getattr(seal, name) for name in fields})
         files.append(file)
-    return roster.model_copy(update={"files": tuple(files)})
+    return manifest.model_copy(update={"files": tuple(files)})

@@ -123,16 +123,16 @@ async def verify_job(
         raise Conflict(f"nothing of job {job_id} was pulled yet, so no copy can be verified", pull)
     before = seal(pulled)
     dest = Path(pulled.dest)
-    roster = pulled.local_manifest()
+    listed = pulled.local_manifest()
     report = await anyio.to_thread.run_sync(
-        lambda: verify_path(dest, level, manifest=roster, against=against, progress=progress, limits=limits)
+        lambda: verify_path(dest, level, manifest=listed, against=against, progress=progress, limits=limits)
     )
     save_verified(ctx, job, pulled, before, report)
-    sealed = sum(f.sealed_at is not None for f in roster.files)
-    claimed = sum(f.seal is not None for f in roster.files) - sealed
+    sealed = sum(f.sealed_at is not None for f in listed.files)
+    claimed = sum(f.seal is not None for f in listed.files) - sealed
     proved, warnings = report.proved, report.warnings
     if sealed:
-        proved += (f"{sealed:,} of {len(roster.files):,} files were sealed on the machine right after they were saved",)
+        proved += (f"{sealed:,} of {len(listed.files):,} files were sealed on the machine right after they were saved",)
     if claimed:
         not_ours = (
             f"{claimed:,} files have a seal on the machine that our sealer can't be shown to have made (the job can "

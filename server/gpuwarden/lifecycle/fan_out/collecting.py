@@ -103,7 +103,7 @@ def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, repor
     reached = reached if isinstance(reached, dict) else {}
     metric = line(str(reached.get("name", "objective")), 60) if reached else ""
     there = [place.removeprefix(prefix) for place in pulled.places if place.startswith(prefix)]
-    wanted = fan.roster.base.outputs
+    wanted = fan.plan.base.outputs
     missing = [o for o in wanted if not any(path == o or path.startswith(f"{o}/") for path in there)]
     problem = f"{missing[0]} is missing" if missing else _unproven(prefix, wanted, report)
     outcome = Outcome.UNPROVEN if problem else Outcome.PROVEN

@@ -32,7 +32,7 @@ def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
 def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> Standing:
     """Give cells that are not verified further tries, whatever became of them: those named, or all.
 
-    The receipt, the budget and the configurations stay. Raises BadRequest for an index that the roster does not have,
+    The receipt, the budget and the configurations stay. Raises BadRequest for an index that the plan does not have,
     or whose cell is verified or runs, and Refused for a call from elsewhere where a person ended it at a terminal.
     """
     fan = read_fan_out(ctx.ledger, fan_id)

@@ -63,8 +63,8 @@ def fan_out_conditions(
     holding it from when nothing does.
     """
     fan, steps = now.fan, tuple(next_steps)
-    who = f"fan-out {fan.id} ({line(fan.roster.base.name, 60)})"
-    proven = f"{now.cells.count(CellState.VERIFIED)} of {counted(fan.roster.size, 'cell')} verified"
+    who = f"fan-out {fan.id} ({line(fan.plan.base.name, 60)})"
+    proven = f"{now.cells.count(CellState.VERIFIED)} of {counted(fan.plan.size, 'cell')} verified"
     lost = [index for index, state in now.cells.states.items() if state in {CellState.GIVEN_UP, CellState.UNPROVEN}]
     if held is not None and held.by is not Hold.ENDED and not (held.by in _PASSING and now.live):
         text = f"{who} launches nothing more, with {proven}. {held.text(line(held.detail, 300))}"

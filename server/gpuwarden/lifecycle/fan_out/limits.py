@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuwarden.core.errors import BadRequest, Conflict
-from gpuwarden.core.fan_out import Roster, cell_spec
+from gpuwarden.core.fan_out import FanOutPlan, cell_spec
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import digest
@@ -79,10 +79,10 @@ async def change_limits(
     fan = read_fan_out(ctx.ledger, fan_id)
     limits = {
         "max_cost_usd": fan.budget if max_cost_usd is None else max_cost_usd,
-        "max_machines": fan.roster.max_machines if max_machines is None else max_machines,
+        "max_machines": fan.plan.max_machines if max_machines is None else max_machines,
     }
-    wanted = build(Roster, {**dict(fan.roster), **limits})
-    changed = (wanted.max_cost_usd, wanted.max_machines) != (fan.roster.max_cost_usd, fan.roster.max_machines)
+    wanted = build(FanOutPlan, {**dict(fan.plan), **limits})
+    changed = (wanted.max_cost_usd, wanted.max_machines) != (fan.plan.max_cost_usd, fan.plan.max_machines)
     if receipt is not None and fan.consent == receipt != fan.receipt and not changed:
         return None  # a repeated call, perhaps after a lost reply
     checked = await check_spec(ctx, cell_spec(wanted, (fan.cells or chosen(wanted, (), {}, 1))[0]))
@@ -111,30 +111,30 @@ async def change_limits(
     return None
 
 
-def _rises(fan: FanOutRecord, wanted: Roster, checked: Checked) -> bool:
+def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
     """Return whether limits allow more than the present ones, or accept a price that rose."""
     if not checked.facts.metered:
         return False
     more = fan.budget is not None and wanted.max_cost_usd is not None and wanted.max_cost_usd > fan.budget
     dearer = checked.facts.price is None or checked.facts.price > (fan.price or 0.0)
-    return more or dearer or wanted.max_machines > fan.roster.max_machines
+    return more or dearer or wanted.max_machines > fan.plan.max_machines
 
 
-def _asked(fan: FanOutRecord, wanted: Roster) -> str:
+def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
     """Return the digest of a rise: of this fan-out, from its present limits, to others."""
     return digest([fan.id, fan.decisions, wanted.digest])
 
 
-def _question(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) -> str:
+def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> str:
     """Return why a person has to be asked about a rise; empty where it is inside the caps and nobody decided it."""
     asks = [spending_question(ctx, checked.facts, wanted.max_cost_usd, of=tuple(q.job for q in fan.queues))]
     if consented(ctx, fan):
-        machines = fan.roster.max_machines
+        machines = fan.plan.max_machines
         asks.append(f"a person approved at most {usd(fan.shown)} on {machines} at a time for {fan.id}")
     return "; ".join(filter(None, asks))
 
 
-def _issue(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) -> Rise:
+def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> Rise:
     """Record that the gate let higher limits pass, and what a person is asked about them."""
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     issued = ReceiptIssued(
@@ -148,7 +148,7 @@ def _issue(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) ->
         timeout_s=wanted.base.timeout_s,
         ask=_question(ctx, fan, wanted, checked),
         artifact_store=wanted.base.artifact_store,
-        cells=fan.roster.size,
+        cells=fan.plan.size,
         machines=wanted.max_machines,
         fan_out=fan.id,
     )
@@ -157,7 +157,7 @@ def _issue(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) ->
 
 
 def _record(
-    ctx: Context, fan: FanOutRecord, wanted: Roster, by: str, *, receipt: str = "", price: float | None = None
+    ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, by: str, *, receipt: str = "", price: float | None = None
 ) -> None:
     """Record limits, a receipt's once. Raises Conflict for a receipt that was used."""
     body = FanOutLimited(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuwarden.backends.base import Arrayed
-from gpuwarden.core.fan_out import Roster, queue_spec
+from gpuwarden.core.fan_out import FanOutPlan, queue_spec
 from gpuwarden.core.models import Cell, Place
 from gpuwarden.ledger.events import ArrayIntent, JobSubmitting, QueueIntent, SubmitIntent
 from gpuwarden.lifecycle.context import Context
@@ -16,9 +16,9 @@ from gpuwarden.lifecycle.submission.submit import Checked, record_job, take_inpu
 from gpuwarden.people import acting_as
 
 
-def takes_arrays(ctx: Context, roster: Roster) -> bool:
-    """Return whether a roster's cells go to their engine as one array: it has arrays, and nothing of it bills."""
-    profile = ctx.profile(roster.base.platform)
+def takes_arrays(ctx: Context, plan: FanOutPlan) -> bool:
+    """Return whether a plan's cells go to their engine as one array: it has arrays, and nothing of it bills."""
+    profile = ctx.profile(plan.base.platform)
     if profile.kind != "engine" or profile.meter.metered:
         return False
     return isinstance(ctx.backend(profile.backend), Arrayed)
@@ -41,9 +41,9 @@ class Queue:
         return "j" + hashlib.sha256(self.token(fan).encode()).hexdigest()[:10]
 
 
-def queue_of(roster: Roster, cells: Sequence[Cell], checked: Checked, number: int) -> Queue:
+def queue_of(plan: FanOutPlan, cells: Sequence[Cell], checked: Checked, number: int) -> Queue:
     """Return the queue of these cells, whose job was checked for one of them."""
-    facts = replace(checked.facts, spec=queue_spec(roster, cells, f"{roster.base.name[:50]}-q{number}"))
+    facts = replace(checked.facts, spec=queue_spec(plan, cells, f"{plan.base.name[:50]}-q{number}"))
     return Queue(number, tuple(cell.index for cell in cells), replace(checked, facts=facts))
 
 
@@ -75,7 +75,7 @@ async def record_array(
 def inside(fan: FanOutRecord, cells: list[Cell], checked: Checked, number: int, cost: float) -> Queue | None:
     """Return as many of the cells as the rest of the budget pays for, whatever happens; None where it is not one."""
     while cells:
-        queue = queue_of(fan.roster, cells, checked, number)
+        queue = queue_of(fan.plan, cells, checked, number)
         worst = queue.checked.facts.worst_cost if checked.facts.metered else 0.0
         if worst is not None and (fan.budget is None or cost + worst <= fan.budget):
             return queue

@@ -1,4 +1,4 @@
-"""Read fan-outs from the ledger: the roster, its queues, and every cell as it is known now."""
+"""Read fan-outs from the ledger: the plan, its queues, and every cell as it is known now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuwarden.core.cell_states import CellState, Outcome, QueueSeen, Reconciled, Sighting, reconcile
 from gpuwarden.core.errors import NotFound
-from gpuwarden.core.fan_out import Roster
+from gpuwarden.core.fan_out import FanOutPlan
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Cell
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
@@ -36,15 +36,15 @@ from gpuwarden.people import person_of
 
 @dataclass(frozen=True)
 class FanOutRecord:
-    """One fan-out. `cells` are those of the roster and those that a search chose since; `person` asked
+    """One fan-out. `cells` are those of the plan and those that a search chose since; `person` asked
     for it, and its inputs are below `folder`.
 
-    `roster` has the limits of now and `asked` is the digest of the accepted one. `consent` is the receipt that these
+    `plan` has the limits of now and `asked` is the digest of the accepted one. `consent` is the receipt that these
     limits were checked with, since `consented_at`, and `shown` the most that it showed, in US dollars. None is unknown.
     """
 
     id: str
-    roster: Roster
+    plan: FanOutPlan
     asked: str
     receipt: str
     consent: str
@@ -71,7 +71,7 @@ class FanOutRecord:
     @property
     def budget(self) -> float | None:
         """Return what it may spend in all, in US dollars: what was asked for, else what was shown; None without one."""
-        return self.shown if self.roster.max_cost_usd is None else self.roster.max_cost_usd
+        return self.shown if self.plan.max_cost_usd is None else self.plan.max_cost_usd
 
     @property
     def subject(self) -> str:
@@ -106,8 +106,8 @@ def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | No
                 price, consent, consented_at = body.price, body.receipt, event.at
     return FanOutRecord(
         id=fan_id,
-        roster=began.roster.model_copy(update=limits),
-        asked=began.roster.digest,
+        plan=began.plan.model_copy(update=limits),
+        asked=began.plan.digest,
         receipt=began.receipt,
         consent=consent,
         consented_at=consented_at,
@@ -116,7 +116,7 @@ def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | No
         folder=began.folder,
         price=price,
         accepted_at=accepted.at,
-        cells=(*began.roster.cells, *asked),
+        cells=(*began.plan.cells, *asked),
         queues=tuple(body for body in bodies if isinstance(body, QueueIntent)),
         collected={body.job: body for body in bodies if isinstance(body, QueueCollected)},
         proven={body.index: body for body in bodies if isinstance(body, CellProven)},
@@ -160,12 +160,12 @@ class Standing:
         """Return whether nothing runs and nothing is left to launch, or to ask a search for."""
         if self.fan.ended:
             return self.cells.count(CellState.RUNNING) == 0
-        asked = self.fan.roster.search is None or len(self.fan.cells) >= self.fan.roster.size
+        asked = self.fan.plan.search is None or len(self.fan.cells) >= self.fan.plan.size
         return not self.cells.open and asked
 
 
 def standing(ctx: Context, fan: FanOutRecord) -> Standing:
-    """Compare a fan-out's roster with its jobs and their copies. Nobody is asked."""
+    """Compare a fan-out's plan with its jobs and their copies. Nobody is asked."""
     jobs = [read_job(ctx.ledger, queue.job) for queue in fan.queues]
     queues = [
         QueueSeen(job.id, queue.cells, job.state in TERMINAL_JOBS, job.state is Job.SUCCEEDED, job.id in fan.collected)
@@ -181,5 +181,5 @@ def standing(ctx: Context, fan: FanOutRecord) -> Standing:
     idle = tuple(name for name in bills if name not in live)
     of_arrays = Counter(job.array for job in jobs if job.id in live)
     busy = sum(min(count, fan.arrays.get(token, count)) for token, count in of_arrays.items())
-    cells = reconcile(fan.cells, queues, seen, fan.roster.max_tries, fan.resumed)
+    cells = reconcile(fan.cells, queues, seen, fan.plan.max_tries, fan.resumed)
     return Standing(fan, cells, live, idle, busy, cost)

@@ -8,12 +8,12 @@ from types import ModuleType
 from typing import Any
 
 from gpuwarden.core.errors import NotSupported
-from gpuwarden.core.fan_out import Roster, Search, bounds, cells_of, drawn, grid
+from gpuwarden.core.fan_out import FanOutPlan, Search, bounds, cells_of, drawn, grid
 from gpuwarden.core.models import Cell
 
 
 def chosen(
-    roster: Roster, before: Sequence[Cell], reached: Mapping[int, float | None], wanted: int
+    plan: FanOutPlan, before: Sequence[Cell], reached: Mapping[int, float | None], wanted: int
 ) -> tuple[Cell, ...]:
     """Return the next cells of a search. `reached` has the objective of every cell that ended, None where it has none.
 
@@ -27,7 +27,7 @@ def chosen(
             "a search that learns needs Optuna, which is not installed",
             "Install gpuwarden[tune], or use --random or --grid, which need nothing.",
         ) from missing
-    search = roster.search
+    search = plan.search
     assert search is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     kinds = optuna.distributions
@@ -45,21 +45,21 @@ def chosen(
     while len(found) < wanted:
         asked = study.ask(space).params
         settings = {k: f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in asked.items()}
-        (cell,) = cells_of(roster.base, [settings], len(before) + len(found))
+        (cell,) = cells_of(plan.base, [settings], len(before) + len(found))
         if cell.config in known:  # two equal runs would collide
-            cell = _unused(roster, search, known, cell.index)
+            cell = _unused(plan, search, known, cell.index)
         known.add(cell.config)
         found.append(cell)
     return tuple(found)
 
 
-def _unused(roster: Roster, search: Search, known: Container[str], index: int) -> Cell:
+def _unused(plan: FanOutPlan, search: Search, known: Container[str], index: int) -> Cell:
     """Return a cell that was not chosen yet: of choices the first combination, of ranges a draw."""
     if any(bounds(text) for text in search.space.values()):
         settings = (each for seed in count(index) for each in drawn(search.space, 1, seed))
     else:
         settings = (each for each in grid({name: text.split(",") for name, text in search.space.items()}))
-    cells = (cells_of(roster.base, [each], index)[0] for each in settings)
+    cells = (cells_of(plan.base, [each], index)[0] for each in settings)
     return next(cell for cell in cells if cell.config not in known)
 
 

@@ -55,7 +55,7 @@ class Spread:
 
 
 def spreads(fan: FanOutRecord) -> list[Spread]:
-    """Return one row for each configuration apart from the seed, in the order of the roster; proven cells count."""
+    """Return one row for each configuration apart from the seed, in the order of the plan; proven cells count."""
     rows: dict[tuple[tuple[str, str], ...], tuple[int, list[float], str]] = {}
     for cell in fan.cells:
         key = tuple((name, value) for name, value in cell.settings.items() if name != SEED)

@@ -157,7 +157,7 @@ async def _readiness(
 
 
 async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:
-    """Return the roster of the files that go along. Raises NotSupported where jobs can't be given any."""
+    """Return the manifest of the files that go along. Raises NotSupported where jobs can't be given any."""
     if not spec.inputs:
         return Inputs()
     if (

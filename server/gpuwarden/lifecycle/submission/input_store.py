@@ -21,7 +21,7 @@ from gpuwarden.remote.transfer.safe_open import open_regular
 
 
 def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
-    """Copy the files of a roster from below `root` into the store. Raises `Conflict` for one that has changed."""
+    """Copy the files of a manifest from below `root` into the store. Raises `Conflict` for one that has changed."""
     try:
         private_folder(store)
         for file in files:
@@ -40,7 +40,7 @@ def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
 def staged(store: Path, files: Iterable[InputFile]) -> dict[str, Path]:
     """Return the stored copy of each file, by its path.
 
-    Raises `BadRequest` where they are not the ones of the roster.
+    Raises `BadRequest` where they are not the ones of the manifest.
     """
     found = {file.path: store / file.sha256 for file in files}
     for file in files:

@@ -198,7 +198,7 @@ def _printable(path: str) -> str:
 
 
 def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Leak | None]:
-    """Return one file's entry of the roster, and why it looks like a secret, if it does."""
+    """Return one file's entry of the manifest, and why it looks like a secret, if it does."""
     seen, size, tail = hashlib.sha256(), 0, b""
     kind = (
         "a key file, by its name" if _is_key_name(path) or _is_key_name(real.name) else _secret_in(path.encode(), ours)

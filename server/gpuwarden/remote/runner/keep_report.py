@@ -12,7 +12,7 @@ import os
 
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.inventory import disclose
-from gpuwarden.remote.runner.manifest import Roster
+from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.status import read_status
 
@@ -55,7 +55,7 @@ def asked_look(folder: str) -> str:
         return ""
 
 
-def end_of_run(folder: str, order: Json, roster: Roster, look: str) -> Json:
+def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
     """Return how the job ended and what else is on the machine, beside the listed files.
 
     `look` is what the parker asked with, where the machine is about to stop itself.
@@ -65,9 +65,9 @@ def end_of_run(folder: str, order: Json, roster: Roster, look: str) -> Json:
     return {
         "outputs": list(order.get("outputs") or []),
         "status": {name: status[name] for name in REPORTED if name in status},
-        "missing": roster.missing,
-        "skipped": roster.skipped,
-        "more_skipped": roster.more_skipped,
+        "missing": listing.missing,
+        "skipped": listing.skipped,
+        "more_skipped": listing.more_skipped,
         "disclosed": {name: other[name] for name in ("processes", "files", "complete")},
         "look": look,
     }

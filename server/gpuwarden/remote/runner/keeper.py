@@ -17,7 +17,7 @@ from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
 from gpuwarden.remote.runner.keep_report import GOES_ON, asked_look, end_of_run, keep_mac, last_of, sign_kept
-from gpuwarden.remote.runner.manifest import Roster
+from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.process import hide_memory
 from gpuwarden.remote.runner.protocol import Json
@@ -217,7 +217,7 @@ class Keeper:
 
     def turn(self) -> bool:
         """Upload everything that is due now. Return whether everything that is declared is in the store."""
-        roster, listed = self.listed()
+        listing, listed = self.listed()
         complete, groups = True, self.sealed(listed)
         if self.final:
             groups.append(listed)
@@ -230,8 +230,8 @@ class Keeper:
                 before = dict(self.rows)
                 self.rows.update({row["path"]: row for row in sent})
                 last = self.final and number == len(groups)
-                end = end_of_run(self.folder, self.order, roster, self.look) if last and complete else None
-                if end is not None and not self.is_all(roster, listed):
+                end = end_of_run(self.folder, self.order, listing, self.look) if last and complete else None
+                if end is not None and not self.is_all(listing, listed):
                     end, complete = None, False
                 if sent or (last and not self.listed_all) or (last and self.says_more(end)):
                     try:
@@ -255,19 +255,19 @@ class Keeper:
         before = self.end or {}
         return any(end[name] != before.get(name) for name in end if name != "disclosed")
 
-    def is_all(self, roster: Roster, listed: list[Json]) -> bool:
+    def is_all(self, listing: Listing, listed: list[Json]) -> bool:
         """Return whether the machine still has what was listed, all of it in the store: an upload may take hours."""
         now, there = self.listed()
-        same = (now.missing, now.skipped, len(there)) == (roster.missing, roster.skipped, len(listed))
+        same = (now.missing, now.skipped, len(there)) == (listing.missing, listing.skipped, len(listed))
         return same and all(self.has(row) for row in there)
 
-    def listed(self) -> tuple[Roster, list[Json]]:
-        """Return the declared files. What the roster skips is never uploaded; it names that."""
+    def listed(self) -> tuple[Listing, list[Json]]:
+        """Return the declared files. What the listing skips is never uploaded; it names that."""
         found: list[Json] = []
-        roster = Roster(self.folder, self.mapping, found.append, False)
+        listing = Listing(self.folder, self.mapping, found.append, False)
         for path in self.order.get("outputs") or []:
-            roster.add(path)
-        return roster, found
+            listing.add(path)
+        return listing, found
 
     def sealed(self, listed: list[Json]) -> list[list[Json]]:
         """Return the checkpoints that were sealed and that are there as a whole, the oldest first."""
@@ -287,18 +287,18 @@ class Keeper:
 
     def sent(self, row: Json) -> Json | None:
         """Upload one file. Return its row of the manifest, None where it changed meanwhile."""
-        roster = Roster(self.folder, self.mapping, lambda row: None, True, parts=True)
+        listing = Listing(self.folder, self.mapping, lambda row: None, True, parts=True)
         place, bound = self.mapping.locate(self.folder, row["path"])
         real = os.path.realpath(place)
         if not inside(real, os.path.realpath(bound)):
             return None  # a folder of the path was replaced by a link since it was listed
         try:
-            known = {**row, **(row.get("seal") or roster.hash(real))}
-            fd = roster.opener.open(real)
+            known = {**row, **(row.get("seal") or listing.hash(real))}
+            fd = listing.opener.open(real)
         except OSError:
             return None
         finally:
-            roster.opener.close()
+            listing.opener.close()
 
         def taken(count: int) -> None:
             self.acknowledge(known, count)

@@ -16,13 +16,13 @@ from gpuwarden.remote.runner.safe_open import SafeOpener
 from gpuwarden.remote.runner.seals import seals
 from gpuwarden.remote.runner.stream import MAX_MEMBER, pack, put_out
 
-MAX_ROSTER = 200_000
+MAX_FILES = 200_000
 MAX_SKIPPED = 1000
 ROWS = 1000
 SEAL = ("sha256", "sealed_at", "mac", "part_size", "parts_sha256")
 
 
-class Roster:
+class Listing:
     """Lists declared outputs: regular files, once each; everything else is named in `skipped` with its reason."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Roster:
         self.more_skipped = 0
 
     def skip(self, shown: str, why: str) -> None:
-        """Record an entry that is left out of the roster."""
+        """Record an entry that is left out of the manifest."""
         if len(self.skipped) < MAX_SKIPPED:
             self.skipped.append({"path": printable(shown), "why": why})
         else:
@@ -99,8 +99,8 @@ class Roster:
         if shown in self.seen:
             return
         self.seen[shown] = True
-        if len(self.seen) > MAX_ROSTER:
-            raise Problem("bad_request", f"more than {MAX_ROSTER} files; declare narrower outputs")
+        if len(self.seen) > MAX_FILES:
+            raise Problem("bad_request", f"more than {MAX_FILES} files; declare narrower outputs")
         try:
             shown.encode("utf-8")
             info = info or os.lstat(real)
@@ -165,13 +165,13 @@ class Roster:
         return row, {"sha256": sha.hexdigest(), **more}
 
 
-def roster(folder: str, request: Json, digests: bool, emit: Callable[[Json], None] | None = None) -> Json:
+def list_files(folder: str, request: Json, digests: bool, emit: Callable[[Json], None] | None = None) -> Json:
     """Print the files of the declared outputs, or hand them to `emit`; then return a summary."""
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
     taken = time.time()
     show = emit or (lambda row: reply(row, now="progress" in row))
-    found = Roster(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
+    found = Listing(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
     for path in request.get("paths") or []:
         found.add(path)
     if not os.path.isdir(folder):  # its disk was unmounted meanwhile: what is missing now may well exist
@@ -183,8 +183,8 @@ def roster(folder: str, request: Json, digests: bool, emit: Callable[[Json], Non
 
 
 def fetch(folder: str, request: Json) -> None:
-    """Print the roster, many files a line, an empty line, and the bundle of its small files, each named by its number
-    in the roster.
+    """Print the manifest, many files a line, an empty line, and the bundle of its small files, each named by its number
+    in the manifest.
     """
     rows: list[Json] = []
 
@@ -193,7 +193,7 @@ def fetch(folder: str, request: Json) -> None:
         if len(rows) % ROWS == 0:
             reply(rows[-ROWS:])
 
-    summary = roster(folder, request, False, emit)
+    summary = list_files(folder, request, False, emit)
     reply(rows[len(rows) - len(rows) % ROWS :])
     reply(summary)
     put_out(b"\n")

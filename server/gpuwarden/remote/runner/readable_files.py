@@ -25,7 +25,7 @@ class ReadableFiles:
         self.known: dict[str, str] = {}  # folders that were checked; empty where the full check decides
 
     def open(self, path: str) -> int:
-        """Return the descriptor of one file of a roster. Its folder is checked once."""
+        """Return the descriptor of one file of a manifest. Its folder is checked once."""
         above, _, name = path.rpartition("/")
         if above not in self.known:
             located, bound = self.mapping.locate(self.folder, path)

@@ -10,7 +10,7 @@ import stat
 class SafeOpener:
     """Open regular files by their real path without following any link.
 
-    It keeps the last folder open, because rosters come folder by folder.
+    It keeps the last folder open, because manifests come folder by folder.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def read(folder: str, request: Json) -> None:
         if not request.get("seal"):
             pass_on(fd, None, lambda _: None)
         elif size != request.get("size"):
-            raise Problem("bad_reply", "it has another size than its roster says")
+            raise Problem("bad_reply", "it has another size than its manifest says")
         else:
             sealed(fd, size)
     finally:
@@ -134,5 +134,5 @@ def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
 
 
 def clamp(time_ns: int) -> int:
-    """Return a time that fits into a row; one that doesn't equals no time of a roster."""
+    """Return a time that fits into a row; one that doesn't equals no time of a manifest."""
     return max(min(time_ns, MAX_TIME), -MAX_TIME)

@@ -14,7 +14,7 @@ from gpuwarden.remote.runner.inventory import disclose
 from gpuwarden.remote.runner.keeper import keep
 from gpuwarden.remote.runner.log import logs
 from gpuwarden.remote.runner.look import look
-from gpuwarden.remote.runner.manifest import fetch, roster
+from gpuwarden.remote.runner.manifest import fetch, list_files
 from gpuwarden.remote.runner.observe import poll
 from gpuwarden.remote.runner.output_json import reply
 from gpuwarden.remote.runner.park import hear, hold, park, parker
@@ -53,8 +53,8 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "poll": poll,
     "logs": logs,
     "stop": stop,
-    "list": lambda folder, request: roster(folder, request, digests=False),
-    "manifest": lambda folder, request: roster(folder, request, digests=True),
+    "list": lambda folder, request: list_files(folder, request, digests=False),
+    "manifest": lambda folder, request: list_files(folder, request, digests=True),
     "fetch": fetch,
     "read": read,
     "bundle": bundle,
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> NoReturn:
     if found is not None:
         reply(found)
     if argv[0] in ("fetch", "bundle"):
-        os._exit(0)  # all is written, and to free a long roster would keep the caller waiting
+        os._exit(0)  # all is written, and to free a long list would keep the caller waiting
     sys.exit(0)
 
 

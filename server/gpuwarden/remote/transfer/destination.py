@@ -94,7 +94,7 @@ class Destination:
         finally:
             lock.release()
 
-    def roster(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
+    def entries(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
         """Return each file's destination, and the path and reason of those that can't be taken."""
         entries: list[Entry] = []
         refused: dict[str, str] = {}

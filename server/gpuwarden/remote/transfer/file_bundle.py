@@ -1,10 +1,10 @@
 """Many small files as one stream.
 
-The remote side packs an explicit roster and names each file by its number in that roster, so no name from there is ever
-used: a file without a known number, of another size than announced, is dropped. Some files come at a time: their count,
-a row for each with its number, size, digest and times as the machine saw them while it packed, and then their bytes. A
-count of 0 is the end. A file that can't be packed is simply not in the stream; it is asked for alone afterwards, which
-says why.
+The remote side packs an explicit manifest and names each file by its number in that manifest, so no name from there is
+ever used: a file without a known number, of another size than announced, is dropped. Some files come at a time: their
+count, a row for each with its number, size, digest and times as the machine saw them while it packed, and then their
+bytes. A count of 0 is the end. A file that can't be packed is simply not in the stream; it is asked for alone
+afterwards, which says why.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | 
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Cut a roster into bundles of bounded number and size: each costs a start of Python on the machine."""
+    """Cut a manifest into bundles of bounded number and size: each costs a start of Python on the machine."""
     cuts, size = [0], 0
     for at, (artifact, _) in enumerate(entries):
         if at - cuts[-1] >= BATCH_FILES or (size and size + artifact.size > BATCH_BYTES):
@@ -115,7 +115,7 @@ class Unpacker:
         sha = hashlib.sha256(content)
         if artifact.sha256:
             right = sha.hexdigest() == bare(artifact.sha256)
-        else:  # the digest that the machine made while it packed, of the file that is in the roster
+        else:  # the digest that the machine made while it packed, of the file that is in the manifest
             right = sha.digest() == digest and (mtime_ns, ctime_ns) == (artifact.mtime_ns, artifact.ctime_ns)
         if not right:
             return 0

@@ -79,20 +79,20 @@ class Sealing(Bundling, Protocol):
 
 @dataclass(frozen=True)
 class Begun:
-    """A bundle that the machine sends already: of the small files of a roster, each named by its number there."""
+    """A bundle that the machine sends already: of the small files of a manifest, each named by its number there."""
 
-    roster: Sequence[Artifact]
+    listed: Sequence[Artifact]
     stream: AsyncIterator[bytes]
 
     @property
     def small(self) -> Sequence[Artifact]:
         """Return the files that may be in it."""
-        return [a for a in self.roster if a.size <= SMALL_BYTES]
+        return [a for a in self.listed if a.size <= SMALL_BYTES]
 
     @property
     def numbers(self) -> Mapping[str, int]:
         """Return the number of each file."""
-        return {a.path: number for number, a in enumerate(self.roster)}
+        return {a.path: number for number, a in enumerate(self.listed)}
 
 
 @runtime_checkable
@@ -147,11 +147,11 @@ class Received(Frozen):
         """Return whether every file of the manifest is here with the digest the machine computed."""
         return not self.problems and all(f.verified for f in self.files)
 
-    def sealed(self, roster: Manifest) -> Manifest:
+    def sealed(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the digests that the machine made while it sent; a file not taken may have none."""
         made = {f.path: f.sha256 for f in self.files if f.verified}
-        files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in roster.files)
-        return roster.model_copy(update={"files": tuple(files)})
+        files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in manifest.files)
+        return manifest.model_copy(update={"files": tuple(files)})
 
 
 async def receive(
@@ -205,7 +205,7 @@ class _Receiver:
 
     async def run(self, manifest: Manifest, parallel: int) -> Received:
         """Take all files, several at a time, the largest first."""
-        entries, self.refused = await to_thread.run_sync(self.dest.roster, manifest.files)
+        entries, self.refused = await to_thread.run_sync(self.dest.entries, manifest.files)
         try:
             await to_thread.run_sync(self.tree.adopt, entries, self.dest.target)
         except OSError as problem:

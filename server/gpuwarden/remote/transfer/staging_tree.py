@@ -27,7 +27,7 @@ class Tree:
         self._made: set[str] = set()
 
     def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
-        """Move a killed process's files of this roster into place, still unverified; drop the rest.
+        """Move a killed process's files of this manifest into place, still unverified; drop the rest.
 
         Raises `BadRequest` where the tree is a link: what it leads to is somebody's own.
         """

@@ -47,7 +47,7 @@ async def push(
     tries: int = TRIES,
     clock: Clock | None = None,
 ) -> Pushed:
-    """Copy an explicit roster, name below `folder` -> local file, to a machine and compare digests there.
+    """Copy an explicit manifest, name below `folder` -> local file, to a machine and compare digests there.
 
     All go as one stream where the machine has a `python` (3.8 or newer), else, or with None, one by one through its
     shell.

@@ -72,9 +72,9 @@ class Row:
 
 
 def row(name: str, path: Path) -> Row:
-    """Return one file of a roster; never a link, a device or a name that leaves the folder."""
+    """Return one file of a manifest; never a link, a device or a name that leaves the folder."""
     if name.startswith("/"):
-        raise BadRequest(f"{name!r} is absolute; a roster has names below the folder", "Make it relative.")
+        raise BadRequest(f"{name!r} is absolute; a manifest has names below the folder", "Make it relative.")
     check_name(name, windows=False)
     try:
         info = os.lstat(path)

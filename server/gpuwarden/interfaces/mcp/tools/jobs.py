@@ -150,8 +150,8 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
             if rehearse:
                 raise BadRequest("a fan-out is not rehearsed; nothing was done", "Rehearse one cell: give its args.")
             limits = {"max_machines": max_machines, "max_cost_usd": max_cost_usd}
-            roster = gridded(build(JobSpec, given), grid or {}, seeds, **limits)
-            rows = await fan_out(ctx, roster, dry_run=dry_run, receipt=receipt, script_file=file)
+            plan = gridded(build(JobSpec, given), grid or {}, seeds, **limits)
+            rows = await fan_out(ctx, plan, dry_run=dry_run, receipt=receipt, script_file=file)
             return answer(ctx, results.fanned_out(rows))
         spec = build(JobSpec, given)
         job = await submit(ctx, spec, dry_run=dry_run, receipt=receipt, script_file=file, rehearse=rehearse)
