@@ -218,7 +218,7 @@ def test_what_was_stored_under_an_earlier_name_is_read() -> None:
     assert isinstance(granted, ApprovalGranted)
     assert (granted.channel, granted.auto_teardown) == ("automatic_teardown", "stop")
     spec = {"platform": "runpod", "command": ["true"], "outputs": ["out"], "keep": "s3://runs/a"}
-    plan = {"base": {"platform": "local", "script": "print()"}, "search": {"space": {"lr": "0..1"}, "trials": 2}}
+    plan = {"base": {"platform": "local", "script": "print()"}, "search": {"space": {"lr": "1..9"}, "trials": 2}}
     receipt = {"spec_digest": "d", "facts_digest": "f", "expires_at": 1.0, "keep": "s3://runs/a", "spec": spec}
     issued = decode("receipt.issued", 1, receipt | {"roster": plan})
     assert isinstance(issued, ReceiptIssued) and issued.spec is not None and issued.plan is not None
