@@ -25,9 +25,9 @@ def knowledge_check(months: int, as_json: bool) -> int:
     """
     from datetime import UTC, datetime
 
-    from gpuwarden.interfaces.cli.knowledge_maintenance import look_over
+    from gpuwarden.interfaces.cli.knowledge_maintenance import check_references
 
-    return answer(look_over(datetime.now(UTC).date(), months), as_json, "issues")
+    return answer(check_references(datetime.now(UTC).date(), months), as_json, "issues")
 
 
 @knowledge.command()

@@ -61,7 +61,7 @@ class LessonReply(DraftReply):
     doubts: list[str] = Field(default_factory=list)
 
 
-def look_over(today: date, months: int) -> IssuesReply:
+def check_references(today: date, months: int) -> IssuesReply:
     """List old facts, dead references, missing sources and broken entries in references, profiles and skills."""
     if months < 0:
         raise BadRequest(f"months is {months}", "Give 0 or more.")

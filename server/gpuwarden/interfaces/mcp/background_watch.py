@@ -12,7 +12,7 @@ from gpuwarden.lifecycle.monitoring.watch import EVERY_S, Round, Watcher
 logger = logging.getLogger(__name__)
 
 
-async def tend(ctx: Context, every_s: float = EVERY_S) -> None:
+async def watch_in_background(ctx: Context, every_s: float = EVERY_S) -> None:
     """Watch while the server runs, so that no machine waits, billing, for an agent to look."""
     said: dict[str, str] = {}
 

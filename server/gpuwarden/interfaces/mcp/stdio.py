@@ -16,7 +16,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from gpuwarden.interfaces.mcp.background_watch import tend
+from gpuwarden.interfaces.mcp.background_watch import watch_in_background
 from gpuwarden.interfaces.mcp.first_answers import (
     FILE,
     LISTS,
@@ -46,7 +46,7 @@ async def run_stdio(ctx: Context, lines: StdioLines) -> None:
 
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(tend, ctx)
+            tasks.start_soon(watch_in_background, ctx)
             server = make_server(ctx)
             tasks.start_soon(server.live.run)
             lines.hand_over()

@@ -1,8 +1,8 @@
 """First contact with a machine behind SSH: whose key it shows, then whether it is fit for a job.
 
 The key is written down before anything is sent, into the story of the lease or of the user's own machine, and is the
-only one accepted from then on. A rented machine is looked over once. One that is not fit fails the job and stays
-rented: its end is a person's decision. The user's own is looked over by the submit gate.
+only one accepted from then on. A rented machine is probed once. One that is not fit fails the job and stays
+rented: its end is a person's decision. The user's own is probed by the submit gate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NoContact(Exception):
 
 
 class Unfit(Refused):
-    """The machine was looked over, and no job should run there."""
+    """The machine was probed, and no job should run there."""
 
 
 async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
@@ -67,7 +67,7 @@ def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
     return place.model_copy(update={"host_key": trusted.data.host_key}) if trusted else place
 
 
-async def greet_own(ctx: Context, place: Place) -> Place:
+async def pin_own_host(ctx: Context, place: Place) -> Place:
     """Return the user's machine with its host key pinned: that of known_hosts, else that of first contact.
 
     A place without a host is this machine, which shows none. Raises HostKeyChanged where it shows another, and whatever
@@ -90,10 +90,10 @@ async def greet_own(ctx: Context, place: Place) -> Place:
     return place.model_copy(update={"host_key": key.line})
 
 
-async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
+async def probe_own(ctx: Context, place: Place) -> list[Finding]:
     """Check a machine of the user's own for the submit gate. Its key comes first: a different key gets nothing."""
     met = ctx.ledger.last(f"host/{place.host}", HostTrusted) is not None
-    pinned = await greet_own(ctx, place)
+    pinned = await pin_own_host(ctx, place)
     return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)
 
 

@@ -20,7 +20,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import copy_state, pulled_log
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.price_change import price_question
-from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.execution.provisioning import refresh_lease
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.execution.situation import Arranged, arranged, following, open_ticket
@@ -85,7 +85,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         job = await advance(ctx, job_id)
         if job.lease is not None and job.state in TERMINAL_JOBS:
             async with ctx.lock(job_id):
-                await tend(ctx, job.lease)
+                await refresh_lease(ctx, job.lease)
     except Conflict as busy:
         note = busy.message
     except WardenError as waiting:
@@ -179,7 +179,7 @@ async def cancel(ctx: Context, job_id: str) -> Signaled:
 async def _signaled(ctx: Context, job: JobRecord) -> Signaled:
     if job.lease is not None and job.state in AT_REST:
         async with ctx.lock(job.id):
-            await tend(ctx, job.lease)  # so that the cost is that of now
+            await refresh_lease(ctx, job.lease)  # so that the cost is that of now
     lease = lease_now(ctx, job.lease) if job.lease else None
     return Signaled(job, lease, following(ctx, job), _arranged(ctx, job, lease))
 

@@ -175,7 +175,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
 async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
     """Move jobs and their leases on. Returns what could not be moved, and why."""
     from gpuwarden.lifecycle.execution.advance import advance_locked
-    from gpuwarden.lifecycle.execution.provisioning import tend
+    from gpuwarden.lifecycle.execution.provisioning import refresh_lease
     from gpuwarden.lifecycle.execution.running import observe
 
     trouble: dict[str, str] = {}
@@ -190,7 +190,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
             async with ctx.lock(job_id, patience_s=1.0):
                 job = await advance_locked(ctx, job_id)
                 for lease_id in leases_of(ctx, job):
-                    await tend(ctx, lease_id)
+                    await refresh_lease(ctx, lease_id)
                 if job.state in TERMINAL_JOBS and (
                     may_park(ctx, job) or (job.spec.artifact_store and leases_of(ctx, job))
                 ):
@@ -299,7 +299,7 @@ async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> 
         lease = _lease_of(ctx, platform, instance)
         if lease is None or instance.state is InstanceState.GONE:
             continue
-        from gpuwarden.lifecycle.execution.provisioning import record_extra, tend  # late: most looks find none
+        from gpuwarden.lifecycle.execution.provisioning import record_extra, refresh_lease  # late: most looks find none
 
         try:
             async with ctx.lock(lease.job_id, patience_s=1.0):
@@ -311,7 +311,7 @@ async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> 
                         ctx.ledger.add(lease.subject, LeaseUnverified(instance=instance, why=why))
                         ctx.ledger.add(lease.subject, LeaseAdopted(instance=instance, why=why))
                 elif lease.instance_id is None or lease.state is Lease.STOPPED:
-                    await tend(ctx, lease.id)
+                    await refresh_lease(ctx, lease.id)
         except Exception as error:
             trouble[instance.id] = what_went_wrong(error)
     return trouble

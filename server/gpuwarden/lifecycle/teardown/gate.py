@@ -35,7 +35,7 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, verified_now
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
-from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.execution.provisioning import refresh_lease
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import believed, lease_now
@@ -99,7 +99,7 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
         ended = lease not in live and not (verb == "terminate" and believed(ctx, lease) == "stopped")
         if ended and live:  # nothing is left to end there, and another lease of the job bills
             lease = live[0]
-        await tend(ctx, lease)
+        await refresh_lease(ctx, lease)
         ticket = _open_ticket(ctx, lease, verb)
         return await _proceed(ctx, ticket)
 
@@ -375,10 +375,10 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
 
 async def _finish(ctx: Context, record: TeardownRecord) -> None:
     """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
-    await tend(ctx, record.lease)
+    await refresh_lease(ctx, record.lease)
     if not _done(ctx, record):
         await request_end(ctx, record.lease, record.verb, record)
-        await tend(ctx, record.lease)
+        await refresh_lease(ctx, record.lease)
     waited = ctx.clock.now() - record.since > PATIENCE_S
     if _done(ctx, record):
         cost = lease_now(ctx, record.lease).cost

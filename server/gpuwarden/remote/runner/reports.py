@@ -85,7 +85,7 @@ class Reports:
         except (OSError, subprocess.SubprocessError):
             self.relay = None
 
-    def tend(self) -> None:
+    def keep_running(self) -> None:
         """Start the relay for what the runner itself reports, where a server is known to send it to."""
         if self.keys.get("URL") and self.waits:
             self.serve()

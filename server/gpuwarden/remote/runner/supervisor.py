@@ -167,7 +167,7 @@ class Supervisor:
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
         self.reports.ended(state, self.status["why"], self.status)
-        self.reports.tend()
+        self.reports.keep_running()
         end = time.monotonic() + 300
         while not self.record.write() and time.monotonic() < end:
             self.guard()
@@ -193,7 +193,7 @@ class Supervisor:
         self.guard()
         self.vitals.kills.look(self.child.pid)  # at every tick, since an ended process has no group any more
         self.progress.take(1)
-        self.reports.tend()
+        self.reports.keep_running()
         self.limits()
         self.progress.tell_stall(self.spec.get("stall_s"))
         self.escalate()

@@ -20,8 +20,8 @@ _NO_ROUTE = re.compile(
 )
 
 
-def explained(endpoint: Endpoint, said: str, *, greeted: bool) -> WardenError:
-    """Return the error for what `ssh` printed before it gave up. `greeted`: the host had shown its key."""
+def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
+    """Return the error for what `ssh` printed before it gave up. `key_shown`: the host had shown its key."""
     words = line(said.splitlines()[-1] if said else "", 300) or "no reason given"
     if denied := _DENIED.search(said):
         return denied_login(endpoint, denied[1].split(","), line(said, 600))
@@ -37,7 +37,7 @@ def explained(endpoint: Endpoint, said: str, *, greeted: bool) -> WardenError:
             f"{endpoint.host} port {endpoint.port} can't be reached: {words}",
             "The instance may be booting, stopped, or have another port since its last start.",
         )
-    if greeted:
+    if key_shown:
         return Unreachable(f"the connection to {endpoint} ended before the login: {words}", "Try again.")
     return Unreachable(
         f"the SSH handshake with {endpoint} failed: {words}",

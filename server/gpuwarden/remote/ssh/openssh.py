@@ -238,10 +238,10 @@ class _Login:
             shown = self._shown(f"jump{number}")
             wrong = known.judge(hop, shown) if shown else None
             if wrong or reason.strip():
-                return wrong or explained(hop, reason.strip(), greeted=shown is not None)
+                return wrong or explained(hop, reason.strip(), key_shown=shown is not None)
         shown = self._shown()
         wrong = self.known.judge(self.endpoint, shown) if shown else None
-        return wrong or explained(self.endpoint, said, greeted=shown is not None)
+        return wrong or explained(self.endpoint, said, key_shown=shown is not None)
 
 
 def known_lines(known: KnownKeys) -> list[tuple[str, str]]:

@@ -108,7 +108,7 @@ class _Push:
             def work(session: Any) -> None:
                 nonlocal stream
                 stream = UploadStream(session, self.folder, self.counts, self.stall_s)
-                stream.run(waiting, lambda hello: self._greeted(hello, len(waiting)) if now else None)  # noqa: B023
+                stream.run(waiting, lambda hello: self._hello(hello, len(waiting)) if now else None)  # noqa: B023
 
             first = False
             try:
@@ -139,7 +139,7 @@ class _Push:
         await self.clock.sleep(min(2.0**failures / 2, 15.0))
         return failures + 1
 
-    def _greeted(self, hello: Mapping[str, Any], files: int) -> None:
+    def _hello(self, hello: Mapping[str, Any], files: int) -> None:
         numbers = (n if type(n := hello.get(key)) is int else None for key in ("free", "inodes"))
         self._check_room(*numbers, files=files)
 
