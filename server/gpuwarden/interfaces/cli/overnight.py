@@ -1,6 +1,6 @@
 """The demo of a night: a laptop is shut at 18:00, and at 8:00 a job's files are proven here and its machine is ended.
 
-The job has automatic teardown, an artifact store and self-stop. Its twin has none of them: its person is
+The job has automatic teardown, an artifact store and self-stop. A second job has none of them: its user is
 asked at 9:00, and both bills are measured. The hours are set forward in a file. The processes, uploads, files, proofs,
 notices and bills are real, through the use cases that the tools and the watch call. While the laptop is shut, none of
 these is called: the demo looks at the machines from outside, as nobody can who rents one.
@@ -49,7 +49,7 @@ from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.rehearsal.model import Settings, Truth
 
 EVENING, MORNING, ASKED = 18, 8, 9
-"""The hours at which the job is submitted, the laptop is opened, and the person is asked about the twin."""
+"""The hours at which the job is submitted, the laptop is opened, and the user is asked about the second job."""
 TRAINING_S: Final = 19_800
 STEPS, SAVE_EVERY = 120, 60
 PACE_S: Final = "0.08"
@@ -153,18 +153,18 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
         stage.say(f"[dim]platform {PLATFORM}, pretend money and hours, a Hub on this computer[/]")
         stage.say("[dim]the processes, files, uploads and proofs are real[/]")
         await say_sandbox(stage)
-        ordered, twin = await _evening(night)
-        await _sleep(night, ordered, twin)
-        await _morning(night, ordered, twin)
-        await _asked(night, twin)
-        return _bills(night, ordered, twin)
+        ordered, second = await _evening(night)
+        await _sleep(night, ordered, second)
+        await _morning(night, ordered, second)
+        await _asked(night, second)
+        return _bills(night, ordered, second)
 
 
 # ------------------------------------------------------------------------------------------------------- the evening
 
 
 async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
-    """Submit a job under the policy's order, and its twin under a policy that asks. Return both, running."""
+    """Submit a job under the policy's order, and a second one under a policy that asks. Return both, running."""
     ctx, stage = night.ctx, night.stage
     stage.act(f"{EVENING}:00 An agent submits a job, under automatic teardown")
     ordered = await _launched(night, "ordered", artifact_store=f"hf://{REPO}")
@@ -174,10 +174,10 @@ async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
         stage.say(escape(text))
     stage.say(f"artifact store: the machine uploads what the job saves to hf://{REPO}")
     ordering, ctx.policy = ctx.policy, ctx.policy.model_copy(update={"teardown": TeardownPolicy()})
-    twin = await _launched(night, "asked")
+    second = await _launched(night, "asked")
     ctx.policy = ordering
     stage.say("the same job without any of that: its person will be asked")
-    return ordered, twin
+    return ordered, second
 
 
 async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
@@ -212,7 +212,7 @@ async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
 # --------------------------------------------------------------------------------------------------------- the night
 
 
-async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
+async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     """Let the night pass until the morning. Nothing of gpuwarden runs but what it left on the machines."""
     night.stage.act("The laptop is shut; nothing runs on it until the morning")
     night.stage.say("[dim]this happens on the machines; nobody sees it but the demo[/]")
@@ -223,7 +223,7 @@ async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
         saved = folder / "work" / "out" / f"checkpoint-{step}"
         await night.comes(saved.exists, f"step {step}")
         night.say(f"ordered saved checkpoint-{step}")
-    for job in (ordered, twin):
+    for job in (ordered, second):
         await night.comes(lambda job=job: _succeeded(job), job.spec.name)  # type: ignore[misc]
         night.first(f"{job.spec.name} succeeded", f"{job.spec.name}: its job has [green]succeeded[/]")
     await night.comes(lambda: _reported(folder / "keep.json") == "done", "the upload")
@@ -236,7 +236,7 @@ async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
     off = InstanceState.STOPPED
     await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", PARK_MINUTES * 60.0)
     night.first("ordered off", f"ordered: its machine [green]stopped itself[/]: {PARK_MINUTES} minutes without a visit")
-    night.say(f"asked: its machine bills on, {usd_per_hour(night.truth(twin).usd_per_hour)}, for nothing")
+    night.say(f"asked: its machine bills on, {usd_per_hour(night.truth(second).usd_per_hour)}, for nothing")
     night.until(MORNING)
 
 
@@ -265,8 +265,8 @@ def _succeeded(job: JobRecord) -> bool:
 # ------------------------------------------------------------------------------------------------------- the morning
 
 
-async def _morning(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
-    """Open the laptop: the watch goes round until the ordered machine is gone and the twin's files are proven."""
+async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
+    """Open the laptop: the watch goes round until the first machine is gone and the second job's files are proven."""
     ctx, stage, watch = night.ctx, night.stage, Watcher(night.ctx)
     stage.act(f"{MORNING}:00 The laptop wakes, and the watch goes round")
     for _ in range(MOST_LOOKS):
@@ -274,7 +274,7 @@ async def _morning(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
         for alert in raised:
             if alert.kind == "parked":  # before what was made of it
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
-        for job in (ordered, twin):
+        for job in (ordered, second):
             if copy_state(ctx, job.id) is Copy.PROVEN:
                 night.first(
                     f"{job.spec.name} proven", f"{job.spec.name}: copied {_source(ctx, job)} and [green]proven[/]"
@@ -302,12 +302,12 @@ def _source(ctx: Context, job: JobRecord) -> str:
     return "from its machine, started for that," if woken else "from its machine"
 
 
-async def _asked(night: Night, twin: JobRecord) -> None:
-    """Ask the twin's person at nine, who says yes."""
+async def _asked(night: Night, second: JobRecord) -> None:
+    """Ask the user about the second job at nine, who says yes."""
     ctx = night.ctx
-    night.stage.act(f"{ASKED}:00 The twin's person is asked, and says yes")
+    night.stage.act(f"{ASKED}:00 The user is asked about the second job, and says yes")
     night.until(ASKED)
-    view = await request(ctx, twin.id, "terminate")
+    view = await request(ctx, second.id, "terminate")
     if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
         raise WardenError(f"the demo's teardown is {view.record.state}: {'; '.join(f.message for f in view.findings)}")
     await approve(ctx, view.record.id, view.record.digest, channel="rehearsal", by="the demo, at nine")
@@ -325,11 +325,11 @@ async def _asked(night: Night, twin: JobRecord) -> None:
 # --------------------------------------------------------------------------------------------------------- the bills
 
 
-def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
+def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any]:
     """Print both bills, and return them with whether everything went as it has to."""
     ctx, stage = night.ctx, night.stage
     stage.act("The two bills")
-    bills = {job.spec.name: _bill(night, job) for job in (ordered, twin)}
+    bills = {job.spec.name: _bill(night, job) for job in (ordered, second)}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in ("", "cost", "job ended", "GPU off", "gone", "GPU for nothing"):
         table.add_column(head, no_wrap=True, justify="right" if head else "left")

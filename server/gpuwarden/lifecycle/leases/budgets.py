@@ -42,9 +42,9 @@ def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = No
         wanted = _work(facts.spec, facts.inputs)
         live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *OPEN_JOBS))
         paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
-        twin = next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
-        if twin is not None:
-            questions.append(f"job {twin.id} does the same work and has not ended, so it would be paid for twice")
+        duplicate = next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
+        if duplicate is not None:
+            questions.append(f"job {duplicate.id} does the same work and has not ended, so it would be paid for twice")
     return "; ".join(filter(None, questions))
 
 

@@ -162,7 +162,7 @@ async def submit(
     tried = await rehearse_script(ctx, spec) if rehearse else None
     checks = Checks.DRY_RUN if dry_run else Checks.RECEIPT
     checked = await (_check_list if spec.alternatives else check_spec)(ctx, spec, checks=checks)
-    live = _live_twin(ctx, checked)
+    live = _live_duplicate(ctx, checked)
     if live is not None and not dry_run:
         job = await advance(ctx, live)
         found = Submission(checked.findings, checked.quote, checked.worst_cost, adopted=True, rehearsal=tried)
@@ -400,9 +400,9 @@ def moved(issued: ReceiptIssued, checked: Checked) -> str:
 async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
     """Write the job down, once per receipt, and start it on its way."""
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
-    async with ctx.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
+    async with ctx.lock("submit"):  # so that two processes don't both find no duplicate, or the same room below a cap
         used = ctx.ledger.used(JobAccepted, receipt)
-        live = used.subject.removeprefix("job/") if used else _live_twin(ctx, checked)
+        live = used.subject.removeprefix("job/") if used else _live_duplicate(ctx, checked)
         if live is None:
             ask = checked.question(ctx)
             if ask and not spending_approved(ctx, receipt):
@@ -474,7 +474,7 @@ def _live_jobs(ctx: Context) -> list[str]:
     return job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS))
 
 
-def _live_twin(ctx: Context, checked: Checked) -> str | None:
+def _live_duplicate(ctx: Context, checked: Checked) -> str | None:
     """Return a job with exactly these arguments and inputs that has not ended: the same call, made twice."""
     wanted = checked.spec_digest, checked.facts.inputs
     for job_id in _live_jobs(ctx):
