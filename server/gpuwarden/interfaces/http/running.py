@@ -95,7 +95,7 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def listen_on_other_family(listener: socket.socket) -> socket.socket | None:
+def listen_on_ipv6(listener: socket.socket) -> socket.socket | None:
     """Return a socket at ::1 beside one at 127.0.0.1, where this machine has IPv6.
 
     A browser tries ::1 first for localhost. Another user who listened there would be given the one-time links. Raises
@@ -183,7 +183,7 @@ class Server(uvicorn.Server):
 
 def run(serving: Serving, listener: socket.socket, *, watch: bool = True) -> None:
     """Serve until interrupted."""
-    sockets = [one for one in (listener, listen_on_other_family(listener)) if one is not None]
+    sockets = [one for one in (listener, listen_on_ipv6(listener)) if one is not None]
     if watch:
         serving.lifespans.append(watching)
     # uvicorn raises the signal that ended it once more, which must not skip what `recorded` takes back.
