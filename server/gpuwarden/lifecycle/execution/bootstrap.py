@@ -67,7 +67,7 @@ def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
     return place.model_copy(update={"host_key": trusted.data.host_key}) if trusted else place
 
 
-async def pin_own_host(ctx: Context, place: Place) -> Place:
+async def pin_host_key(ctx: Context, place: Place) -> Place:
     """Return the user's machine with its host key pinned: that of known_hosts, else that of first contact.
 
     A place without a host is this machine, which shows none. Raises HostKeyChanged where it shows another, and whatever
@@ -90,10 +90,10 @@ async def pin_own_host(ctx: Context, place: Place) -> Place:
     return place.model_copy(update={"host_key": key.line})
 
 
-async def probe_own(ctx: Context, place: Place) -> list[Finding]:
+async def probe_host(ctx: Context, place: Place) -> list[Finding]:
     """Check a machine of the user's own for the submit gate. Its key comes first: a different key gets nothing."""
     met = ctx.ledger.last(f"host/{place.host}", HostTrusted) is not None
-    pinned = await pin_own_host(ctx, place)
+    pinned = await pin_host_key(ctx, place)
     return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)
 
 

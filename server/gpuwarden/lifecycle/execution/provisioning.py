@@ -39,7 +39,7 @@ from gpuwarden.ledger.events import (
     StartRefused,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
-from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, pin_own_host
+from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, pin_host_key
 from gpuwarden.lifecycle.execution.price_change import allowed_price, price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.leases.accounts import Bound, account_in_use
@@ -70,7 +70,7 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
         return not _in_hurry(ctx, job) and await rent(ctx, job)
     try:
         with anyio.fail_after(STEP_S):
-            place = await pin_own_host(ctx, ctx.owned_place(job.spec.platform))
+            place = await pin_host_key(ctx, ctx.owned_place(job.spec.platform))
     except (*MAYBE_DONE, TimeoutError):
         return False  # it does not answer now; the job waits
     except WardenError as refusal:

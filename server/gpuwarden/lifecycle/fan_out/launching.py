@@ -24,7 +24,7 @@ from gpuwarden.core.states import Job
 from gpuwarden.ledger.events import FanOutAsked
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
-from gpuwarden.lifecycle.execution.bootstrap import pin_own_host
+from gpuwarden.lifecycle.execution.bootstrap import pin_host_key
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.fan_out.collecting import collect
 from gpuwarden.lifecycle.fan_out.holds import Held, Hold
@@ -163,7 +163,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
     there.cwd = Path(fan.folder)  # whoever moves it on, its inputs are where they were checked
     try:
         checked = await check_spec(there, cell_spec(plan, cells[0]), tasks=len(waiting) if array else 1)
-        place = await pin_own_host(ctx, ctx.owned_place(plan.base.platform)) if array else None
+        place = await pin_host_key(ctx, ctx.owned_place(plan.base.platform)) if array else None
     except Refused as refusal:
         return Held(Hold.REFUSED, refusal.message)
     except WardenError as error:

@@ -30,7 +30,7 @@ from gpuwarden.hub.facts import HubFacts
 from gpuwarden.hub.preflight_facts import hub_facts
 from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.bootstrap import pin_own_host, probe_own
+from gpuwarden.lifecycle.execution.bootstrap import pin_host_key, probe_host
 from gpuwarden.lifecycle.execution.provisioning import wanted
 from gpuwarden.lifecycle.offers import ask_offer
 from gpuwarden.lifecycle.records import read_job
@@ -134,7 +134,7 @@ async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> A
     if not isinstance(backend, Bounded):
         return None
     try:
-        place = await pin_own_host(ctx, ctx.owned_place(spec.platform))
+        place = await pin_host_key(ctx, ctx.owned_place(spec.platform))
         limits = await backend.limits(spec, place)
         return Known(limits.model_copy(update={"asked": limits.asked.model_copy(update={"tasks": tasks})}))
     except WardenError as error:
@@ -150,7 +150,7 @@ async def _readiness(
     if silent := next((f for f in looked if f.blocks), None):  # asking again takes one more time limit
         return Unknown(silent.message)
     try:
-        place = await pin_own_host(ctx, ctx.owned_place(spec.platform))
+        place = await pin_host_key(ctx, ctx.owned_place(spec.platform))
         return Known(await backend.readiness(place, needs))
     except WardenError as error:
         return Unknown(error.message)
@@ -230,7 +230,7 @@ async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[F
     look, fallback = (
         (ctx.provider(platform).check(), "PF-ACCT-001")
         if profile.meter.metered
-        else (probe_own(ctx, ctx.owned_place(platform)), "PF-PLACE-001")
+        else (probe_host(ctx, ctx.owned_place(platform)), "PF-PLACE-001")
     )
     try:
         found = await look
