@@ -1,6 +1,6 @@
 """torch.distributed.checkpoint: `.metadata`, a pickle that maps tensors to files, and `.distcp` files of archives.
 
-Each record of a `.distcp` file is an archive of torch.save, so the CRCs that `dcp.load` ignores are there.
+Each record of a `.distcp` file is an archive of torch.save, so it has CRCs, which `dcp.load` ignores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Record:
 
     @classmethod
     def of(cls, key: Any, value: Any) -> Record:
-        """Return the record of one entry of `storage_data`. Raises Broken for one that is invalid."""
+        """Return the record of one entry of `storage_data`. Raises Broken if it is invalid."""
         index = key.state if isinstance(key, Call) else None
         info = value.state if isinstance(value, Call) else None
         if isinstance(index, dict) and isinstance(info, dict):
@@ -38,7 +38,7 @@ class Record:
             named = isinstance(name, str) and isinstance(file, str) and Path(file).name == file
             if named and all(type(n) is int and 0 <= n < 1 << 60 for n in (at, length)):
                 return cls(str(name), str(file), int(at or 0), int(length or 0))
-        raise Broken("its metadata has an entry that makes no sense, or that points out of the folder")
+        raise Broken("its metadata has an entry that is invalid, or that points out of the folder")
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -52,7 +52,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         return _metadata(source, limits)
     listing = source.beside(".metadata")
     if listing is None:
-        raise Broken("is beside no .metadata: the save was never finished, and nothing can load it")
+        raise Broken("has no .metadata beside it: the save was never finished, and it can't be loaded")
     with listing:
         rows = [r for r in _metadata(listing, limits).content if r.file == source.path.name]
     found = Anatomy(NAME)
@@ -82,7 +82,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Doubtful("is not listed in .metadata")
     if at != source.size:
         raise Broken(f"{source.size - at:,} bytes follow its last record")
-    found.proved.append(f"{len(rows):,} records fill the file, as .metadata says")
+    found.proved.append(f"{len(rows):,} records fill the file, as in .metadata")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Accept a plan against one receipt: its cells are checked, the whole cost is bounded, and then it is launched."""
+"""Accept a plan with one receipt: check its cells, bound the total cost, then launch it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, for a fresh one"
 async def fan_out(
     ctx: Context, plan: FanOutPlan, *, dry_run: bool = False, receipt: str | None = None, script_file: str = ""
 ) -> FanOutResult:
-    """Check a plan, and launch it when that is allowed: a receipt first, as for a single job.
+    """Check a plan, and launch it if it is allowed: a metered plan needs a receipt first, like a single job.
 
-    Raises Refused with the findings, NotFound or Conflict for a receipt that is not ours, stale or for something
-    else, BadRequest for a plan that can't be bounded.
+    Raises Refused with the findings, NotFound or Conflict for a receipt that is unknown, stale or for another request,
+    BadRequest for a plan whose cost can't be bounded.
     """
     if receipt is not None and dry_run:
         raise BadRequest("a dry run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
     plan = plan.model_copy(update={"base": settled(ctx, plan.base)})
     if not ctx.profile(plan.base.platform).runner:
         raise NotSupported(
-            f"{plan.base.platform} runs one program in one container, and a fan-out needs our runner for its cells",
-            "Submit each run as a job of its own there, or choose another platform.",
+            f"{plan.base.platform} runs one program in one container, but a fan-out needs gpuwarden's runner",
+            "Submit each run as a separate job there, or choose another platform.",
         )
     plan = FanOutPlan.model_validate(plan.model_dump())
     for fan_id in reversed(fan_out_ids(ctx.ledger)) if not dry_run else ():
@@ -75,7 +75,7 @@ async def fan_out(
             return result
         receipt = result.receipt
     elif issued.facts_digest != facts:
-        raise Conflict("what was checked has changed since the receipt", ANOTHER_RECEIPT)
+        raise Conflict("the checked facts have changed since the receipt", ANOTHER_RECEIPT)
     assert receipt is not None
     return await _accept(ctx, plan, checked, receipt)
 
@@ -83,13 +83,13 @@ async def fan_out(
 def _issue(
     ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], facts_digest: str, script_file: str
 ) -> FanOutResult:
-    """Record that the gate let a whole plan pass, and at which cost at most."""
+    """Record that the gate passed a plan, with its highest cost, and return the result."""
     facts, ticket = checked[0].facts, f"r{random.token_hex(8)}"
     worst = _worst(plan, checked[0])
     if facts.metered and worst is None:
         raise BadRequest(
-            "the price or the time of a cell is unknown, so no budget can be kept; nothing was launched",
-            "Give --timeout, and a platform that names its price.",
+            "the price or the time limit of a cell is unknown, so its cost can't be bounded; nothing was launched",
+            "Give --timeout, and choose a platform with a known price.",
         )
     ask, expires = _question(ctx, plan, checked, worst), ctx.clock.now() + ctx.policy.receipt_ttl_s
     issued = ReceiptIssued(
@@ -118,7 +118,7 @@ def _issue(
 
 
 def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst: float | None) -> str:
-    """Return why a person has to be asked about a plan; empty when it is inside the caps and runs nothing twice."""
+    """Return why a plan needs the user's approval; empty if it is within the caps and repeats no paid cells."""
     asks, configs = [spending_question(ctx, checked[0].facts, worst)], {cell.config for cell in plan.cells}
     for known in (read_fan_out(ctx.ledger, fan_id) for fan_id in fan_out_ids(ctx.ledger)):
         again = len(configs & {cell.config for cell in known.cells})
@@ -132,7 +132,7 @@ def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst:
 
 
 def _worst(plan: FanOutPlan, checked: Checked) -> float | None:
-    """Return the most that a plan may cost: all of its queues, and no more than its budget. None if unknown."""
+    """Return the highest cost of a plan in US dollars: that of all queues, at most its budget. None if unknown."""
     cost = replace(checked.facts, spec=queue_spec(plan, (), plan.base.name)).worst_cost
     each = replace(checked.facts, spec=plan.base).worst_cost
     if cost is None or each is None or plan.base.timeout_s is None:
@@ -143,14 +143,14 @@ def _worst(plan: FanOutPlan, checked: Checked) -> float | None:
 
 
 async def _accept(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], receipt: str) -> FanOutResult:
-    """Write the plan down, once per receipt, and start it on its way."""
+    """Record the plan, once per receipt, and advance it."""
     fan_id = "f" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
     issued = read_receipt(ctx.ledger, receipt).issued
     async with ctx.lock("submit"):
         if ctx.ledger.used(FanOutAccepted, receipt) is None:
             ask = _question(ctx, plan, checked, issued.worst_cost)
             if ask and not spending_approved(ctx, receipt):
-                raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+                raise NeedsApproval(f"the user has to approve this spending first: {ask}", receipt)
             if ask:
                 check_receipt(ctx, receipt)
             price, folder = checked[0].facts.price, str(ctx.cwd or Path.cwd())

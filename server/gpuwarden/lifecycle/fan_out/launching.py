@@ -1,9 +1,9 @@
-"""Launch the queues of a fan-out: a machine each, inside the budget and the caps, until every cell is proven.
+"""Launch the queues of a fan-out: one machine each, within the budget and the caps, until every cell is proven.
 
-A queue's intent and its job's acceptance are one transaction, before any call. From there the job finds its own way:
-what a crash or a lost reply leaves open, `advance` adopts. So no cell is given to two machines. Where an engine has
-arrays, all waiting cells go to it as one, whose jobs are recorded in one transaction; it runs as many at a time as
-machines are free.
+A queue's intent and its job's acceptance are recorded in one transaction, before any call. After a crash or a lost
+reply, `advance` adopts the job, so no cell is given to two machines. If an engine has arrays, all waiting cells are
+submitted as one array, whose jobs are recorded in one transaction; the engine runs as many at a time as machines are
+free.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from gpuwarden.lifecycle.submission.submit import (
 
 @dataclass(frozen=True)
 class FanOutResult:
-    """Result of a fan-out call. `now` is None while nothing was accepted: then `receipt` launches the plan."""
+    """Result of a fan-out call. `now` is None if the plan was only checked: then `receipt` launches it."""
 
     plan: FanOutPlan
     findings: tuple[Finding, ...] = ()
@@ -58,14 +58,14 @@ class FanOutResult:
     held: Held | None = None
     trouble: tuple[tuple[str, str], ...] = ()
     rise: Rise | None = None
-    """Higher limits that were only checked; what runs is as it was."""
+    """Higher limits that were only checked; running jobs are unchanged."""
     next_steps: tuple[NextStep, ...] = ()
 
 
 async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> FanOutResult:
-    """Move a fan-out on as far as it goes now: its open jobs, the copies of ended ones, further launches.
+    """Advance a fan-out as far as possible: its open jobs, the copies of ended ones, further launches.
 
-    Without `jobs`, somebody else moves the open jobs on.
+    With `jobs` false, the caller advances the open jobs.
     """
     now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
     trouble = await _advance_all(ctx, now.live) if jobs else []
@@ -84,7 +84,7 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
 
 
 def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep, ...]:
-    """Return what remains to do: look again, end what bills for nothing, try again what is not verified."""
+    """Return the next steps: check again, end an idle machine, raise the budget, or retry unverified cells."""
     steps: list[NextStep] = []
     if now.live or not (held or now.over):
         steps.append(do(Action.CHECK, "; it does not wait", job_id=now.fan.id))
@@ -92,14 +92,14 @@ def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep
         steps += following(ctx, read_job(ctx.ledger, now.idle[0]))
     elif held and held.needs is not None and not now.live:
         most = math.ceil(held.needs * 100) / 100
-        steps.append(do(Action.RESUME, "to allow it that much in all", job_id=now.fan.id, max_cost_usd=most))
+        steps.append(do(Action.RESUME, "to raise its budget to that", job_id=now.fan.id, max_cost_usd=most))
     elif not steps and now.cells.count(CellState.VERIFIED) < now.fan.plan.size:
-        steps.append(do(Action.RESUME, "to try again what is not verified", job_id=now.fan.id))
+        steps.append(do(Action.RESUME, "to retry the unverified cells", job_id=now.fan.id))
     return tuple(steps)
 
 
 async def _advance_all(ctx: Context, job_ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Move open jobs on, those of one place by one poll, and return what was wrong with each."""
+    """Advance open jobs, with one poll for all jobs of a place. Return each job's error, empty if there was none."""
     if shared_answers(ctx) is not None:
         return [await _advanced(ctx, job) for job in job_ids]
     with sharing(ctx, [read_job(ctx.ledger, job) for job in job_ids], ()):
@@ -115,12 +115,12 @@ async def _advanced(ctx: Context, job_id: str) -> tuple[str, str]:
 
 
 async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]]:
-    """Give waiting cells to further machines until none waits, none is free, or something holds it."""
+    """Launch waiting cells until none waits, no machine is free, or a hold applies. Return the hold and new jobs."""
     launched: list[str] = []
     while True:
         now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
         profile = ctx.profile(now.fan.plan.base.platform)
-        # A machine that is the user's own runs one queue at a time.
+        # The user's machine runs one queue at a time.
         most = now.fan.plan.max_machines if profile.meter.metered or profile.kind == "engine" else 1
         room = most - now.busy - len(now.idle)
         if now.fan.ended:
@@ -137,7 +137,7 @@ async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]
 
 
 def _asked(ctx: Context, now: Standing, room: int) -> Standing:
-    """Let a search choose as many cells as there are free places, and record them."""
+    """Let a search choose one cell for each free place, and record them."""
     fan, free = now.fan, room * now.fan.plan.base.gpu_count - len(now.cells.launchable)
     count = min(free, fan.plan.size - len(fan.cells))
     if count <= 0:
@@ -150,9 +150,7 @@ def _asked(ctx: Context, now: Standing, room: int) -> Standing:
 
 
 async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
-    """Give one machine its cells, or all cells to an engine that has arrays. Returns the ids of their jobs, or what
-    holds the launch.
-    """
+    """Launch one machine's cells, or all cells on an engine with arrays. Return the ids of their jobs, or the hold."""
     fan, plan = now.fan, now.fan.plan
     by_index = {cell.index: cell for cell in fan.cells}
     waiting = [by_index[index] for index in now.cells.launchable]
@@ -160,7 +158,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
     array = len(waiting) > 1 and takes_arrays(ctx, plan)
     cells = waiting[:1] if engine else pack(waiting, room, plan.weigh)[0]
     there = copy.copy(ctx)
-    there.cwd = Path(fan.folder)  # whoever moves it on, its inputs are where they were checked
+    there.cwd = Path(fan.folder)  # another process may advance it; its inputs stay where they were checked
     try:
         checked = await check_spec(there, cell_spec(plan, cells[0]), tasks=len(waiting) if array else 1)
         place = await pin_host_key(ctx, ctx.owned_place(plan.base.platform)) if array else None
@@ -171,7 +169,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
             raise
         return Held(Hold.REFUSED, error.message)
     if changed := moved(read_receipt(ctx.ledger, fan.receipt).issued, checked):
-        return Held(Hold.REFUSED, changed)  # else cells of one plan would not be comparable
+        return Held(Hold.REFUSED, changed)  # otherwise the cells of one plan would not be comparable
     if checked.facts.metered and (checked.facts.price is None or checked.facts.price > (fan.price or 0.0)):
         return Held(Hold.PRICE, usd(checked.facts.price), needs=fan.budget)
     number = len(fan.queues) + 1
