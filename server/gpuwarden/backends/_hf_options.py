@@ -79,7 +79,7 @@ class HfJobsOptions(Frozen):
         if schedule is not None:
             raise ValueError(
                 "a schedule starts jobs without a check and a receipt for each, so gpuwarden creates none; the user "
-                "can, with `hf jobs scheduled run`, and gpuwarden then lists the schedule as a resource that costs money"
+                "can, with `hf jobs scheduled run`, and gpuwarden then lists the schedule as a billing resource"
             )
         return schedule
 
