@@ -23,7 +23,7 @@ class Value:
 
 
 TEXT = Value(lambda v: isinstance(v, str) and bool(v), "a non-empty string")
-TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t for t in v), "a tuple of non-empty strings")
+TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t for t in v), "a tuple of strings")
 
 
 def one_of(*choices: str) -> Value:

@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
-    """Return the model built from loose values. Raises BadRequest, which names every invalid field without its value."""
+    """Return the model built from loose values. Raises BadRequest, which names each invalid field without its value."""
     need_whole(values)
     try:
         return model.model_validate(values)

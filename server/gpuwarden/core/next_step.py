@@ -18,7 +18,7 @@ from gpuwarden.core.states import OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Teardown
 
 
 class Machine(StrEnum):
-    """The machine of a job, as far as the next step depends on it. UNSEEN: it is not known yet whether one was rented."""
+    """The machine of a job, as far as its next step depends on it. UNSEEN: it is unknown whether one was rented."""
 
     NONE = "none"
     UNSEEN = "unseen"
@@ -261,7 +261,7 @@ def _unwatched(now: Situation) -> Hint:
     return (
         UNWATCHED,
         do(Action.WATCH, "to carry it out", install=True),
-        do(Action.TEARDOWN, "to request its end with your approval", alternative=True, job_id=now.job_id, verb=now.verb),
+        do(Action.TEARDOWN, "to end it with your approval", alternative=True, job_id=now.job_id, verb=now.verb),
     )
 
 

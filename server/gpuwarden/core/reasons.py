@@ -144,9 +144,9 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.NOT_INTERRUPTED: "a signal ended the job, and its machine was not taken back",
     Code.TAKEN_FOR_GOOD: "the machine was taken back for good, with the files on it",
     Code.MAX_RESTARTS: "this was interruption {times}, and its restart limit is {limit}",
-    Code.FOLDER_UNEXPLAINED: "the machine has no run folder of the job. It is unknown whether the job's process is alive",
+    Code.FOLDER_UNEXPLAINED: "the machine has no run folder of the job. It is unknown whether its process is alive",
     Code.FOLDER_REMOVED: "the machine has not restarted, but the job's run folder was removed from it. "
-    "It is unknown whether the job's process is alive",
+    "It is unknown whether its process is alive",
     Code.FOLDER_LATE: "the machine restarted and has no run folder yet; the next check decides",
     Code.CAME_BACK_EMPTY: "the machine restarted, and two checks found no run folder of the job: "
     "its process is dead, and files that were only there are lost",

@@ -202,7 +202,7 @@ def _default_config(card: Mapping[str, Any]) -> str:
 
 
 def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return architecture and chat template from the Hub's summary of the config; empty without a summary."""
+    """Return architecture and chat template from the Hub's summary of the config; None or absent if unknown."""
     settings = _dict(info.get("config"))
     if kind != "model" or not settings:
         return {}

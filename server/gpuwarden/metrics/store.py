@@ -134,7 +134,7 @@ class MetricStore:
     # ------------------------------------------------------------------------------------------------ writing
 
     def write(self, batch: Batch) -> list[Written]:
-        """Store a batch in one transaction; return the result for each post. Raises DiskError if nothing was stored."""
+        """Store a batch in one transaction; return the result for each post. On DiskError, nothing was stored."""
         with self._lock, self._translated():
             if shutil.disk_usage(self.path.parent).free < MIN_FREE:
                 raise OSError(f"less than {MIN_FREE >> 20} MiB are free, which the ledger needs")

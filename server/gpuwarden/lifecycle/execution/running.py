@@ -221,7 +221,7 @@ def _waited_long(ctx: Context, job: JobRecord) -> bool:
 
 
 def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> bool:
-    """Return whether the machine restarted since the launch of the attempt, according to the platform or its own boot id."""
+    """Return whether the machine restarted since the attempt's launch, according to the platform or its kernel."""
     launched = ctx.ledger.last(job.subject, JobSubmitted)
     if launched is None:
         return False
