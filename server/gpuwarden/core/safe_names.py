@@ -61,7 +61,9 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
                 f"the machine named a file {path[:200]!r}, which {why}", "It was not copied; rename it on the machine."
             )
     if parts[0].casefold() == STAGING or (not absolute and parts[0] == ABSOLUTE):
-        raise UnsafeName(f"the machine named a file {path[:200]!r}, below gpuwarden's own folder", "Rename it on the machine.")
+        raise UnsafeName(
+            f"the machine named a file {path[:200]!r}, below gpuwarden's own folder", "Rename it on the machine."
+        )
 
 
 def collision_key(name: str) -> str:

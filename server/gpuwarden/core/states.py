@@ -44,7 +44,7 @@ _TOLD: Final = {
     Job.CANCELED: "was canceled",
     Job.PREEMPTED: "was interrupted",
     Job.REFUSED: "was refused",
-    Job.UNKNOWN: "can't be seen",
+    Job.UNKNOWN: "is in an unknown state",
 }
 
 

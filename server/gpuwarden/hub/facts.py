@@ -20,7 +20,7 @@ class Account(Frozen):
     pays: bool | None = None
 
     def may_write(self, owner: str) -> bool | None:
-        """Return whether the token can write to a namespace; None if its fine-grained rules decide, which are hidden."""
+        """Return whether the token can write to a namespace; None if hidden rules of a fine-grained token decide."""
         if self.role == "read" or owner not in {self.name, *self.orgs}:
             return False
         return None if self.role == "fineGrained" else True

@@ -224,9 +224,7 @@ class RangeSource(Source):
         if stored and int(stored[1]) != offset:
             raise Doubtful("the Hub sent another part of it than requested")
         data = bytearray()
-        for (
-            chunk
-        ) in reply.iter_raw():  # raw, because no compression was requested and a few bytes may unpack to many
+        for chunk in reply.iter_raw():  # raw, because no compression was requested and a few bytes may unpack to many
             self._took(len(chunk))  # checked at each piece, because a slow body can last for days
             data += chunk
             if len(data) > length:

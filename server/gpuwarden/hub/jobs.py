@@ -167,7 +167,9 @@ def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
         if wish in known:
             return wish
     named = f"{word} x {count}" if count > 1 else word
-    raise BadRequest(f"Hugging Face Jobs has no flavor for {line(named, 60)}", f"Use one of {', '.join(sorted(known))}.")
+    raise BadRequest(
+        f"Hugging Face Jobs has no flavor for {line(named, 60)}", f"Use one of {', '.join(sorted(known))}."
+    )
 
 
 def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> Quote:

@@ -100,7 +100,9 @@ class BucketReader:
         if reply.status == 200:
             return reply
         if reply.status == 404:
-            raise NotFound(f"the Hub has no bucket {self._address.root} that this token can see", "Create it on the Hub.")
+            raise NotFound(
+                f"the Hub has no bucket {self._address.root} that this token can see", "Create it on the Hub."
+            )
         if reply.status in {401, 403}:
             raise AuthFailed(
                 f"the Hub denied access to {self._address}: {reply.said}", "Set a token with read access to it."
